@@ -1,0 +1,174 @@
+"""Checks over more than one key: contradictions are refused, what has no effect or is doubtful is said.
+
+Each check is one function that yields findings; a finding names the keys, the bound and the value.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_core.config.schema import RunConfig
+from grpo_core.errors import ConfigError
+from grpo_core.metrics import is_registered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One remark about a configuration."""
+
+    level: Literal["error", "warning"]
+    """An error is refused before anything starts."""
+    text: str
+
+
+def check_consistency(config: RunConfig) -> tuple[str, ...]:
+    """Return the warnings of a configuration.
+
+    Raises:
+        ConfigError: at least one check found a contradiction; the message holds them all.
+    """
+    findings = [finding for check in CHECKS for finding in check(config)]
+    errors = [finding.text for finding in findings if finding.level == "error"]
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return tuple(finding.text for finding in findings)
+
+
+def _error(text: str) -> Finding:
+    return Finding(level="error", text=text)
+
+
+def _warning(text: str) -> Finding:
+    return Finding(level="warning", text=text)
+
+
+def _batch(config: RunConfig) -> Iterator[Finding]:
+    rollout, loss = config.rollout, config.loss
+    rows = rollout.num_prompts_per_step * rollout.group_size
+    if loss.minibatches > rows:
+        yield _error(
+            f"loss.minibatches: {loss.minibatches} optimizer steps cannot share {rows} completions "
+            f"(rollout.num_prompts_per_step x rollout.group_size); lower it to at most {rows}"
+        )
+    if rollout.group_size == 1:
+        yield _warning("rollout.group_size: 1 gives every completion an advantage of 0; only the KL term trains")
+    single_update = loss.epochs_per_rollout == 1 and loss.minibatches == 1
+    if single_update and loss.clip_eps_high is not None:
+        yield _warning(
+            "loss.clip_eps_high: has no effect with loss.epochs_per_rollout 1 and loss.minibatches 1, where every ratio is 1"
+        )
+
+
+def _clipping(config: RunConfig) -> Iterator[Finding]:
+    loss = config.loss
+    if loss.clip_eps is None and loss.clip_eps_high is not None:
+        yield _error(
+            f"loss.clip_eps_high: {loss.clip_eps_high} contradicts loss.clip_eps null (no clipping); set both or neither"
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.top_p < 1 or rollout.top_k is not None:
+        yield _warning(
+            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
+            "log-probabilities are used, so every KL estimate is biased"
+        )
+
+
+def _reference(config: RunConfig) -> Iterator[Finding]:
+    reference, loss, steps = config.reference, config.loss, config.training.steps
+    if reference.sync_steps is None and reference.mixup_alpha != 1:
+        yield _error(
+            f"reference.mixup_alpha: {reference.mixup_alpha} has no effect while reference.sync_steps is null; "
+            "set reference.sync_steps or leave it at 1"
+        )
+    if reference.sync_steps is not None and reference.sync_steps > steps:
+        yield _warning(f"reference.sync_steps: {reference.sync_steps} is beyond training.steps {steps}; there will be no sync")
+    every_step_copy = reference.sync_steps == 1 and reference.mixup_alpha == 1
+    if every_step_copy and loss.beta > 0 and loss.epochs_per_rollout == 1 and loss.minibatches == 1:
+        yield _warning(
+            f"loss.beta: {loss.beta} has no effect with reference.sync_steps 1 and reference.mixup_alpha 1: the reference "
+            "is the policy that made the rollouts, so KL and its gradient are 0"
+        )
+    if loss.beta > 0 and loss.kl_estimator == "k1" and loss.aggregation != "seq-mean-token-mean":
+        yield _warning(
+            "loss.kl_estimator: k1 in the loss has an expected gradient of 0 under sum or constant aggregation; "
+            "k2 regularises"
+        )
+
+
+def _optimizer(config: RunConfig) -> Iterator[Finding]:
+    optimizer, updates = config.optimizer, optimizer_steps(config)
+    if optimizer.warmup_steps >= updates:
+        yield _error(
+            f"optimizer.warmup_steps: {optimizer.warmup_steps} must be below the run's {updates} optimizer steps "
+            "(training.steps x loss.epochs_per_rollout x loss.minibatches)"
+        )
+    for beta in optimizer.adam_betas:
+        if not 0 <= beta < 1:
+            yield _error(f"optimizer.adam_betas: each must be in [0, 1), got {beta}")
+
+
+def _evaluation(config: RunConfig) -> Iterator[Finding]:
+    evaluation = config.evaluation
+    names = [reward.fn for reward in config.rewards]
+    if evaluation.verifier is not None and evaluation.verifier not in names:
+        yield _error(f"evaluation.verifier: {evaluation.verifier!r} is none of rewards ({', '.join(names)})")
+    if evaluation.samples:
+        for k in evaluation.k:
+            if not 1 <= k <= evaluation.samples:
+                yield _error(f"evaluation.k: {k} must be between 1 and evaluation.samples {evaluation.samples}")
+    if config.data.eval_fraction == 0:
+        yield _warning("data.eval_fraction: 0 holds nothing out; there will be no evaluation")
+        if evaluation.every_steps is not None:
+            yield _error(f"evaluation.every_steps: {evaluation.every_steps} needs held-out prompts, data.eval_fraction is 0")
+
+
+def _rewards(config: RunConfig) -> Iterator[Finding]:
+    names = [reward.fn for reward in config.rewards]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield _error(f"rewards: {name!r} is listed {names.count(name)} times; list it once")
+    if all(reward.weight == 0 for reward in config.rewards):
+        yield _error("rewards: every weight is 0, so every advantage would be 0; give at least one another weight")
+
+
+def _rules(config: RunConfig) -> Iterator[Finding]:
+    for index, rule in enumerate(config.monitor.rules):
+        key = f"monitor.rules.{index}"
+        if rule.kind == "kl_budget":
+            if rule.metric is None or not rule.metric.startswith("kl/") or not is_registered(rule.metric):
+                yield _error(f"{key}.metric: a kl_budget rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}")
+        elif rule.metric is not None:
+            yield _error(f"{key}.metric: {rule.metric!r} has no effect on a {rule.kind} rule; leave it out")
+        if rule.kind == "non_finite" and rule.bound is not None:
+            yield _error(f"{key}.bound: {rule.bound} has no effect on a non_finite rule; leave it out")
+        if rule.kind != "non_finite" and rule.bound is None:
+            unit = "nats" if rule.kind == "kl_budget" else "seconds"
+            yield _error(f"{key}.bound: a {rule.kind} rule needs a bound in {unit}")
+
+
+CHECKS = (_batch, _clipping, _sampling, _reference, _optimizer, _evaluation, _rewards, _rules)
+
+
+def optimizer_steps(config: RunConfig) -> int:
+    """Return the number of optimizer steps of the whole run."""
+    return config.training.steps * config.loss.epochs_per_rollout * config.loss.minibatches
+
+
+def advantage_rms_factor(group_size: int) -> float:
+    """Return sqrt((G-1)/G): the RMS of Bessel-normalised advantages of one group, the confound of a group-size sweep."""
+    return math.sqrt((group_size - 1) / group_size)
+
+
+def effective_beta(config: RunConfig) -> str:
+    """Return, in words, what one token's KL weighs beside one token's surrogate, and per completion of n tokens."""
+    beta, longest = config.loss.beta, config.rollout.max_completion_tokens
+    per_completion = {
+        "seq-mean-token-mean": f"{beta:g} x mean KL per token, whatever the length",
+        "token-mean": f"{beta:g} x mean KL per token over the batch; long completions weigh more",
+        "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
+        "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
+    }
+    return per_completion[config.loss.aggregation]

@@ -1,0 +1,194 @@
+"""Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from grpo_core.config.consistency import check_consistency
+from grpo_core.config.schema import RunConfig
+from grpo_core.errors import ConfigError
+
+
+def load_config(path: Path | str | None = None, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the validated configuration of a YAML file (None = all defaults) with overrides applied last.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
+    """
+    values = {} if path is None else _read_yaml(Path(path))
+    return validate_config(apply_overrides(values, overrides))
+
+
+def validate_config(values: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of nested plain values.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from error
+    check_consistency(config)
+    return config
+
+
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return `values` with each `key.path=value` set; a number in the path indexes a list (`rewards.0.weight=2`).
+
+    Raises:
+        ConfigError: an override is malformed, its key is given twice, or it passes through something that has no keys.
+    """
+    result = _deep_copy(values)
+    seen: set[str] = set()
+    for override in overrides:
+        key, value = parse_override(override)
+        if key in seen:
+            raise ConfigError(f"{key}: given twice; give it once")
+        seen.add(key)
+        _set(result, key, value)
+    return result
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Split `key.path=value`; the value is read as YAML, so `null`, `0.1`, `[1, 4]` mean what they mean in a file.
+
+    >>> parse_override("loss.beta=1e-3")
+    ('loss.beta', 0.001)
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {override!r}: expected key.path=value, for example loss.beta=0.1")
+    try:
+        return key.strip(), _number(yaml.safe_load(text)) if text else text
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML: {_one_line(error)}") from error
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-6 (no dot) as text; every user means the number."""
+    if isinstance(value, str) and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    return value
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a YAML file{_near_file(path)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config {path}: is not UTF-8 text") from error
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config {path}: is not valid YAML: {_one_line(error)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"config {path}: is nested too deeply") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"config {path}: expected sections such as `loss:`, got a {type(values).__name__}")
+    number = _number(values)
+    assert isinstance(number, dict)
+    return number
+
+
+def _near_file(path: Path) -> str:
+    folder = path.parent
+    names = [file.name for file in folder.glob("*.yaml")] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {folder / close[0]}?" if close else ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _deep_copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _deep_copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_deep_copy(item) for item in value]
+    return value
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    node: Any = values
+    for parent in parents:
+        node = _descend(node, parent, key)
+    if isinstance(node, list):
+        node[_index(node, last, key)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ConfigError(f"{key}: {'.'.join(parents)} is a value, not a section")
+
+
+def _descend(node: Any, part: str, key: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, part, key)]
+    if not isinstance(node, dict):
+        raise ConfigError(f"{key}: {part!r} lies below a value, not a section")
+    if node.get(part) is None:
+        node[part] = {}
+    return node[part]
+
+
+def _index(items: list[Any], part: str, key: str) -> int:
+    if not part.isdigit() or int(part) >= len(items):
+        raise ConfigError(f"{key}: {part!r} is not an index of a list of {len(items)} (the file's, or set the list whole)")
+    return int(part)
+
+
+def _explain(detail: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_near_key(key)}"
+    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    shown = repr(detail["input"])
+    value = "" if detail["type"] == "missing" else f", got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    return f"{key or 'config'}: {message}{value}"
+
+
+def _near_key(key: str) -> str:
+    """Name the nearest known key: first among whole paths, then among last parts."""
+    known = sorted(known_keys())
+    generic = ".".join("*" if part.isdigit() else part for part in key.split("."))
+    close = difflib.get_close_matches(generic, known, n=1, cutoff=0.75)
+    if not close:
+        last = generic.rsplit(".", 1)[-1]
+        by_last = {name.rsplit(".", 1)[-1]: name for name in known}
+        close = [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)]
+    section = generic.rpartition(".")[0]
+    siblings = [name.rsplit(".", 1)[-1] for name in known if name.rpartition(".")[0] == section]
+    hint = f"; did you mean {close[0].replace('*', '0')}?" if close else ""
+    return hint + (f" (keys here: {', '.join(siblings)})" if siblings else "")
+
+
+def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> set[str]:
+    """Return every key path, with `*` for a list index."""
+    keys: set[str] = set()
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        keys.add(path)
+        annotation: Any = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys |= known_keys(annotation, f"{path}.")
+        for item in get_args(annotation):
+            if isinstance(item, type) and issubclass(item, BaseModel):
+                keys |= known_keys(item, f"{path}.*.")
+    return keys

@@ -1,0 +1,243 @@
+"""Every key of a run: meaning, unit and range stand under the field.
+
+Defaults are the vetted ones; files in `configs/` state what differs. Models are frozen and refuse unknown keys. What a
+single field cannot express (two keys that contradict each other) is in `consistency.py`.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about keys, described by the text under each field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which policy is trained."""
+
+    source: str = "bundled:smollm2-135m"
+    """`bundled:<name>` (no download), a folder in transformers' format, or a hub id such as `org/name`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type of policy and reference alike; weights and optimizer state are float32 either way."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a hub model. Off: a model that needs it fails to load."""
+
+
+class DataConfig(Section):
+    """Where prompts come from and what is frozen."""
+
+    source: str = "reasoning_gym:chain_sum"
+    """`reasoning_gym:<task>`, `file:<path>` (.jsonl, .parquet, .csv), or `hub:<dataset>`."""
+    hub_config: str | None = None
+    """Configuration name of a hub data set (GSM8K: `main`)."""
+    hub_split: str = "train"
+    """Split of a hub data set from which prompts are taken."""
+    task_args: dict[str, Any] = {}
+    """Arguments of a reasoning-gym task, such as its difficulty."""
+    size: int | None = Field(default=None, ge=2)
+    """Rows taken, train and eval together; null = all of them (reasoning-gym: 2,000)."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of procedural tasks and of the train/eval split; independent of `training.seed`, so that arms share their data."""
+    prompt_column: str = "question"
+    """Column that holds the prompt: text, or a list of chat messages."""
+    answer_column: str | None = "answer"
+    """Column that holds the gold answer; passed to rewards as `answer`. null = there is none."""
+    answer_after: str | None = None
+    """Only what follows the last occurrence of this marker in the answer column is the gold answer (GSM8K: `####`)."""
+    system_prompt: str | None = None
+    """System message put before a text prompt; null = whatever the chat template does by itself."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """(question, answer) pairs shown as earlier turns of the conversation."""
+    chat_template: bool = True
+    """Apply the tokenizer's chat template; off = the prompt is used as plain text."""
+    eval_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the distinct prompts held out for evaluation, never trained on."""
+
+
+class RewardConfig(Section):
+    """One reward function."""
+
+    fn: str
+    """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    args: dict[str, Any] = {}
+    """Keyword arguments given to the function at every call."""
+
+
+class RolloutConfig(Section):
+    """How completions are sampled."""
+
+    num_prompts_per_step: int = Field(default=8, ge=1)
+    """P: prompts of one step."""
+    group_size: int = Field(default=8, ge=1)
+    """G: completions of one prompt."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longer prompts are dropped and counted."""
+    max_completion_tokens: int = Field(default=256, ge=1)
+    """Completions are truncated at this many tokens."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Logits are divided by it; every log-probability is of this scaled policy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass; 1 = off. Other values bias every KL estimate."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Only the k most likely tokens; null = off. Other values bias every KL estimate."""
+
+
+class AdvantageConfig(Section):
+    """What a reward is compared with."""
+
+    baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
+    """Subtracted from each reward."""
+    scale: Literal["group_std", "batch_std", "none"] = "group_std"
+    """Divides the difference; standard deviations are Bessel-corrected."""
+    advantage_eps: float = Field(default=1e-4, gt=0)
+    """Added to the standard deviation."""
+
+
+class LossConfig(Section):
+    """The objective of one step."""
+
+    beta: float = Field(default=0.04, ge=0)
+    """Weight of the KL term. 0 = no KL in the loss; every KL is measured all the same."""
+    kl_estimator: Literal["k3", "k1", "k2"] = "k3"
+    """Estimator that enters the loss; all are measured whatever it is."""
+    clip_eps: float | None = Field(default=0.2, gt=0, lt=1)
+    """Ratios are clipped to [1 - clip_eps, 1 + clip_eps]; null = no clipping."""
+    clip_eps_high: float | None = Field(default=None, gt=0)
+    """Upper bound 1 + clip_eps_high instead (DAPO's clip-higher); null = clip_eps."""
+    aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "seq-mean-token-mean"
+    )
+    """How token losses become one number; see `grpo_core/algorithm/loss.py`."""
+    epochs_per_rollout: int = Field(default=1, ge=1)
+    """mu: passes over one step's rollouts."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps in one pass."""
+
+
+class ReferenceConfig(Section):
+    """The reference policy of the KL term."""
+
+    sync_steps: int | None = Field(default=None, ge=1)
+    """The reference is synchronised after every so many steps; null = it stays the initial policy."""
+    mixup_alpha: float = Field(default=1.0, gt=0, le=1)
+    """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
+    kl_init_every: int = Field(default=1, ge=1)
+    """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up; linear and cosine end at 0 after the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the rate rises linearly to `lr`."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the first and second moment."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this L2 norm; null = never."""
+
+
+class TrainingConfig(Section):
+    """The training process."""
+
+    steps: int = Field(default=100, ge=1)
+    """Steps; one step is one batch of rollouts and the updates on it."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of prompt order and sampling."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; auto = cuda where there is one."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads, which decide floating-point results; null = as many as the process may use. Recorded."""
+    microbatch_tokens: int = Field(default=16384, ge=1)
+    """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
+    rollout_rows: int = Field(default=256, ge=1)
+    """Completions sampled at once; bounds the sampler's key-value cache."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """A checkpoint after every so many steps; null = only at the end."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many of the newest checkpoints are kept."""
+    completions_every: int = Field(default=1, ge=1)
+    """The completions table is written every so many steps."""
+    python: str | None = None
+    """Interpreter of the training process (an environment of its own); null = the one that started it."""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation: greedy accuracy, pass@1 and pass@k by one verifier alone."""
+
+    verifier: str | None = None
+    """The reward function whose score decides what is correct; null = the first of `rewards`."""
+    pass_score: float = 1.0
+    """A completion is correct where the verifier's score is at least this."""
+    num_prompts: int = Field(default=200, ge=1)
+    """Held-out prompts of the evaluation before and after training."""
+    samples: int = Field(default=4, ge=0)
+    """Sampled completions of each prompt, for pass@k; 0 = greedy only."""
+    k: tuple[int, ...] = (1, 4)
+    """The k of pass@k; each at most `samples`."""
+    every_steps: int | None = Field(default=None, ge=1)
+    """Also evaluate (greedy) during training, after every so many steps; null = before and after only."""
+    every_num_prompts: int = Field(default=64, ge=1)
+    """Held-out prompts of the evaluations during training."""
+
+
+class RuleConfig(Section):
+    """One thing that the monitor watches."""
+
+    kind: Literal["kl_budget", "non_finite", "stalled"]
+    """`kl_budget`: `metric` above `bound`; `non_finite`: any figure NaN or infinite; `stalled`: no record for `bound` seconds."""
+    metric: str | None = None
+    """Metric of a `kl_budget` rule: a key that starts with `kl/`."""
+    bound: float | None = Field(default=None, gt=0)
+    """`kl_budget`: nats; `stalled`: seconds. `non_finite` takes none."""
+    action: Literal["warn", "stop"] = "warn"
+    """`stop` finishes the step under way, checkpoints and ends the run."""
+
+
+class MonitorConfig(Section):
+    """Rules that are checked at every record of the journal."""
+
+    rules: tuple[RuleConfig, ...] = (
+        RuleConfig(kind="non_finite", action="stop"),
+        RuleConfig(kind="stalled", bound=600.0, action="warn"),
+    )
+    """Each breach is an alert in MLflow and Prefect with the bound, the value and the step."""
+
+
+class TrackingConfig(Section):
+    """Where MLflow is."""
+
+    uri: str | None = None
+    """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories."""
+    experiment: str = "grpo"
+    """MLflow experiment."""
+    run_name: str | None = None
+    """Name of the run; null = what differs from the defaults in beta, group size, sync steps and seed."""
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rewards: tuple[RewardConfig, ...] = Field(default=(RewardConfig(fn="reasoning_gym"),), min_length=1)
+    """Reward functions; the total is their weighted sum."""
+    rollout: RolloutConfig = RolloutConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    tracking: TrackingConfig = TrackingConfig()

@@ -1,0 +1,71 @@
+"""reasoning-gym tasks: procedural prompts with a scorer of their own.
+
+Only tasks on `ALLOWED_TASKS` are used. Some scorers of the package evaluate the answer as code (`eval`, sympy's parser); a
+model's output must never reach those. The list holds the tasks whose whole module names nothing that evaluates text, and whose
+rows, written as JSON and read back, still give the oracle answer the score 1; `tests/contracts/test_gym_allow_list.py` checks both.
+"""
+
+import json
+from typing import Any
+
+from grpo_core.errors import DataError
+
+ALLOWED_TASKS = frozenset(
+    """
+    ab acre advanced_geometry aiw base_conversion binary_alternation caesar_cipher calendar_arithmetic chain_sum
+    circuit_logic coin_flip color_cube_rotation complex_arithmetic count_bits count_primes course_schedule
+    cryptarithm decimal_chain_sum emoji_mystery family_relationships figlet_font fraction_simplification futoshiki
+    game_of_life game_of_life_halting gcd group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap
+    knights_knaves largest_island lcm leg_counting letter_counting letter_jumble list_functions mahjong_puzzle
+    manipulate_matrix maze mini_sudoku modulo_grid needle_haystack number_filtering number_format number_sequence
+    palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix power_function
+    prime_factorization products quantum_lock ransom_note rectangle_count rotate_matrix rotten_oranges
+    self_reference sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
+    string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
+    tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
+    """.split()  # noqa: SIM905
+)
+
+DEFAULT_SIZE = 2000
+
+
+def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) -> list[dict[str, Any]]:
+    """Return rows with `question`, `answer` and `metadata` of a reasoning-gym task.
+
+    Raises:
+        DataError: the task is unknown or not allowed, or its arguments are refused by the task.
+    """
+    import reasoning_gym
+
+    _check_allowed(task)
+    try:
+        dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or DEFAULT_SIZE, **task_args)
+        return [_plain(dataset[index]) for index in range(len(dataset))]
+    except (TypeError, AssertionError, ValueError) as error:
+        raise DataError(f"data.task_args {task_args}: {task} refuses them: {error}") from error
+
+
+def gym_score(task: str, answer: str, row: dict[str, Any]) -> float:
+    """Return the task's own score of an answer, usually 0 to 1.
+
+    Raises:
+        DataError: the task is unknown or not allowed.
+    """
+    import reasoning_gym
+
+    _check_allowed(task)
+    return float(reasoning_gym.get_score_answer_fn(task)(answer, row))
+
+
+def _check_allowed(task: str) -> None:
+    if task not in ALLOWED_TASKS:
+        raise DataError(
+            f"data.source reasoning_gym:{task}: not on the allow-list (its scorer may run model output as code, or is not "
+            f"known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
+        )
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it will read back from JSON, so that scoring sees the same before and after freezing."""
+    plain: dict[str, Any] = json.loads(json.dumps(row, default=str))
+    return plain

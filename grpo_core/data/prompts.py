@@ -1,0 +1,158 @@
+"""From raw rows to prompts: map the columns, build the conversation, apply the chat template, drop what is too long, split."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grpo_core.config import DataConfig
+from grpo_core.data.sources import Row
+from grpo_core.errors import DataError
+from grpo_core.types import Conversation, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSplit:
+    """Prompts ready to be frozen."""
+
+    train: tuple[Prompt, ...]
+    eval: tuple[Prompt, ...]
+    num_too_long: int
+    """Dropped: more than `max_prompt_tokens`."""
+    num_duplicates: int
+    """Dropped from eval: the same prompt as an earlier one. Train keeps them: they are the task's own distribution."""
+
+
+def build_prompts(
+    rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase", max_prompt_tokens: int
+) -> PromptSplit:
+    """Return the prompts of `rows`, split into train and eval by `data.seed`.
+
+    Raises:
+        DataError: a column is missing, a row cannot be used, or a split is left empty.
+    """
+    kept: list[Prompt] = []
+    num_too_long = 0
+    for prompt in _prompts(rows, config, tokenizer):
+        if len(prompt.token_ids) > max_prompt_tokens:
+            num_too_long += 1
+        else:
+            kept.append(prompt)
+    if not kept:
+        raise DataError(
+            f"data.source {config.source}: no prompt is left of {len(rows)} rows; {num_too_long} have more than "
+            f"rollout.max_prompt_tokens {max_prompt_tokens} tokens"
+        )
+    train, held_out, num_duplicates = _split(kept, config)
+    return PromptSplit(train=train, eval=held_out, num_too_long=num_too_long, num_duplicates=num_duplicates)
+
+
+def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
+    _check_columns(rows[0], config)
+    for index, row in enumerate(rows):
+        content = _content(row, index, config)
+        text = _render(content, config, tokenizer)
+        yield Prompt(
+            id=index,
+            content=content,
+            text=text,
+            token_ids=tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"]),
+            columns=_columns(row, index, config),
+        )
+
+
+def _check_columns(row: Row, config: DataConfig) -> None:
+    for key, column in (("prompt_column", config.prompt_column), ("answer_column", config.answer_column)):
+        if column is not None and column not in row:
+            raise DataError(f"data.{key}: no column {column!r} in {config.source}; it has {', '.join(map(repr, row))}")
+
+
+def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
+    value = row.get(config.prompt_column)
+    if isinstance(value, str) and value:
+        if not config.chat_template:
+            return _plain_text(value, config)
+        return (*_opening(config), {"role": "user", "content": value})
+    if hasattr(value, "tolist"):  # a list column of a parquet file arrives as an array
+        value = value.tolist()
+    if isinstance(value, list) and value and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value):
+        return (*_opening(config), *value)
+    raise DataError(
+        f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages, got {value!r:.80}"
+    )
+
+
+def _opening(config: DataConfig) -> Conversation:
+    system = ({"role": "system", "content": config.system_prompt},) if config.system_prompt is not None else ()
+    turns = tuple(
+        turn
+        for question, answer in config.examples
+        for turn in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    )
+    return (*system, *turns)
+
+
+def _plain_text(value: str, config: DataConfig) -> str:
+    parts = [f"{question}\n{answer}\n\n" for question, answer in config.examples]
+    head = f"{config.system_prompt}\n\n" if config.system_prompt is not None else ""
+    return head + "".join(parts) + value
+
+
+def _render(content: str | Conversation, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+    if isinstance(content, str):
+        return content
+    if not config.chat_template:
+        raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
+    if tokenizer.chat_template is None:
+        raise DataError("data.chat_template: on, but the model's tokenizer has no chat template; set it to false")
+    text = tokenizer.apply_chat_template(list(content), add_generation_prompt=True, tokenize=False)
+    assert isinstance(text, str)
+    return text
+
+
+def _columns(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
+    columns = {key: value for key, value in row.items() if key not in (config.prompt_column, config.answer_column)}
+    if config.answer_column is not None:
+        columns["answer"] = _gold_answer(row.get(config.answer_column), index, config)
+    return columns
+
+
+def _gold_answer(value: Any, index: int, config: DataConfig) -> str:
+    if value is None or value != value:
+        raise DataError(f"data.answer_column {config.answer_column!r}, row {index}: is empty")
+    answer = str(value)
+    if config.answer_after is None:
+        return answer
+    _, marker, rest = answer.rpartition(config.answer_after)
+    if not marker:
+        raise DataError(f"data.answer_after {config.answer_after!r}: not in the answer of row {index} ({answer!r:.80})")
+    return rest.strip()
+
+
+def _split(prompts: Sequence[Prompt], config: DataConfig) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], int]:
+    """Return (train, eval, duplicates dropped from eval); no prompt text is in both.
+
+    The distinct texts whose seeded hash is smallest are held out, so a prompt's side does not depend on the rows' order.
+    """
+    distinct = {prompt.text for prompt in prompts}
+    num_eval = round(len(distinct) * config.eval_fraction)
+    if num_eval == len(distinct) or (config.eval_fraction > 0 and num_eval == 0):
+        raise DataError(
+            f"data.eval_fraction: {config.eval_fraction} of {len(distinct)} distinct prompts leaves "
+            f"{len(distinct) - num_eval} for training and {num_eval} held out; both need at least 1"
+        )
+    ranked = sorted(distinct, key=lambda text: hashlib.sha256(f"{config.seed}\n{text}".encode()).digest())
+    held_out_texts = set(ranked[:num_eval])
+    train = tuple(prompt for prompt in prompts if prompt.text not in held_out_texts)
+    held_out = {prompt.text: prompt for prompt in reversed(prompts) if prompt.text in held_out_texts}
+    num_duplicates = len(prompts) - len(train) - len(held_out)
+    return train, tuple(sorted(held_out.values(), key=lambda prompt: prompt.id)), num_duplicates
+
+
+def jsonable(value: Any) -> Any:
+    """Return a column value as plain JSON values; arrays and NumPy scalars become lists and numbers, the rest text."""
+    return json.loads(json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item)))

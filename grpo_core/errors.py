@@ -1,0 +1,58 @@
+"""Every error that a user can cause or meet.
+
+    GrpoError
+    |- ConfigError       a key, a value or a combination of keys is refused
+    |- DataError         prompts cannot be read, mapped or frozen
+    |- ModelError        a policy cannot be found or loaded
+    |- RewardError       a reward function raised or broke its signature
+    |- JournalError      a journal or RUN_DIR cannot be used as asked
+    |- TrackingError     the MLflow server or store cannot be used
+    `- TrainingError     the training process failed or was stopped by a rule
+
+A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
+`exit_code`: 2 where nothing had been started, 1 where a run was under way.
+"""
+
+
+class GrpoError(Exception):
+    """Base of all errors whose message is meant for the person at the terminal."""
+
+    exit_code = 1
+
+
+class ConfigError(GrpoError, ValueError):
+    """A key is unknown, a value out of range, or two keys contradict each other."""
+
+    exit_code = 2
+
+
+class DataError(GrpoError, ValueError):
+    """Prompts cannot be read, a column is missing, or nothing is left after filtering."""
+
+    exit_code = 2
+
+
+class ModelError(GrpoError, ValueError):
+    """A model id, path or architecture cannot be used."""
+
+    exit_code = 2
+
+
+class RewardError(GrpoError):
+    """A reward function cannot be imported, raised, or returned the wrong number or type of values."""
+
+
+class JournalError(GrpoError):
+    """A journal cannot be read, or a RUN_DIR already holds another run."""
+
+    exit_code = 2
+
+
+class TrackingError(GrpoError):
+    """The tracking server or store cannot be reached or refuses the run."""
+
+    exit_code = 2
+
+
+class TrainingError(GrpoError):
+    """The training process ended without reaching its last step."""

@@ -1,0 +1,1 @@
+"""Held-out evaluation by one verifier alone: greedy accuracy, pass@k, paired comparison."""

@@ -1,0 +1,131 @@
+"""Evaluate a policy on held-out prompts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from grpo_core.algorithm.masking import completion_mask
+from grpo_core.config import RunConfig
+from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
+from grpo_core.generation.randomness import Stream
+from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
+from grpo_core.rewards.base import Reward, call
+from grpo_core.training.rollout import decode
+from grpo_core.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HELD_OUT = "heldout"
+"""The evaluation set that every run has: the held-out split of its own data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedCompletion:
+    """One completion of one prompt."""
+
+    prompt_id: int
+    sample: int
+    """0, 1, ... of the sampled ones; -1 for the greedy one."""
+    prompt: str
+    completion: str
+    answer: str | None
+    score: float | None
+    correct: bool
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """An evaluation: its figures with intervals, and every completion."""
+
+    num_prompts: int
+    estimates: dict[str, Estimate]
+    """By metric key."""
+    completions: tuple[EvaluatedCompletion, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures for the journal, without intervals."""
+        return {key: estimate.value for key, estimate in self.estimates.items()}
+
+    def greedy_correct(self) -> dict[int, bool]:
+        """Return, by prompt id, whether the greedy completion is correct."""
+        return {row.prompt_id: row.correct for row in self.completions if row.sample == -1}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures and intervals, without the completions."""
+        return {"num_prompts": self.num_prompts, "estimates": {key: asdict(value) for key, value in self.estimates.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Completes prompts and lets one verifier judge."""
+
+    sampler: Sampler
+    tokenizer: "PreTrainedTokenizerBase"
+    eos_token_ids: tuple[int, ...]
+    verifier: Reward
+    config: RunConfig
+
+    def evaluate(self, prompts: Sequence[Prompt], samples: int) -> EvalResult:
+        """Return greedy accuracy and, from `samples` completions at the rollout temperature, pass@k.
+
+        The random numbers are those of the eval stream at step 0, so every evaluation of a run uses the same.
+        """
+        greedy = self._complete(prompts, group_size=1, temperature=0.0)
+        correct = [row.correct for row in greedy]
+        key = f"eval/{HELD_OUT}"
+        estimates = {
+            f"{key}/greedy_accuracy": proportion(sum(correct), len(correct)),
+            f"{key}/greedy_score": mean_estimate([row.score or 0.0 for row in greedy]),
+            f"{key}/completion_tokens": mean_estimate([row.tokens for row in greedy]),
+        }
+        sampled = self._complete(prompts, group_size=samples, temperature=self.config.rollout.temperature) if samples else ()
+        for k in self.config.evaluation.k if samples else ():
+            by_prompt = [sum(row.correct for row in sampled[start : start + samples]) for start in range(0, len(sampled), samples)]
+            estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in by_prompt])
+        return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled))
+
+    def _complete(
+        self, prompts: Sequence[Prompt], group_size: int, temperature: float
+    ) -> tuple[EvaluatedCompletion, ...]:
+        rollout = self.config.rollout
+        settings = SamplingSettings(
+            group_size=group_size,
+            max_completion_tokens=rollout.max_completion_tokens,
+            temperature=temperature,
+            top_p=rollout.top_p if temperature else 1.0,
+            top_k=rollout.top_k if temperature else None,
+        )
+        key = RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0)
+        sampled = self.sampler.sample(prompts, settings, key)
+        mask = completion_mask(sampled.completion_ids, self.eos_token_ids)
+        texts = decode(self.tokenizer, sampled.completion_ids, mask)
+        repeated = [prompt for prompt in prompts for _ in range(group_size)]
+        scores = call(self.verifier, repeated, texts)
+        return tuple(
+            EvaluatedCompletion(
+                prompt_id=prompt.id,
+                sample=-1 if temperature == 0 else index % group_size,
+                prompt=prompt.text,
+                completion=text,
+                answer=prompt.columns.get("answer"),
+                score=value,
+                correct=is_correct(value, self.config.evaluation.pass_score),
+                tokens=int(length),
+            )
+            for index, (prompt, text, value, length) in enumerate(
+                zip(repeated, texts, scores, mask.sum(dim=1).tolist(), strict=True)
+            )
+        )
+
+
+def is_correct(score: float | None, pass_score: float) -> bool:
+    """Tell whether the verifier accepts; an unscorable completion is not accepted."""
+    return score is not None and not math.isnan(score) and score >= pass_score
+
+
+def pick_verifier(rewards: Sequence[Reward], name: str | None) -> Reward:
+    """Return the reward function that decides what is correct: the named one, else the first."""
+    return next((reward for reward in rewards if reward.fn == name), rewards[0])

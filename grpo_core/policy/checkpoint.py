@@ -1,0 +1,139 @@
+"""Checkpoints: everything that a run needs to go on exactly as if it had never stopped.
+
+    checkpoints/step_000040/
+      policy/                 transformers folder: weights (safetensors), config, tokenizer; loads anywhere
+      reference.safetensors   the current reference
+      initial.safetensors     the initial policy, once a sync has made it differ from the reference
+      optimizer.pt            AdamW moments; read with `weights_only`, so that a checkpoint never runs code
+      state.json              cursor, schedule, sync state
+      manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
+
+Sampling needs no generator state: its random numbers are functions of seed and step (`generation/randomness.py`).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from grpo_core.errors import ModelError
+from grpo_core.policy.reference import Reference, frozen_copy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """The counters of a checkpoint."""
+
+    step: int
+    optimizer_step: int
+    prompts: int
+    tokens: int
+    sync_count: int
+    last_sync_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable:
+    """The live objects that a checkpoint is taken of, and restored into."""
+
+    policy: PreTrainedModel
+    tokenizer: "PreTrainedTokenizerBase"
+    reference: Reference
+    optimizer: AdamW
+    schedule: LambdaLR
+
+
+def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: int) -> Path:
+    """Write `folder`/step_NNNNNN and drop all but the `keep` newest; return the new one.
+
+    It is written beside its final name and renamed, so that a reader sees a whole checkpoint or none.
+    """
+    target = folder / f"step_{state.step:06d}"
+    scratch = folder / f".{target.name}.partial"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    live.policy.save_pretrained(scratch / "policy")
+    live.tokenizer.save_pretrained(scratch / "policy")
+    _save_weights(live.reference.model, scratch / "reference.safetensors")
+    if live.reference.initial is not None:
+        _save_weights(live.reference.initial, scratch / "initial.safetensors")
+    torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, scratch / "optimizer.pt")
+    (scratch / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
+    digests = {str(file.relative_to(scratch)): _sha256(file) for file in sorted(scratch.rglob("*")) if file.is_file()}
+    (scratch / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(scratch, target)
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the whole checkpoints in `folder`, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if (path / MANIFEST_FILE).exists())
+
+
+def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
+    """Restore `live` from a checkpoint and return its counters.
+
+    Raises:
+        ModelError: a file is missing or was changed since it was written.
+    """
+    verify_checkpoint(checkpoint)
+    _load_weights(live.policy, load_file(checkpoint / "policy" / "model.safetensors"))
+    live.reference.initial = frozen_copy(live.reference.model) if (checkpoint / "initial.safetensors").exists() else None
+    if live.reference.initial is not None:
+        _load_weights(live.reference.initial, load_file(checkpoint / "initial.safetensors"))
+    _load_weights(live.reference.model, load_file(checkpoint / "reference.safetensors"))
+    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location=live.policy.device)
+    live.optimizer.load_state_dict(saved["optimizer"])
+    live.schedule.load_state_dict(saved["schedule"])
+    state = TrainingState(**json.loads((checkpoint / "state.json").read_text()))
+    live.reference.sync_count, live.reference.last_sync_step = state.sync_count, state.last_sync_step
+    return state
+
+
+def verify_checkpoint(checkpoint: Path) -> None:
+    """Compare every file with the manifest.
+
+    Raises:
+        ModelError: names the first file that is missing or differs.
+    """
+    digests: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    for name, sha256 in digests.items():
+        file = checkpoint / name
+        if not file.is_file():
+            raise ModelError(f"{checkpoint}: {name} is missing; the checkpoint is damaged")
+        if _sha256(file) != sha256:
+            raise ModelError(f"{checkpoint}: the SHA-256 of {name} is not the manifest's; the checkpoint is damaged")
+
+
+def _save_weights(model: PreTrainedModel, path: Path) -> None:
+    """Save each parameter once: tied weights are one tensor, and safetensors refuses to store it twice."""
+    save_file({name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}, path)
+
+
+@torch.no_grad()
+def _load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,126 @@
+"""Find and load a policy: a bundled model, a local folder or a hub id."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from grpo_core.errors import ModelError
+from grpo_core.policy.bundled import PREFIX, bundled_model_path
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+
+
+def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
+    """Return the local folder of a model, downloading or converting it where needed.
+
+    Args:
+        source: `bundled:<name>`, a folder, or a hub id such as `org/name`.
+        trust_remote_code: also fetch the Python files of a hub repository.
+
+    Raises:
+        ModelError: nothing usable is found; the message lists what was tried.
+    """
+    if source.startswith(PREFIX):
+        return bundled_model_path(source.removeprefix(PREFIX))
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
+        return folder
+    return _download(source, trust_remote_code)
+
+
+def _download(source: str, trust_remote_code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.txt", "*.model", "*.jinja", *WEIGHT_FILES, *(["*.py"] if trust_remote_code else [])]
+    try:
+        return Path(snapshot_download(source, allow_patterns=wanted))
+    except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
+        raise ModelError(
+            f"model.source {source!r} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a folder of that "
+            f"name (none), the hub ({type(error).__name__}: {_first_line(error)}). Check the spelling, or give a local path"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        ModelError: there is none, or it has no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.source: no tokenizer can be loaded from {folder}: {_first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
+    return tokenizer
+
+
+def load_policy(
+    folder: Path, device: "torch.device | str" = "cpu", trust_remote_code: bool = False
+) -> "PreTrainedModel":
+    """Load a causal language model with fp32 weights, dropout off.
+
+    Raises:
+        ModelError: it cannot be loaded, or its logits are not a plain projection of its hidden states.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.source: no causal language model can be loaded from {folder}: {_first_line(error)}") from error
+    model.eval()
+    _check_plain_head(model, folder)
+    return model.to(device)
+
+
+def _check_plain_head(model: "PreTrainedModel", folder: Path) -> None:
+    """Some architectures scale or cap their logits after the head; log-probabilities computed from it would be wrong."""
+    import torch
+
+    from grpo_core.policy.prefix import backbone, vocabulary_head
+
+    ids = torch.arange(1, 9).unsqueeze(0) % model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        computed = vocabulary_head(model)(backbone(model)(input_ids=ids).last_hidden_state)
+    if not torch.allclose(expected, computed, atol=1e-4, rtol=1e-4):
+        difference = (expected - computed).abs().max().item()
+        raise ModelError(
+            f"model.source: {type(model).__name__} in {folder} changes its logits after the vocabulary head (by up to "
+            f"{difference:.3g}); such architectures are not supported yet"
+        )
+
+
+def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """Return every id that ends a completion: the tokenizer's and those of the model's generation config."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids: Iterable[int] = configured if isinstance(configured, list) else [configured] if configured is not None else []
+    return tuple(dict.fromkeys([int(tokenizer.eos_token_id), *map(int, ids)]))
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the SHA-256 of a model folder's weight files, in name order."""
+    digest = hashlib.sha256()
+    for file in sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+

@@ -1,0 +1,56 @@
+"""The reference policy of the KL term: fixed, copied every k steps, or an exponential moving average.
+
+    theta_ref <- alpha * theta + (1 - alpha) * theta_ref        in fp32; alpha = 1 is a hard copy
+
+Sources: TR-DPO, arXiv:2404.09656 (TRL's `sync_ref_model`); DeepSeekMath, arXiv:2402.03300, Algorithm 1 line 3 is the hard copy.
+The initial policy is kept beside it, because a sync hides how far the policy has come from there.
+"""
+
+import copy
+import math
+
+import torch
+from transformers import PreTrainedModel
+
+
+class Reference:
+    """The current reference and, from the first sync on, the initial policy."""
+
+    def __init__(self, initial_policy: PreTrainedModel) -> None:
+        """Take a frozen copy of `initial_policy` as the reference."""
+        self.model = frozen_copy(initial_policy)
+        self.initial: PreTrainedModel | None = None
+        """The policy before training; None while the reference still is that policy."""
+        self.sync_count = 0
+        self.last_sync_step = 0
+
+    def is_due(self, step: int, sync_steps: int | None) -> bool:
+        """Tell whether the reference is synchronised after `step`."""
+        return sync_steps is not None and step % sync_steps == 0
+
+    @torch.no_grad()
+    def sync(self, policy: PreTrainedModel, alpha: float, step: int) -> None:
+        """Move the reference towards (alpha < 1) or onto (alpha = 1) the policy."""
+        if self.initial is None:
+            self.initial = frozen_copy(self.model)
+        for ref_parameter, parameter in zip(self.model.parameters(), policy.parameters(), strict=True):
+            if alpha == 1:
+                ref_parameter.copy_(parameter)
+            else:
+                ref_parameter.lerp_(parameter, alpha)
+        self.sync_count += 1
+        self.last_sync_step = step
+
+    @torch.no_grad()
+    def distance(self, policy: PreTrainedModel) -> float:
+        """Return ||theta - theta_ref||_2 over all parameters."""
+        pairs = zip(policy.parameters(), self.model.parameters(), strict=True)
+        return math.sqrt(sum(float((parameter - ref).square().sum(dtype=torch.float64)) for parameter, ref in pairs))
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy without gradients."""
+    duplicate = copy.deepcopy(model)
+    duplicate.requires_grad_(False)
+    duplicate.eval()
+    return duplicate

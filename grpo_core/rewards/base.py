@@ -1,0 +1,173 @@
+"""Resolve, call and check reward functions.
+
+A reward function is `f(prompts, completions, **columns) -> list[float | None]` (TRL's signature). Prompts and completions are
+text, or conversations where the prompts are conversations; every column of the data arrives by name as a list, `answer` among
+them. None means that this completion cannot be scored.
+
+Adding one: write the function in a module of yours and name it `package.module:function` in the config; a built-in one also
+gets a line in `BUILTIN` and a hand-computed case in its test.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_core.config import RewardConfig
+from grpo_core.errors import RewardError
+from grpo_core.types import Conversation, Prompt
+
+RewardFn = Callable[..., list[float | None]]
+Completion = str | Conversation
+
+BUILTIN = {
+    "reasoning_gym": "grpo_core.rewards.gym:reasoning_gym",
+    "math_answer": "grpo_core.rewards.maths:math_answer",
+    "exact_answer": "grpo_core.rewards.exact:exact_answer",
+    "format": "grpo_core.rewards.shape:format_reward",
+    "length": "grpo_core.rewards.shape:length_reward",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """A reward function ready to be called."""
+
+    fn: str
+    """As the config names it."""
+    name: str
+    """As metric keys name it: the function's last part, lower case."""
+    weight: float
+    args: Mapping[str, Any]
+    function: RewardFn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredCompletions:
+    """Rewards of B completions."""
+
+    total: tuple[float, ...]
+    """Weighted sums; NaN where no function could score the completion."""
+    breakdown: Mapping[str, tuple[float | None, ...]]
+    """By reward name, before weights."""
+
+
+def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
+    """Import every configured reward function.
+
+    Raises:
+        RewardError: one cannot be imported, is not callable, or two share a metric name.
+    """
+    rewards = tuple(
+        Reward(fn=config.fn, name=reward_name(config.fn), weight=config.weight, args=config.args, function=_import(config.fn))
+        for config in configs
+    )
+    names = [reward.name for reward in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(f"rewards: two functions would both be journalled as {name!r}; rename one")
+    return rewards
+
+
+def reward_name(fn: str) -> str:
+    """Return the part of metric keys that stands for a reward function.
+
+    >>> reward_name("my_package.rewards:Brevity")
+    'brevity'
+    """
+    return "".join(char if char.isalnum() or char in "_-" else "_" for char in fn.rpartition(":")[2].lower())
+
+
+def _import(fn: str) -> RewardFn:
+    path = BUILTIN.get(fn, fn)
+    module_name, separator, attribute = path.partition(":")
+    if not separator:
+        raise RewardError(
+            f"rewards: {fn!r} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RewardError(f"rewards: {fn} cannot be imported: {error}") from error
+    if not callable(function):
+        raise RewardError(f"rewards: {fn} is a {type(function).__name__}, not a function")
+    checked: RewardFn = function
+    return checked
+
+
+def score(rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[str]) -> ScoredCompletions:
+    """Score B completions, `prompts[i]` being the prompt of `texts[i]`.
+
+    Raises:
+        RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
+    """
+    breakdown = {reward.name: call(reward, prompts, texts) for reward in rewards}
+    totals = []
+    for row in range(len(texts)):
+        scored = [
+            reward.weight * value for reward in rewards if (value := breakdown[reward.name][row]) is not None
+        ]
+        totals.append(sum(scored) if scored else math.nan)
+    return ScoredCompletions(total=tuple(totals), breakdown=breakdown)
+
+
+def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | None, ...]:
+    """Call one reward function over a batch and check what it returns.
+
+    Raises:
+        RewardError: as `score`.
+    """
+    contents = [prompt.content if isinstance(prompt.content, str) else list(prompt.content) for prompt in prompts]
+    completions = [_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in dict.fromkeys(_column_names(prompts))}
+    try:
+        values = reward.function(prompts=contents, completions=completions, **columns, **reward.args)
+    except Exception as error:  # whatever a user's function raises becomes one clear message
+        culprit = _first_failing(reward, contents, completions, columns)
+        raise RewardError(
+            f"reward {reward.fn} raised {type(error).__name__}: {error}; sample {culprit}: prompt "
+            f"{prompts[culprit].text[-200:]!r}, completion {texts[culprit][:200]!r}"
+        ) from error
+    return _checked(reward, values, prompts, texts)
+
+
+def _column_names(prompts: Sequence[Prompt]) -> list[str]:
+    return [name for prompt in prompts for name in prompt.columns]
+
+
+def _completion(prompt: Prompt, text: str) -> Any:
+    return text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
+
+
+def _first_failing(reward: Reward, contents: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> int:
+    """Return the index of the first sample that raises on its own; 0 where only the batch does."""
+    for row in range(len(completions)):
+        single = {name: [values[row]] for name, values in columns.items()}
+        try:
+            reward.function(prompts=[contents[row]], completions=[completions[row]], **single, **reward.args)
+        except Exception:  # the point is to find which sample raises, not why
+            return row
+    return 0
+
+
+def _checked(reward: Reward, values: Any, prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | None, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise RewardError(f"reward {reward.fn} returned a {type(values).__name__}; expected a list of {len(texts)} numbers")
+    if len(values) != len(texts):
+        raise RewardError(f"reward {reward.fn} returned {len(values)} values for {len(texts)} completions")
+    for row, value in enumerate(values):
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if value is not None and not number:
+            raise RewardError(
+                f"reward {reward.fn} returned {value!r} ({type(value).__name__}); expected a finite number or None; sample "
+                f"{row}: prompt {prompts[row].text[-200:]!r}, completion {texts[row][:200]!r}"
+            )
+    return tuple(None if value is None else float(value) for value in values)
+
+
+def completion_text(completion: Any) -> str:
+    """Return the text of a plain or conversational completion; for use inside reward functions."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(message["content"]) for message in completion)

@@ -1,0 +1,96 @@
+"""The folder of one run: where each thing lies, and nothing else.
+
+config.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/  train.log  STOP
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_core.config import RunConfig, validate_config
+from grpo_core.errors import JournalError
+from grpo_core.journal import JOURNAL_FILE
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def provenance_file(self) -> Path:
+        """What the run was made with."""
+        return self.path / "provenance.json"
+
+    @property
+    def data(self) -> Path:
+        """Frozen prompts."""
+        return self.path / "data"
+
+    @property
+    def journal_file(self) -> Path:
+        """The truth."""
+        return self.path / JOURNAL_FILE
+
+    @property
+    def completions(self) -> Path:
+        """One Parquet table a step."""
+        return self.path / "completions"
+
+    @property
+    def checkpoints(self) -> Path:
+        """step_NNNNNN folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def eval(self) -> Path:
+        """Results of evaluations."""
+        return self.path / "eval"
+
+    @property
+    def report(self) -> Path:
+        """Figures and the report."""
+        return self.path / "report"
+
+    @property
+    def stop_file(self) -> Path:
+        """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
+        return self.path / "STOP"
+
+    @property
+    def process_file(self) -> Path:
+        """Process id of the training process while it runs."""
+        return self.path / "process.json"
+
+    def create(self, config: RunConfig) -> None:
+        """Make the folder and write the resolved configuration.
+
+        Raises:
+            JournalError: the folder already holds a run.
+        """
+        if self.journal_file.exists() or self.config_file.exists():
+            raise JournalError(f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+        except OSError as error:
+            raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error
+
+    def read_config(self) -> RunConfig:
+        """Return the resolved configuration.
+
+        Raises:
+            JournalError: the folder holds no run.
+            ConfigError: the file was changed into something invalid.
+        """
+        try:
+            values = json.loads(self.config_file.read_text())
+        except (OSError, ValueError) as error:
+            raise JournalError(f"run dir {self.path}: no readable config.json ({error}); give the folder of a run") from error
+        return validate_config(values)

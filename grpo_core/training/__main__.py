@@ -1,0 +1,67 @@
+"""The training process: `python -m grpo_core.training RUN_DIR`.
+
+It knows a folder and nothing of Prefect or MLflow. Exit codes: 0 done (or stopped by STOP or the lifeline), 143 after SIGTERM,
+130 after SIGINT, 1 or 2 after an error, whose message is the last line of the journal and of standard error.
+"""
+
+import argparse
+import logging
+import sys
+import traceback
+from pathlib import Path
+
+from grpo_core.errors import GrpoError
+from grpo_core.journal import Journal
+from grpo_core.rundir import RunDir
+from grpo_core.training.signals import StopRequest, lifeline_from_environment
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train RUN_DIR to its last step, from its newest checkpoint if it has one; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_core.training", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+
+    run_dir = RunDir(options.run_dir)
+    stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
+    stop.install()
+    journal = Journal(run_dir.journal_file)
+    step = 0
+    try:
+        step, stopped = _run(run_dir, journal, stop)
+        journal.append("end", step, {"status": "stopped" if stopped else "finished", "reason": stopped})
+        return stop.exit_code if stopped else 0
+    except GrpoError as error:
+        if options.debug:
+            traceback.print_exc()
+        return _fail(journal, step, str(error), error.exit_code)
+    except Exception as error:  # the journal must say why a run ended, whatever it was
+        traceback.print_exc()
+        return _fail(journal, step, f"{type(error).__name__}: {error}", GrpoError.exit_code)
+    finally:
+        journal.close()
+
+
+def _run(run_dir: RunDir, journal: Journal, stop: StopRequest) -> tuple[int, str | None]:
+    from grpo_core.training.loop import train
+    from grpo_core.training.session import FRESH, open_session, pin_threads
+
+    threads = pin_threads(run_dir.read_config())
+    session = open_session(run_dir, journal, stop)
+    state = session.restore()
+    facts = {"threads": threads, "device": str(session.policy.device), "steps": session.config.training.steps}
+    journal.append("start" if state == FRESH else "resume", state.step, facts)
+    state, stopped = train(session, state)
+    return state.step, stopped
+
+
+def _fail(journal: Journal, step: int, message: str, exit_code: int) -> int:
+    journal.append("end", step, {"status": "failed", "reason": message})
+    sys.stderr.write(message + "\n")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The completions of a step as a table."""
+
+from pathlib import Path
+
+import pandas
+
+from grpo_core.training.batch import RolloutBatch
+
+
+def write_completions(folder: Path, step: int, batch: RolloutBatch) -> Path:
+    """Write `folder`/step_NNNNNN.parquet, one row a completion, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = batch.group_size
+    table = pandas.DataFrame(
+        {
+            "step": step,
+            "prompt_id": [prompt.id for prompt in batch.prompts for _ in range(size)],
+            "completion_index": [index for _ in batch.prompts for index in range(size)],
+            "prompt": [prompt.text for prompt in batch.prompts for _ in range(size)],
+            "completion": list(batch.texts),
+            "reward": list(batch.scores.total),
+            **{f"reward_{name}": list(values) for name, values in batch.scores.breakdown.items()},
+            "advantage": batch.advantages.tolist(),
+            "tokens": batch.lengths().tolist(),
+            "truncated": batch.truncated.tolist(),
+        }
+    )
+    path = folder / f"step_{step:06d}.parquet"
+    table.to_parquet(path, index=False)
+    return path

@@ -1,0 +1,67 @@
+"""The outer loop: Algorithm 1 of DeepSeekMath (arXiv:2402.03300) between a journal and a checkpoint.
+
+    for step = 1 .. M:                                                 Algorithm 1, line
+        sample a batch of prompts                                        5
+        sample G completions of each from the policy                     7
+        score them, compute group-relative advantages                    8, 9
+        for mu epochs: maximise the GRPO objective                       10, 11
+        every `sync_steps`: reference <- policy                          3
+
+Departures: the reference is synchronised by step count (with mixup), not by outer iteration; no reward model is retrained.
+"""
+
+from dataclasses import asdict
+
+from grpo_core.evaluation.runner import HELD_OUT
+from grpo_core.policy.checkpoint import TrainingState
+from grpo_core.training.completions import write_completions
+from grpo_core.training.session import Session
+from grpo_core.training.step import StepResult, run_step
+
+
+def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
+    """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
+    total = session.config.training.steps
+    saved_at = state.step
+    stopped = session.stop.reason()
+    while state.step < total and stopped is None:
+        result = run_step(session, state)
+        state = result.state
+        record(session, result)
+        if is_every(session.config.evaluation.every_steps, state.step) and state.step < total:
+            evaluate(session, state.step)
+        if is_every(session.config.training.checkpoint_every, state.step):
+            saved_at = checkpoint(session, state)
+        stopped = session.stop.reason()
+    if state.step > saved_at:
+        checkpoint(session, state)
+    return state, stopped if state.step < total else None
+
+
+def record(session: Session, result: StepResult) -> None:
+    """Journal a step, its sync event, and its completions table."""
+    step = result.state.step
+    if is_every(session.config.training.completions_every, step):
+        write_completions(session.run_dir.completions, step, result.batch)
+    session.journal.append("step", step, {"metrics": result.metrics})
+    if result.sync is not None:
+        session.journal.append("ref_sync", step, asdict(result.sync))
+
+
+def evaluate(session: Session, step: int) -> None:
+    """Journal greedy accuracy on the held-out prompts that are evaluated during training."""
+    prompts = session.eval_prompts[: session.config.evaluation.every_num_prompts]
+    result = session.evaluator.evaluate(prompts, samples=0)
+    session.journal.append("eval", step, {"set": HELD_OUT, "metrics": result.metrics(), **result.as_json()})
+
+
+def checkpoint(session: Session, state: TrainingState) -> int:
+    """Save and journal a checkpoint; return its step."""
+    name = session.save(state)
+    session.journal.append("checkpoint", state.step, {"name": name})
+    return state.step
+
+
+def is_every(period: int | None, step: int) -> bool:
+    """Tell whether something that happens every `period` steps (None = never) happens after `step`."""
+    return period is not None and step % period == 0

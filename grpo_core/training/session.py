@@ -1,0 +1,132 @@
+"""Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_core.config import RunConfig
+from grpo_core.config.consistency import optimizer_steps
+from grpo_core.data.frozen import load_frozen
+from grpo_core.evaluation.runner import Evaluator, pick_verifier
+from grpo_core.generation.sampler import SamplingSettings
+from grpo_core.generation.torch_sampler import TorchSampler
+from grpo_core.journal import Journal
+from grpo_core.policy.checkpoint import Trainable, TrainingState, list_checkpoints, load_checkpoint, save_checkpoint
+from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer, resolve_model
+from grpo_core.policy.reference import Reference
+from grpo_core.rewards.base import load_rewards
+from grpo_core.rundir import RunDir
+from grpo_core.training.forward import ForwardSettings
+from grpo_core.training.optimizer import build_optimizer, pick_device
+from grpo_core.training.rollout import Explorer
+from grpo_core.training.signals import StopRequest
+from grpo_core.training.update import Updater
+from grpo_core.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+FRESH = TrainingState(step=0, optimizer_step=0, prompts=0, tokens=0, sync_count=0, last_sync_step=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """The parts of a training, wired together."""
+
+    config: RunConfig
+    run_dir: RunDir
+    journal: Journal
+    stop: StopRequest
+    train_prompts: tuple[Prompt, ...]
+    eval_prompts: tuple[Prompt, ...]
+    policy: PreTrainedModel
+    reference: Reference
+    explorer: Explorer
+    updater: Updater
+    evaluator: Evaluator
+    forward: ForwardSettings
+    live: Trainable
+
+    def save(self, state: TrainingState) -> str:
+        """Write a checkpoint; return its name."""
+        keep = self.config.training.keep_checkpoints
+        return save_checkpoint(self.run_dir.checkpoints, self.live, state, keep).name
+
+    def restore(self) -> TrainingState:
+        """Go back to the newest checkpoint, if there is one; return the counters to go on from."""
+        checkpoints = list_checkpoints(self.run_dir.checkpoints)
+        return load_checkpoint(checkpoints[-1], self.live) if checkpoints else FRESH
+
+
+def pin_threads(config: RunConfig) -> int:
+    """Fix the number of CPU threads, which decides the order of floating-point sums; return it."""
+    threads = config.training.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    return threads
+
+
+def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
+    """Load everything that the configuration of `run_dir` names.
+
+    Raises:
+        GrpoError: data, model or a reward function cannot be used.
+    """
+    config = run_dir.read_config()
+    train_prompts, eval_prompts = load_frozen(run_dir.data)
+    folder = resolve_model(config.model.source, config.model.trust_remote_code)
+    policy = load_policy(folder, pick_device(config.training.device), config.model.trust_remote_code)
+    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
+    eos = eos_token_ids(policy, tokenizer)
+    rewards = load_rewards(config.rewards)
+    reference = Reference(policy)
+    optimizer, schedule = build_optimizer(policy, config.optimizer, optimizer_steps(config))
+    sampler = TorchSampler(policy, eos, config.model.dtype, config.training.rollout_rows)
+    rollout = config.rollout
+    forward = ForwardSettings(
+        dtype=config.model.dtype, temperature=rollout.temperature, max_tokens=config.training.microbatch_tokens
+    )
+    return Session(
+        config=config,
+        run_dir=run_dir,
+        journal=journal,
+        stop=stop,
+        train_prompts=train_prompts,
+        eval_prompts=eval_prompts,
+        policy=policy,
+        reference=reference,
+        explorer=Explorer(
+            sampler=sampler,
+            tokenizer=tokenizer,
+            eos_token_ids=eos,
+            rewards=rewards,
+            settings=SamplingSettings(
+                group_size=rollout.group_size,
+                max_completion_tokens=rollout.max_completion_tokens,
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+            ),
+            advantage=config.advantage,
+        ),
+        updater=Updater(
+            policy=policy,
+            optimizer=optimizer,
+            schedule=schedule,
+            loss=config.loss,
+            forward=forward,
+            max_completion_tokens=rollout.max_completion_tokens,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            seed=config.training.seed,
+        ),
+        evaluator=Evaluator(
+            sampler=sampler,
+            tokenizer=tokenizer,
+            eos_token_ids=eos,
+            verifier=pick_verifier(rewards, config.evaluation.verifier),
+            config=config,
+        ),
+        forward=forward,
+        live=Trainable(policy=policy, tokenizer=tokenizer, reference=reference, optimizer=optimizer, schedule=schedule),
+    )

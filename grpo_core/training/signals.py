@@ -1,0 +1,60 @@
+"""How a training is asked to stop: SIGTERM or SIGINT, a file STOP, or the lifeline (the process that started it has died).
+
+Each means the same: finish the step, checkpoint, journal `end`, exit. A second SIGINT exits at once.
+"""
+
+import os
+import select
+import signal
+from pathlib import Path
+from types import FrameType
+
+LIFELINE_VARIABLE = "GRPO_LIFELINE_FD"
+"""Environment variable that holds the number of an inherited pipe; end-of-file on it means that the other end has died."""
+
+
+class StopRequest:
+    """Asks `reason()` between steps."""
+
+    def __init__(self, stop_file: Path, lifeline_fd: int | None) -> None:
+        """Watch the given file and pipe."""
+        self._stop_file = stop_file
+        self._lifeline_fd = lifeline_fd
+        self._signal: signal.Signals | None = None
+
+    def install(self) -> None:
+        """Catch SIGTERM and SIGINT; call it from the main thread."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def reason(self) -> str | None:
+        """Return why the training should stop now, or None."""
+        if self._signal is not None:
+            return self._signal.name
+        if self._stop_file.exists():
+            return f"STOP: {self._stop_file.read_text().strip() or 'asked for by the file'}"
+        if self._lifeline_ended():
+            return "lifeline: the process that started the training has died"
+        return None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + signal number after a signal, else 0."""
+        return 0 if self._signal is None else 128 + self._signal
+
+    def _lifeline_ended(self) -> bool:
+        if self._lifeline_fd is None:
+            return False
+        readable, _, _ = select.select([self._lifeline_fd], [], [], 0)
+        return bool(readable) and os.read(self._lifeline_fd, 1) == b""
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = signal.Signals(number)
+
+
+def lifeline_from_environment() -> int | None:
+    """Return the lifeline's file descriptor, None where the process was started by hand."""
+    value = os.environ.get(LIFELINE_VARIABLE)
+    return int(value) if value else None

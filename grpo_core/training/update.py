@@ -1,0 +1,160 @@
+"""The updates on one step's rollouts: mu passes, each of `minibatches` optimizer steps, each of some micro-batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from grpo_core.algorithm.kl import k3
+from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
+from grpo_core.config import LossConfig
+from grpo_core.training.batch import RolloutBatch, microbatches, split_minibatches
+from grpo_core.training.forward import ForwardSettings, rows_logps
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerStep:
+    """What one optimizer step reports."""
+
+    loss: float
+    policy_loss: float
+    kl_loss: float
+    grad_norm: float
+    lr: float
+    ratio_sum: float
+    """Sum of importance ratios over loss tokens."""
+    ratio_max: float
+    old_k3_sum: float
+    """Sum over loss tokens of k3 between the policy of this optimizer step and the one that made the rollouts."""
+    clipped_low: float
+    """Loss tokens held by the lower clip."""
+    clipped_high: float
+    tokens: int
+    """Loss tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """What the updates of one step report."""
+
+    steps: tuple[OptimizerStep, ...]
+    first_logps: Tensor
+    """[B, T] log-probabilities of the first pass, no gradient: those of the policy that made the rollouts where there is
+    one optimizer step."""
+    first_entropy: Tensor
+    """[B, T] entropies of the first pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updater:
+    """Applies the GRPO loss to a policy."""
+
+    policy: PreTrainedModel
+    optimizer: AdamW
+    schedule: LambdaLR
+    loss: LossConfig
+    forward: ForwardSettings
+    max_completion_tokens: int
+    max_grad_norm: float | None
+    seed: int
+
+    @property
+    def single_update(self) -> bool:
+        """Whether the rollouts are used for one optimizer step, so that every ratio is 1."""
+        return self.loss.epochs_per_rollout == 1 and self.loss.minibatches == 1
+
+    def update(self, batch: RolloutBatch, ref_logps: Tensor, old_logps: Tensor | None, step: int) -> UpdateResult:
+        """Take all optimizer steps of one step.
+
+        Args:
+            batch: the rollouts.
+            ref_logps: [B, T] under the reference.
+            old_logps: [B, T] under the policy that made the rollouts; None with a single update, where they are the first
+                pass's own, detached.
+            step: names the shuffles of minibatches.
+        """
+        first_logps, first_entropy = torch.zeros_like(ref_logps), torch.zeros_like(ref_logps)
+        reports = []
+        for epoch in range(self.loss.epochs_per_rollout):
+            for rows in split_minibatches(batch.num_rows, self.loss.minibatches, self.seed, step, epoch):
+                report, logps, entropy = self._optimizer_step(batch, rows, ref_logps, old_logps)
+                reports.append(report)
+                if epoch == 0:
+                    first_logps[rows], first_entropy[rows] = logps, entropy
+        return UpdateResult(steps=tuple(reports), first_logps=first_logps, first_entropy=first_entropy)
+
+    def _optimizer_step(
+        self, batch: RolloutBatch, rows: Sequence[int], ref_logps: Tensor, old_logps: Tensor | None
+    ) -> tuple[OptimizerStep, Tensor, Tensor]:
+        denominators = Denominators.of(batch.loss_mask[list(rows)], self.max_completion_tokens)
+        terms, all_logps, all_entropy = [], [], []
+        for piece in microbatches(batch, rows, self.forward.max_tokens):
+            logps, entropy = rows_logps(self.policy, batch, piece, self.forward)
+            share = self._loss(batch, piece, logps, ref_logps, old_logps, denominators)
+            share.total.backward()  # type: ignore[no-untyped-call]
+            terms.append(share)
+            all_logps.append(logps.detach())
+            all_entropy.append(entropy)
+        lr = self.optimizer.param_groups[0]["lr"]
+        grad_norm = self._apply()
+        report = self._report(batch, rows, terms, grad_norm, lr)
+        return report, torch.cat(all_logps), torch.cat(all_entropy)
+
+    def _loss(
+        self,
+        batch: RolloutBatch,
+        piece: Sequence[int],
+        logps: Tensor,
+        ref_logps: Tensor,
+        old_logps: Tensor | None,
+        denominators: Denominators,
+    ) -> LossTerms:
+        return grpo_loss(
+            per_token_logps=logps,
+            old_per_token_logps=logps.detach() if old_logps is None else old_logps[list(piece)],
+            ref_per_token_logps=ref_logps[list(piece)],
+            advantages=batch.advantages[list(piece)],
+            loss_mask=batch.loss_mask[list(piece)],
+            denominators=denominators,
+            beta=self.loss.beta,
+            kl_estimator=self.loss.kl_estimator,
+            clip_eps=self.loss.clip_eps,
+            clip_eps_high=self.loss.clip_eps_high,
+            aggregation=self.loss.aggregation,
+        )
+
+    def _apply(self) -> float:
+        limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(grad_norm)
+
+    def _report(
+        self, batch: RolloutBatch, rows: Sequence[int], terms: Sequence[LossTerms], grad_norm: float, lr: float
+    ) -> OptimizerStep:
+        ratio = torch.cat([share.ratio for share in terms])
+        mask = batch.loss_mask[list(rows)]
+        positive = (batch.advantages[list(rows)] > 0).unsqueeze(1)
+        negative = (batch.advantages[list(rows)] < 0).unsqueeze(1)
+        clip_eps, clip_eps_high = self.loss.clip_eps, self.loss.clip_eps_high
+        low = 0.0 if clip_eps is None else 1 - clip_eps
+        high = float("inf") if clip_eps is None else 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
+        return OptimizerStep(
+            loss=sum(float(share.total.detach()) for share in terms),
+            policy_loss=sum(float(share.policy) for share in terms),
+            kl_loss=sum(float(share.kl) for share in terms),
+            grad_norm=grad_norm,
+            lr=lr,
+            ratio_sum=float(ratio[mask].sum()),
+            ratio_max=float(ratio[mask].max()),
+            old_k3_sum=float(k3(ratio[mask].log()).sum()),
+            clipped_low=float(((ratio < low) & negative & mask).sum()),
+            clipped_high=float(((ratio > high) & positive & mask).sum()),
+            tokens=int(mask.sum()),
+        )

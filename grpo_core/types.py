@@ -1,0 +1,48 @@
+"""Records that pass between stages; plain Python, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = Mapping[str, Any]
+"""One chat message: {"role": ..., "content": ...}. Content is a string today; a list of parts leaves room for images."""
+
+Conversation = tuple[Message, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt as it was frozen before training.
+
+    Example: Prompt(id=7, content=({"role": "user", "content": "3 + 4 ="},), text="<|im_start|>user...", token_ids=(1, 4093, ...),
+    columns={"answer": "7"}).
+    """
+
+    id: int
+    """Its row in the data set before splitting; names its random numbers."""
+    content: str | Conversation
+    """What a reward function gets: plain text or a conversation."""
+    text: str
+    """What the model is given: the content after the chat template."""
+    token_ids: tuple[int, ...]
+    """`text` as tokens."""
+    columns: Mapping[str, Any]
+    """The row's other columns, passed to reward functions by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefSync:
+    """One reference synchronisation: theta_ref <- alpha * theta + (1 - alpha) * theta_ref."""
+
+    step: int
+    """It happened after this step and holds from the next one."""
+    alpha: float
+    """Weight of the policy; 1 = hard copy."""
+    sync_count: int
+    """Syncs so far, this one included."""
+    kl_before: float
+    """Mean k3 per token between policy and reference just before, on this step's completions."""
+    kl_after: float
+    """The same just after; 0 for a hard copy."""
+    param_distance: float
+    """L2 norm of theta - theta_ref just before."""
