@@ -1,6 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-config.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/  train.log  STOP
+config.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
+tracking.json  process.json  train.log  STOP
 """
 
 import json
@@ -67,6 +68,15 @@ class RunDir:
     def process_file(self) -> Path:
         """Process id of the training process while it runs."""
         return self.path / "process.json"
+
+    @property
+    def tracking_file(self) -> Path:
+        """Where the run is tracked: MLflow's store and run id."""
+        return self.path / "tracking.json"
+
+    def log_file(self, process: str) -> Path:
+        """Output of a process of the run."""
+        return self.path / f"{process}.log"
 
     def create(self, config: RunConfig) -> None:
         """Make the folder and write the resolved configuration.

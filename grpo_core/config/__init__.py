@@ -1,7 +1,7 @@
 """Configuration: what can be set (`schema`), how it is read (`loading`), which combinations make sense (`consistency`)."""
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.loading import apply_overrides, load_config, parse_override, validate_config
+from grpo_core.config.loading import apply_overrides, load_config, parse_overrides, validate_config
 from grpo_core.config.schema import (
     AdvantageConfig,
     DataConfig,
@@ -37,6 +37,6 @@ __all__ = [
     "apply_overrides",
     "check_consistency",
     "load_config",
-    "parse_override",
+    "parse_overrides",
     "validate_config",
 ]

@@ -14,14 +14,14 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 
 
-def load_config(path: Path | str | None = None, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the validated configuration of a YAML file (None = all defaults) with overrides applied last.
+def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Return the validated configuration of a YAML file (None = all defaults) with {key.path: value} overrides applied last.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
     values = {} if path is None else _read_yaml(Path(path))
-    return validate_config(apply_overrides(values, overrides))
+    return validate_config(apply_overrides(values, overrides or {}))
 
 
 def validate_config(values: Mapping[str, Any]) -> RunConfig:
@@ -38,36 +38,41 @@ def validate_config(values: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return `values` with each `key.path=value` set; a number in the path indexes a list (`rewards.0.weight=2`).
+def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with each key path set; a number in a path indexes a list (`rewards.0.weight`).
 
     Raises:
-        ConfigError: an override is malformed, its key is given twice, or it passes through something that has no keys.
+        ConfigError: a path passes through something that has no keys.
     """
     result = _deep_copy(values)
-    seen: set[str] = set()
-    for override in overrides:
-        key, value = parse_override(override)
-        if key in seen:
-            raise ConfigError(f"{key}: given twice; give it once")
-        seen.add(key)
+    for key, value in overrides.items():
         _set(result, key, value)
     return result
 
 
-def parse_override(override: str) -> tuple[str, Any]:
-    """Split `key.path=value`; the value is read as YAML, so `null`, `0.1`, `[1, 4]` mean what they mean in a file.
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Return {key.path: value} of `key.path=value` texts.
 
-    >>> parse_override("loss.beta=1e-3")
-    ('loss.beta', 0.001)
+    Values are read as YAML, so `null`, `0.1`, `[1, 4]` mean what they mean in a file.
+
+    Raises:
+        ConfigError: a text is malformed, or a key is given twice.
+
+    >>> parse_overrides(["loss.beta=1e-3", "reference.sync_steps=null"])
+    {'loss.beta': 0.001, 'reference.sync_steps': None}
     """
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override {override!r}: expected key.path=value, for example loss.beta=0.1")
-    try:
-        return key.strip(), _number(yaml.safe_load(text)) if text else text
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML: {_one_line(error)}") from error
+    overrides: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override {text!r}: expected key.path=value, for example loss.beta=0.1")
+        if key.strip() in overrides:
+            raise ConfigError(f"{key.strip()}: given twice; give it once")
+        try:
+            overrides[key.strip()] = _number(yaml.safe_load(value)) if value else value
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {text!r}: the value is not valid YAML: {_one_line(error)}") from error
+    return overrides
 
 
 def _number(value: Any) -> Any:

@@ -221,6 +221,8 @@ class TrackingConfig(Section):
     """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories."""
     experiment: str = "grpo"
     """MLflow experiment."""
+    log_policy: bool = True
+    """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: str | None = None
     """Name of the run; null = what differs from the defaults in beta, group size, sync steps and seed."""
 

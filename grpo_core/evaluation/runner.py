@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.algorithm.masking import completion_mask
@@ -10,8 +11,11 @@ from grpo_core.config import RunConfig
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
-from grpo_core.rewards.base import Reward, call
-from grpo_core.training.rollout import decode
+from grpo_core.generation.text import decode
+from grpo_core.generation.torch_sampler import TorchSampler
+from grpo_core.policy.device import pick_device, pin_threads
+from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer
+from grpo_core.rewards.base import Reward, call, load_rewards
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
@@ -119,6 +123,21 @@ class Evaluator:
                 zip(repeated, texts, scores, mask.sum(dim=1).tolist(), strict=True)
             )
         )
+
+
+def open_evaluator(config: RunConfig, folder: Path) -> Evaluator:
+    """Return an evaluator of the model in `folder`, for a process that does nothing else."""
+    pin_threads(config.training)
+    model = load_policy(folder, pick_device(config.training.device), config.model.trust_remote_code)
+    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
+    eos = eos_token_ids(model, tokenizer)
+    return Evaluator(
+        sampler=TorchSampler(model, eos, config.model.dtype, config.training.rollout_rows),
+        tokenizer=tokenizer,
+        eos_token_ids=eos,
+        verifier=pick_verifier(load_rewards(config.rewards), config.evaluation.verifier),
+        config=config,
+    )
 
 
 def is_correct(score: float | None, pass_score: float) -> bool:

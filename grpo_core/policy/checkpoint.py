@@ -103,9 +103,14 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location=live.policy.device)
     live.optimizer.load_state_dict(saved["optimizer"])
     live.schedule.load_state_dict(saved["schedule"])
-    state = TrainingState(**json.loads((checkpoint / "state.json").read_text()))
+    state = read_state(checkpoint)
     live.reference.sync_count, live.reference.last_sync_step = state.sync_count, state.last_sync_step
     return state
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """Return the counters of a checkpoint."""
+    return TrainingState(**json.loads((checkpoint / "state.json").read_text()))
 
 
 def verify_checkpoint(checkpoint: Path) -> None:

@@ -45,10 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run_dir: RunDir, journal: Journal, stop: StopRequest) -> tuple[int, str | None]:
+    from grpo_core.policy.device import pin_threads
     from grpo_core.training.loop import train
-    from grpo_core.training.session import FRESH, open_session, pin_threads
+    from grpo_core.training.session import FRESH, open_session
 
-    threads = pin_threads(run_dir.read_config())
+    threads = pin_threads(run_dir.read_config().training)
     session = open_session(run_dir, journal, stop)
     state = session.restore()
     facts = {"threads": threads, "device": str(session.policy.device), "steps": session.config.training.steps}

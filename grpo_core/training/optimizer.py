@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
@@ -37,10 +36,3 @@ def lr_factor(config: OptimizerConfig, total_steps: int) -> Callable[[int], floa
         return 1.0
 
     return factor
-
-
-def pick_device(wanted: str) -> torch.device:
-    """Return the device of `training.device`; `auto` is cuda where there is one."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(wanted)

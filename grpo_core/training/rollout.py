@@ -10,6 +10,7 @@ from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.masking import completion_mask, is_eos
 from grpo_core.config import AdvantageConfig
 from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
+from grpo_core.generation.text import decode
 from grpo_core.rewards.base import Reward, score
 from grpo_core.training.batch import RolloutBatch
 from grpo_core.training.clock import Clock
@@ -58,9 +59,3 @@ class Explorer:
             scores=scores,
             advantages=advantages.to(device=mask.device, dtype=torch.float32),
         )
-
-
-def decode(tokenizer: "PreTrainedTokenizerBase", completion_ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
-    """Return B completions as text, without special tokens."""
-    rows = [ids[keep].tolist() for ids, keep in zip(completion_ids, mask, strict=True)]
-    return [str(text) for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]

@@ -1,11 +1,8 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-import logging
-import os
 from dataclasses import dataclass
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from grpo_core.config import RunConfig
 from grpo_core.config.consistency import optimizer_steps
@@ -15,18 +12,17 @@ from grpo_core.generation.sampler import SamplingSettings
 from grpo_core.generation.torch_sampler import TorchSampler
 from grpo_core.journal import Journal
 from grpo_core.policy.checkpoint import Trainable, TrainingState, list_checkpoints, load_checkpoint, save_checkpoint
+from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer, resolve_model
 from grpo_core.policy.reference import Reference
 from grpo_core.rewards.base import load_rewards
 from grpo_core.rundir import RunDir
 from grpo_core.training.forward import ForwardSettings
-from grpo_core.training.optimizer import build_optimizer, pick_device
+from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.rollout import Explorer
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
-
-logger = logging.getLogger(__name__)
 
 FRESH = TrainingState(step=0, optimizer_step=0, prompts=0, tokens=0, sync_count=0, last_sync_step=0)
 
@@ -58,13 +54,6 @@ class Session:
         """Go back to the newest checkpoint, if there is one; return the counters to go on from."""
         checkpoints = list_checkpoints(self.run_dir.checkpoints)
         return load_checkpoint(checkpoints[-1], self.live) if checkpoints else FRESH
-
-
-def pin_threads(config: RunConfig) -> int:
-    """Fix the number of CPU threads, which decides the order of floating-point sums; return it."""
-    threads = config.training.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    return threads
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:

@@ -1,0 +1,1 @@
+"""Flows: the order of things, one screen each."""

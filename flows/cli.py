@@ -1,0 +1,116 @@
+"""The `grpo` command: every verb calls a flow or one function."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
+from grpo_core.config.consistency import advantage_rms_factor, effective_beta
+from grpo_core.errors import GrpoError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="GRPO experiments that can be trusted and repeated."
+)
+
+ConfigPath = Annotated[Path, typer.Argument(help="YAML configuration, for example configs/quickstart.yaml")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error and Prefect's log.")]
+
+QUIET = {
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+}
+"""Environment defaults of the command: its own view replaces Prefect's log, and nothing is reported to anybody."""
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
+    values = parse_overrides(overrides or [])
+    for warning in check_consistency(load_config(config, values)):
+        typer.echo(f"warning: {warning}", err=True)
+    _set_environment(debug)
+    typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
+    from flows.train import grpo
+
+    summary = grpo(str(config), values, str(run_dir) if run_dir else None)
+    typer.echo("\n" + summary.markdown)
+    typer.echo(f"run dir:  {summary.run_path}")
+    typer.echo(f"MLflow:   {summary.mlflow_ui_command}")
+    typer.echo(f"          then {summary.mlflow_address}")
+    typer.echo("Prefect:  prefect server start")
+    if summary.status == "stopped":
+        typer.echo(f"stopped early: {summary.reason}", err=True)
+        raise typer.Exit(3)
+
+
+@app.command()
+def check(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Print the resolved configuration and every warning, without loading a model."""
+    import yaml
+
+    resolved = load_config(config, parse_overrides(overrides or []))
+    typer.echo(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True).rstrip())
+    typer.echo(f"\nadvantage_rms_factor: {advantage_rms_factor(resolved.rollout.group_size):.4f}  (sqrt((G-1)/G))")
+    typer.echo(f"effective beta: {effective_beta(resolved)}")
+    warnings = check_consistency(resolved)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}")
+    typer.echo(f"{len(warnings)} warning(s); the configuration is valid")
+
+
+@app.command()
+def status(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Say where a run is."""
+    from grpo_core.analysis.summary import run_status
+    from grpo_core.rundir import RunDir
+
+    now = run_status(RunDir(run_dir))
+    typer.echo(f"{run_dir}: {now.state}, step {now.step} of {now.steps}, {now.num_syncs} reference sync(s)")
+    if now.reason:
+        typer.echo(f"reason: {now.reason}")
+    if now.last is not None:
+        typer.echo(f"last record: {now.last.time}")
+        for key in ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds"):
+            if key in now.last.metrics:
+                typer.echo(f"  {key:20} {now.last.metrics[key]:.4g}")
+    for alert in now.alerts:
+        typer.echo(f"alert: {alert}")
+
+
+def _set_environment(debug: bool) -> None:
+    """Set what Prefect and MLflow read when they are imported; what the user has set stays."""
+    for name, value in QUIET.items():
+        if not (debug and name.endswith("LOGGING_LEVEL")):
+            os.environ.setdefault(name, value)
+
+
+def main() -> None:
+    """Run the command; an error is one message and an exit code, with --debug a traceback."""
+    try:
+        app()
+    except GrpoError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; what was journalled and checkpointed is in the run dir\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

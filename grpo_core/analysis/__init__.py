@@ -1,0 +1,1 @@
+"""What a journal says: rules over records, tables, figures."""

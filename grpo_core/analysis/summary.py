@@ -1,0 +1,126 @@
+"""A run in a few lines: where it is, and what it reached."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+
+from grpo_core.evaluation.statistics import Estimate, paired_difference
+from grpo_core.journal import Record, read_journal
+from grpo_core.rundir import RunDir
+
+FIRST_STEPS, LAST_STEPS = 5, 10
+"""Windows over which the report compares rewards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Held-out greedy accuracy before and after training, on the same prompts."""
+
+    num_prompts: int
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """Paired over prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Where a run is."""
+
+    state: str
+    """`not started`, `running`, `finished`, `stopped`, `failed` or `died` (no end record and no process)."""
+    reason: str | None
+    step: int
+    steps: int
+    last: Record | None
+    """The last `step` record."""
+    num_syncs: int
+    alerts: tuple[str, ...]
+
+
+def compare_evaluations(run_dir: RunDir) -> Comparison | None:
+    """Return the paired comparison of the evaluations before and after training; None where one is missing."""
+    files = [run_dir.eval / f"{policy}.parquet" for policy in ("base", "final")]
+    if not all(file.exists() for file in files):
+        return None
+    before, after = (_greedy(pandas.read_parquet(file)) for file in files)
+    prompts = sorted(before.keys() & after.keys())
+    estimates = [_greedy_accuracy(run_dir.eval / f"{policy}.json") for policy in ("base", "final")]
+    difference = paired_difference([before[prompt] for prompt in prompts], [after[prompt] for prompt in prompts])
+    return Comparison(num_prompts=len(prompts), before=estimates[0], after=estimates[1], difference=difference)
+
+
+def describe_result(records: Sequence[Record], comparison: Comparison | None) -> list[str]:
+    """Return what a run reached, one line a fact."""
+    steps = [record for record in records if record.kind == "step"]
+    if not steps:
+        return ["no step was finished"]
+    first, last = (_mean_reward(part) for part in (steps[:FIRST_STEPS], steps[-LAST_STEPS:]))
+    final = steps[-1].metrics
+    lines = [
+        f"steps: {steps[-1].step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
+        f"reward: {first:.3f} (first {FIRST_STEPS} steps) -> {last:.3f} (last {LAST_STEPS} steps)",
+        f"KL per token at the last step: {final['kl/ref/k3']:.4f} to the reference"
+        + (f", {final['kl/init/k3']:.4f} to the initial policy" if "kl/init/k3" in final else ""),
+    ]
+    if comparison is not None:
+        lines += [
+            f"held-out greedy accuracy ({comparison.num_prompts} prompts): {comparison.before} -> {comparison.after}",
+            f"paired difference, 95 % interval: {comparison.difference}",
+        ]
+    return lines
+
+
+def _mean_reward(records: Sequence[Record]) -> float:
+    return sum(record.metrics["reward/mean"] for record in records) / len(records)
+
+
+def run_status(run_dir: RunDir) -> RunStatus:
+    """Return where a run is, from its journal and its process.
+
+    Raises:
+        GrpoError: the folder holds no run.
+    """
+    steps = run_dir.read_config().training.steps
+    records = read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
+    step_records = [record for record in records if record.kind == "step"]
+    state, reason = _state(records, run_dir.process_file)
+    return RunStatus(
+        state=state,
+        reason=reason,
+        step=step_records[-1].step if step_records else 0,
+        steps=steps,
+        last=step_records[-1] if step_records else None,
+        num_syncs=sum(record.kind == "ref_sync" for record in records),
+        alerts=tuple(str(record.data.get("text")) for record in records if record.kind == "alert"),
+    )
+
+
+def _state(records: list[Record], process_file: Path) -> tuple[str, str | None]:
+    lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
+    if lifecycle and lifecycle[-1].kind == "end":
+        return str(lifecycle[-1].data["status"]), lifecycle[-1].data.get("reason")
+    if _alive(process_file):
+        return "running", None
+    return ("died", "the training process is gone and left no end record") if lifecycle else ("not started", None)
+
+
+def _alive(process_file: Path) -> bool:
+    try:
+        facts = json.loads(process_file.read_text())
+    except (OSError, ValueError):
+        return False
+    return facts.get("returncode") is None and Path(f"/proc/{facts['pid']}").exists()
+
+
+def _greedy(table: pandas.DataFrame) -> dict[int, bool]:
+    greedy = table[table["sample"] == -1]
+    return {int(prompt): bool(correct) for prompt, correct in zip(greedy["prompt_id"], greedy["correct"], strict=True)}
+
+
+def _greedy_accuracy(path: Path) -> Estimate:
+    estimates = json.loads(path.read_text())["estimates"]
+    return Estimate(**next(value for key, value in estimates.items() if key.endswith("/greedy_accuracy")))

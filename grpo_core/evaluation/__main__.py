@@ -1,0 +1,65 @@
+"""The evaluation process: `python -m grpo_core.evaluation RUN_DIR --policy base|final`.
+
+Writes eval/<policy>.json (figures with intervals), eval/<policy>.parquet (every completion), and an `eval` record.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from grpo_core.errors import GrpoError, ModelError
+from grpo_core.journal import Journal
+from grpo_core.rundir import RunDir
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Evaluate one policy of RUN_DIR; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_core.evaluation", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="folder of a run")
+    parser.add_argument("--policy", choices=("base", "final"), required=True, help="the initial policy, or the newest checkpoint's")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        _evaluate(RunDir(options.run_dir), options.policy)
+    except GrpoError as error:
+        if options.debug:
+            traceback.print_exc()
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def _evaluate(run_dir: RunDir, policy: str) -> None:
+    import pandas
+
+    from grpo_core.data.frozen import load_frozen
+    from grpo_core.evaluation.runner import HELD_OUT, open_evaluator
+    from grpo_core.policy.checkpoint import list_checkpoints, read_state
+    from grpo_core.policy.loading import resolve_model
+
+    config = run_dir.read_config()
+    step, folder = 0, resolve_model(config.model.source, config.model.trust_remote_code)
+    if policy == "final":
+        checkpoints = list_checkpoints(run_dir.checkpoints)
+        if not checkpoints:
+            raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
+        step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
+    _, prompts = load_frozen(run_dir.data)
+    evaluator = open_evaluator(config, folder)
+    result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples)
+    run_dir.eval.mkdir(exist_ok=True)
+    pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
+    facts = {"policy": policy, "set": HELD_OUT, "step": step, **result.as_json()}
+    (run_dir.eval / f"{policy}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    journal = Journal(run_dir.journal_file)
+    journal.append("eval", step, {**facts, "metrics": result.metrics()})
+    journal.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

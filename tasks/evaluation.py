@@ -1,0 +1,25 @@
+"""Task: evaluate a policy of a run, in a process of its own."""
+
+from pathlib import Path
+from typing import Literal
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.rundir import RunDir
+from tasks.process import run_child
+
+
+@task(name="evaluate", task_run_name="evaluate-{policy}", cache_policy=NO_CACHE)
+def evaluate(run_path: Path, policy: Literal["base", "final"]) -> None:
+    """Evaluate the initial policy or the newest checkpoint's on the held-out prompts.
+
+    Nothing is done where nothing is held out (`data.eval_fraction: 0`).
+    """
+    from grpo_core.data.frozen import read_manifest
+
+    run_dir = RunDir(run_path)
+    if read_manifest(run_dir.data).num_eval == 0:
+        return
+    python = run_dir.read_config().training.python
+    run_child("grpo_core.evaluation", [str(run_path), "--policy", policy], run_dir.log_file(f"evaluate-{policy}"), python)

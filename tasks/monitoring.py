@@ -1,0 +1,101 @@
+"""Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
+
+import time
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+
+from grpo_core.analysis.rules import Alert, RuleBook
+from grpo_core.journal import JournalTail, Record
+from grpo_core.rundir import RunDir
+from tasks.process import process_has_ended
+from tasks.progress import make_view
+from tasks.tracking import Shipper, TrackedRun, system_metrics
+
+POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 5.0
+EVENT_NAMES = {"kl_budget": "grpo.kl.budget", "non_finite": "grpo.run.non_finite", "stalled": "grpo.run.stalled"}
+
+
+@task(name="monitor", cache_policy=NO_CACHE)
+def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
+    """Follow the training until its process has ended and every record is handed on; return the alerts."""
+    run_dir = RunDir(run_path)
+    with system_metrics(tracked), make_view(run_dir.read_config()) as view:
+        watch = _Watch(run_dir, tracked)
+        while True:
+            # Asked before reading: what a process wrote before it ended is then read in the same round.
+            ended = process_has_ended(run_dir.process_file)
+            for record in watch.read():
+                view.show(record)
+            for alert in watch.alerts_of_silence():
+                view.say(alert.text)
+            if ended:
+                break
+            time.sleep(POLL_SECONDS)
+        watch.finish()
+    return tuple(watch.alerts)
+
+
+class _Watch:
+    """One reader of the journal and those that it feeds."""
+
+    def __init__(self, run_dir: RunDir, tracked: TrackedRun) -> None:
+        config = run_dir.read_config()
+        self.alerts: list[str] = []
+        self._run_dir = run_dir
+        self._tracked = tracked
+        self._tail = JournalTail(run_dir.journal_file)
+        self._rules = RuleBook(config.monitor.rules)
+        self._shipper = Shipper(tracked)
+        self._steps = config.training.steps
+        self._last_record = self._last_progress = time.monotonic()
+        self._progress = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
+
+    def read(self) -> list[Record]:
+        records = list(self._tail.read())
+        for record in records:
+            self._last_record = time.monotonic()
+            self._shipper.add(record)
+            for alert in self._rules.check(record):
+                self._raise(alert)
+            if record.kind == "ref_sync":
+                self._emit("grpo.ref.synced", dict(record.data))
+        self._shipper.ship()
+        self._show_progress(records)
+        return records
+
+    def alerts_of_silence(self) -> list[Alert]:
+        alerts = self._rules.check_silence(time.monotonic() - self._last_record)
+        for alert in alerts:
+            self._raise(alert)
+        return alerts
+
+    def finish(self) -> None:
+        self._shipper.ship_all()
+
+    def _raise(self, alert: Alert) -> None:
+        self.alerts.append(alert.text)
+        self._shipper.add_alert(alert)
+        self._emit(EVENT_NAMES[alert.rule.kind], {"step": alert.step, "value": alert.value, "text": alert.text})
+        if alert.stops:
+            self._run_dir.stop_file.write_text(alert.text + "\n")
+
+    def _emit(self, event: str, payload: dict[str, object]) -> None:
+        resource = {"prefect.resource.id": f"grpo.run.{self._tracked.run_id}", "prefect.resource.name": self._tracked.name}
+        emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
+
+    def _show_progress(self, records: list[Record]) -> None:
+        steps = [record.step for record in records if record.kind == "step"]
+        due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or (steps and steps[-1] == self._steps)
+        if steps and due:
+            self._last_progress = time.monotonic()
+            update_progress_artifact(self._progress, progress=100.0 * steps[-1] / self._steps)
+
+
+def _plain(value: object) -> object:
+    """Events are JSON: a NaN or an infinity becomes text."""
+    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value

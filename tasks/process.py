@@ -1,0 +1,118 @@
+"""Start, watch and stop the processes that hold the GPU; the only sender of signals to them.
+
+A child runs in a session of its own, so that what is sent to the flow's process group does not reach it twice. It holds one end
+of a pipe, its lifeline: when the flow process dies, however it dies, the pipe closes and the child stops cleanly.
+Its output goes to a file, which outlives both.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_core.errors import TrainingError
+from grpo_core.training.signals import LIFELINE_VARIABLE
+
+STOP_SECONDS = 25.0
+"""How long a child may take to stop after SIGTERM. Prefect kills a cancelled flow after 30 s."""
+POLL_SECONDS = 0.1
+
+
+def run_child(module: str, arguments: Sequence[str], log_file: Path, python: str | None = None, state_file: Path | None = None) -> None:
+    """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted.
+
+    Args:
+        module: what to run.
+        arguments: its arguments.
+        log_file: where its output goes.
+        python: its interpreter; None = this one.
+        state_file: where its process id and, at the end, its exit code are written.
+
+    Raises:
+        TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        with log_file.open("ab") as log:
+            child = _start([python or sys.executable, "-m", module, *arguments], log.fileno(), read_end)
+        os.close(read_end)
+        _write_state(state_file, child.pid, None)
+        try:
+            _wait(child)
+        finally:
+            _stop(child)
+            _write_state(state_file, child.pid, child.returncode)
+    finally:
+        os.close(write_end)
+    if child.returncode:
+        raise TrainingError(_last_words(module, child.returncode, log_file))
+
+
+def _start(command: list[str], output: int, lifeline: int) -> subprocess.Popen[bytes]:
+    # The repository root must be importable in the child, whichever interpreter runs it.
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    environment = {
+        **os.environ,
+        LIFELINE_VARIABLE: str(lifeline),
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(lifeline,),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
+
+
+def _wait(child: subprocess.Popen[bytes]) -> None:
+    """Poll instead of blocking: an exception that a signal handler raises is then delivered at once."""
+    while child.poll() is None:
+        time.sleep(POLL_SECONDS)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End a child that is still running: SIGTERM, which finishes the step and checkpoints, then SIGKILL."""
+    if child.poll() is not None:
+        return
+    child.send_signal(signal.SIGTERM)
+    try:
+        child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _write_state(path: Path | None, pid: int, returncode: int | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps({"pid": pid, "returncode": returncode}) + "\n")
+
+
+def _last_words(module: str, returncode: int, log_file: Path) -> str:
+    """Return the message of a child that failed: the last line of its log, or what killed it."""
+    if returncode < 0:
+        return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
+
+
+def process_has_ended(state_file: Path) -> bool:
+    """Tell whether the process of `state_file` has ended; False before it has started."""
+    try:
+        return json.loads(state_file.read_text())["returncode"] is not None
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,177 @@
+"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere, log lines in a worker."""
+
+import sys
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self
+
+from prefect import get_run_logger
+from prefect.runtime import deployment
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from grpo_core.config import RunConfig
+from grpo_core.journal import Record
+
+ROWS = 12
+"""Steps that the live table shows."""
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """Shows records as they come."""
+
+    def show(self, record: Record) -> None:
+        """Show one record."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show a line that is no record, such as an alert."""
+        ...
+
+
+def make_view(config: RunConfig) -> View:
+    """Return the view for where this process runs."""
+    if deployment.id is None and sys.stdout.isatty():
+        return LiveTable(config)
+    return PlainLines(config, to_log=deployment.id is not None)
+
+
+class PlainLines:
+    """One line a record."""
+
+    def __init__(self, config: RunConfig, to_log: bool) -> None:
+        """Write to standard output, or to the flow run's log."""
+        self._pace = Pace(config.training.steps)
+        self._to_log = to_log
+
+    def __enter__(self) -> Self:
+        """Nothing to set up."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Nothing to take down."""
+
+    def show(self, record: Record) -> None:
+        """Write one line for a record that a person follows."""
+        text = describe(record, self._pace)
+        if text:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        if self._to_log:
+            get_run_logger().info(text)
+        else:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+
+class LiveTable:
+    """The last steps as a table that is redrawn, with a bar and the time left; other records stay above it."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Prepare the table."""
+        self._pace = Pace(config.training.steps)
+        self._rows: deque[Record] = deque(maxlen=ROWS)
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
+
+    def __enter__(self) -> Self:
+        """Take the terminal."""
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Give it back."""
+        self._live.stop()
+
+    def show(self, record: Record) -> None:
+        """Add a row for a step, a line above the table for anything else."""
+        if record.kind == "step":
+            self._pace.count(record)
+            self._rows.append(record)
+        else:
+            text = describe(record, self._pace)
+            if text:
+                self.say(text)
+
+    def say(self, text: str) -> None:
+        """Put a line above the table."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def _draw(self) -> Group:
+        table = Table("step", "reward", "KL ref", "KL init", "entropy", "tokens", "syncs", "tok/s", "s/step", expand=False)
+        for record in self._rows:
+            get = record.metrics.get
+            table.add_row(
+                f"{record.step}/{self._pace.steps}",
+                f"{get('reward/mean', 0):.3f}",
+                f"{get('kl/ref/k3', 0):.4f}",
+                f"{get('kl/init/k3', 0):.4f}",
+                f"{get('policy/entropy', 0):.3f}",
+                f"{get('completion/tokens/mean', 0):.1f}",
+                f"{get('ref/sync_count', 0):.0f}",
+                f"{get('perf/completion_tokens_per_second', 0):.0f}",
+                f"{get('time/step_seconds', 0):.1f}",
+            )
+        done = self._rows[-1].step if self._rows else 0
+        return Group(table, ProgressBar(total=self._pace.steps, completed=done, width=60), self._pace.text())
+
+
+class Pace:
+    """How fast the steps come, and so how long the rest takes."""
+
+    def __init__(self, steps: int) -> None:
+        """Expect `steps` steps."""
+        self.steps = steps
+        self._done = 0
+        self._recent: deque[float] = deque(maxlen=10)
+        self._started = time.monotonic()
+
+    def count(self, record: Record) -> None:
+        """Take note of a step."""
+        self._done = record.step
+        self._recent.append(record.metrics.get("time/step_seconds", 0.0))
+
+    def text(self) -> str:
+        """Return `3m12s, about 2m40s left`."""
+        elapsed = _minutes(time.monotonic() - self._started)
+        if not self._recent:
+            return f"{elapsed}, waiting for the first step"
+        left = (self.steps - self._done) * sum(self._recent) / len(self._recent)
+        return f"{elapsed}, about {_minutes(left)} left"
+
+
+def describe(record: Record, pace: Pace) -> str | None:
+    """Return one line about a record, None for records that nobody follows."""
+    data = record.data
+    if record.kind == "step":
+        pace.count(record)
+        get = record.metrics.get
+        return (
+            f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/k3', 0):.4f} "
+            f"(init {get('kl/init/k3', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
+            f"{get('perf/completion_tokens_per_second', 0):.0f} tok/s  {get('time/step_seconds', 0):.1f} s/step  {pace.text()}"
+        )
+    if record.kind == "ref_sync":
+        return (
+            f"step {record.step}: reference synchronised (alpha {data['alpha']:g}), KL {data['kl_before']:.4f} -> "
+            f"{data['kl_after']:.4f}, distance {data['param_distance']:.4f}"
+        )
+    if record.kind == "eval":
+        accuracy = next(value for key, value in record.metrics.items() if key.endswith("/greedy_accuracy"))
+        return f"step {record.step}: held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
+    if record.kind == "checkpoint":
+        return f"step {record.step}: checkpoint {data['name']}"
+    if record.kind == "end":
+        return f"step {record.step}: {data['status']}" + (f" ({data['reason']})" if data.get("reason") else "")
+    return None
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

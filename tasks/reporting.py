@@ -1,0 +1,90 @@
+"""Task: figures, a Markdown report, and the summary of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.rundir import RunDir
+from tasks.tracking import TrackedRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What a flow run returns."""
+
+    run_path: Path
+    mlflow_run_id: str
+    mlflow_address: str
+    mlflow_ui_command: str
+    status: str
+    reason: str | None
+    alerts: tuple[str, ...]
+    markdown: str
+    """The report."""
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
+    """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
+    from grpo_core.analysis.figures import save_figures
+    from grpo_core.analysis.summary import run_status
+    from grpo_core.journal import read_journal
+
+    run_dir = RunDir(run_path)
+    records = read_journal(run_dir.journal_file)
+    save_figures(records, run_dir.report)
+    status = run_status(run_dir)
+    markdown = _markdown(run_dir, tracked, alerts)
+    (run_dir.report / "report.md").write_text(markdown)
+    create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
+    return RunSummary(
+        run_path=run_path,
+        mlflow_run_id=tracked.run_id,
+        mlflow_address=tracked.address,
+        mlflow_ui_command=tracked.ui_command,
+        status=status.state,
+        reason=status.reason,
+        alerts=alerts,
+        markdown=markdown,
+    )
+
+
+def _markdown(run_dir: RunDir, tracked: TrackedRun, alerts: tuple[str, ...]) -> str:
+    from grpo_core.analysis.summary import compare_evaluations, describe_result
+    from grpo_core.analysis.tables import sync_table
+    from grpo_core.journal import read_journal
+
+    records = read_journal(run_dir.journal_file)
+    syncs = sync_table(records)
+    lines = [
+        f"# GRPO run {tracked.name}",
+        "",
+        f"[MLflow run {tracked.run_id}]({tracked.address}) · run dir `{run_dir.path}`",
+        "",
+        *(f"- {line}" for line in describe_result(records, compare_evaluations(run_dir))),
+        "",
+        "## Alerts",
+        "",
+        *([f"- {alert}" for alert in alerts] or ["None."]),
+        "",
+        "## Reference syncs",
+        "",
+        *_table(syncs.round(4).astype(str).values.tolist(), list(syncs.columns)),
+        "",
+        "## Figures",
+        "",
+        "![reward](reward.png)",
+        "",
+        "![KL](kl.png)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(rows: list[list[str]], columns: list[str]) -> list[str]:
+    if not rows:
+        return ["None."]
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]

@@ -1,0 +1,21 @@
+"""Task: train, in a process of its own."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.rundir import RunDir
+from tasks.process import run_child
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def train(run_path: Path) -> None:
+    """Run the training process to its end.
+
+    Raises:
+        TrainingError: it failed; the message says why.
+    """
+    run_dir = RunDir(run_path)
+    python = run_dir.read_config().training.python
+    run_child("grpo_core.training", [str(run_path)], run_dir.log_file("train"), python, run_dir.process_file)
