@@ -1,0 +1,133 @@
+"""Shared fixtures: a tiny real model with a tokenizer, written as a transformers folder, and runs on it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+CHARACTERS = "0123456789+-*/= .,?:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#\n"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def build_tokenizer() -> Any:
+    """Return a character tokenizer with a chat template, id 0 = unknown, 1 = <|end|> (end of sequence)."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import decoders
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        additional_special_tokens=special[2:],
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def build_model(seed: int = 0) -> Any:
+    """Return a two-layer Llama with random weights and the vocabulary of `build_tokenizer`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(CHARACTERS) + 5,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=1,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    model.eval()
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model and its tokenizer; `model.source` of the runs in these tests."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    build_model().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_model() -> Any:
+    """A fresh tiny model."""
+    return build_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """The tokenizer of the tiny model."""
+    return build_tokenizer()
+
+
+@pytest.fixture
+def tiny_config(tiny_model_dir: Path) -> Callable[..., Any]:
+    """Return a function that makes a RunConfig for the tiny model: single-digit sums, a few seconds a run.
+
+    Keyword arguments are {key.path: value} overrides.
+    """
+    from grpo_core.config import apply_overrides, validate_config
+
+    base = {
+        "model": {"source": str(tiny_model_dir)},
+        "data": {
+            "source": "reasoning_gym:chain_sum",
+            "task_args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "size": 120,
+            "eval_fraction": 0.2,
+        },
+        # A random model is never right: the length of the completion is what it can learn from.
+        "rewards": [{"fn": "reasoning_gym"}, {"fn": "length", "args": {"max_characters": 4}}],
+        "rollout": {"num_prompts_per_step": 3, "group_size": 4, "max_completion_tokens": 8, "max_prompt_tokens": 128},
+        "reference": {"sync_steps": 2},
+        "optimizer": {"lr": 1e-3},
+        "training": {"steps": 4, "threads": 1, "device": "cpu"},
+        "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2]},
+    }
+
+    def make(overrides: dict[str, Any] | None = None) -> Any:
+        return validate_config(apply_overrides(base, overrides or {}))
+
+    return make
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path, tiny_config: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes a RUN_DIR with frozen prompts, ready for `python -m grpo_core.training`."""
+    from grpo_core.data.prepare import prepare
+    from grpo_core.rundir import RunDir
+
+    def make(overrides: dict[str, Any] | None = None, name: str = "run") -> Any:
+        run_dir = RunDir(tmp_path / name)
+        config = tiny_config(overrides)
+        run_dir.create(config)
+        prepare(config, run_dir.data)
+        return run_dir
+
+    return make
