@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
+from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
 from grpo_core.errors import GrpoError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="GRPO experiments that can be trusted and repeated."
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="GRPO experiments that can be trusted and repeated.",
 )
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML configuration, for example configs/quickstart.yaml")]

@@ -1,6 +1,6 @@
 """Flow "grpo": prepare data and model, evaluate, train while being monitored, evaluate again, report.
 
-    open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train | monitor - evaluate(final) - report
+open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train | monitor - evaluate(final) - report
 """
 
 from pathlib import Path
@@ -19,7 +19,9 @@ from tasks.training import train
 
 
 @flow(name="grpo", validate_parameters=False)
-def grpo(config: str = "configs/quickstart.yaml", overrides: dict[str, Any] | None = None, run_dir: str | None = None) -> RunSummary:
+def grpo(
+    config: str = "configs/quickstart.yaml", overrides: dict[str, Any] | None = None, run_dir: str | None = None
+) -> RunSummary:
     """Train a policy with GRPO and say what came of it.
 
     Args:

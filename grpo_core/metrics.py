@@ -30,11 +30,13 @@ class Metric:
     deterministic: bool = True
     """Whether a repeated run must give the same figure; times and memory need not."""
     when: When = "step"
-    """`step`: every step; `multi_update`: steps with more than one update; `sync`: steps that end in a sync; `eval`: evaluations."""
+    """`step`: every step; `multi_update`: steps with several updates; `sync`: steps that end in a sync; `eval`: evaluations."""
     healthy: str = "-"
 
 
-def _m(key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str = "-", when: When = "step") -> Metric:
+def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
+    key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str = "-", when: When = "step"
+) -> Metric:
     return Metric(key=key, meaning=meaning, formula=formula, unit=unit, reduction=reduction, healthy=healthy, when=when)
 
 
@@ -54,15 +56,34 @@ REGISTRY: tuple[Metric, ...] = (
     _m("kl/ref/k3", "KL to the current reference, estimator k3", "r - 1 - log r", "nats/token", _TOKENS, "below 0.1 to 1"),
     _m("kl/ref/max", "largest k3 of one token", "max_t k3", "nats", "max over loss tokens", "spikes: few tokens dominate"),
     _m("kl/ref/p95", "95th percentile of k3 over tokens", "quantile_0.95(k3)", "nats", "quantile over loss tokens"),
-    _m("kl/ref/se", "standard error of kl/ref/k3, completions as clusters", "sqrt(B/(B-1) sum_i (S_i - n_i k3)^2) / N",
-       "nats/token", "over completions", "well below kl/ref/k3"),
+    _m(
+        "kl/ref/se",
+        "standard error of kl/ref/k3, completions as clusters",
+        "sqrt(B/(B-1) sum_i (S_i - n_i k3)^2) / N",
+        "nats/token",
+        "over completions",
+        "well below kl/ref/k3",
+    ),
     _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS),
     _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS),
     _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS),
-    _m("kl/old/k3", "KL between the policy that made the rollouts and the policy during the updates on them",
-       "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update"),
-    _m("kl/sampler/k3", "mismatch between the sampler's and the trainer's log-probabilities", "r - 1 - log r", "nats/token",
-       _TOKENS, "below 1e-3; embedded sampler: rounding"),
+    _m(
+        "kl/old/k3",
+        "KL between the policy that made the rollouts and the policy during the updates on them",
+        "rho - 1 - log rho",
+        "nats/token",
+        "mean over loss tokens and optimizer steps",
+        "below 0.05",
+        when="multi_update",
+    ),
+    _m(
+        "kl/sampler/k3",
+        "mismatch between the sampler's and the trainer's log-probabilities",
+        "r - 1 - log r",
+        "nats/token",
+        _TOKENS,
+        "below 1e-3; embedded sampler: rounding",
+    ),
     # Loss
     _m("loss/total", "what was minimised", "policy + beta kl", "-", "aggregation of the config, mean over optimizer steps"),
     _m("loss/policy", "clipped surrogate", "see algorithm/loss.py eq. (1)", "-", "aggregation of the config", "near 0 at mu=1"),
@@ -86,7 +107,9 @@ REGISTRY: tuple[Metric, ...] = (
     _m("advantage/max", "largest absolute advantage", "max |A|", "-", "max over completions", "at most (G-1)/sqrt(G)"),
     # Policy
     _m("policy/entropy", "entropy of the next-token distribution", "-sum_v p log p", "nats", _TOKENS, "falls, not to 0"),
-    _m("policy/ratio_mean", "importance ratio pi/pi_old", "exp(lp - lp_old)", "-", f"{_TOKENS}, mean over optimizer steps", "1"),
+    _m(
+        "policy/ratio_mean", "importance ratio pi/pi_old", "exp(lp - lp_old)", "-", f"{_TOKENS}, mean over optimizer steps", "1"
+    ),
     _m("policy/ratio_max", "largest ratio", "max rho", "-", "max over loss tokens and optimizer steps", "below 10"),
     _m("policy/clip_frac/low", "tokens held by the lower clip: rho < 1 - eps and A < 0", "-", "0..1", _TOKENS, "below 0.2"),
     _m("policy/clip_frac/high", "tokens held by the upper clip: rho > 1 + eps and A > 0", "-", "0..1", _TOKENS, "below 0.2"),
@@ -98,11 +121,28 @@ REGISTRY: tuple[Metric, ...] = (
     # Reference
     _m("ref/synced", "1 where the step ended in a sync", "-", "0/1", "last"),
     _m("ref/sync_count", "syncs so far", "-", "count", "last"),
-    _m("ref/steps_since_sync", "steps since the last sync (or the start), this one included; 0 = synced now", "-", "steps", "last"),
-    _m("ref/param_distance", "distance of the policy from its reference after the update, before a sync",
-       "||theta - theta_ref||_2", "-", "last"),
-    _m("ref/kl_before_sync", "k3 to the reference after the update, just before the sync, on this step's completions",
-       "r - 1 - log r", "nats/token", _TOKENS, when="sync"),
+    _m(
+        "ref/steps_since_sync",
+        "steps since the last sync (or the start), this one included; 0 = synced now",
+        "-",
+        "steps",
+        "last",
+    ),
+    _m(
+        "ref/param_distance",
+        "distance of the policy from its reference after the update, before a sync",
+        "||theta - theta_ref||_2",
+        "-",
+        "last",
+    ),
+    _m(
+        "ref/kl_before_sync",
+        "k3 to the reference after the update, just before the sync, on this step's completions",
+        "r - 1 - log r",
+        "nats/token",
+        _TOKENS,
+        when="sync",
+    ),
     _m("ref/kl_after_sync", "the same just after; 0 for a hard copy", "r - 1 - log r", "nats/token", _TOKENS, when="sync"),
     # Optimizer
     _m("optim/lr", "learning rate of the last optimizer step", "-", "-", "last"),
@@ -123,11 +163,25 @@ REGISTRY: tuple[Metric, ...] = (
     _m("progress/prompts", "prompts seen so far", "-", "prompts", "sum"),
     _m("progress/tokens", "completion tokens trained on so far", "-", "tokens", "sum"),
     # Evaluation
-    _m("eval/<set>/greedy_accuracy", "prompts whose greedy completion the verifier accepts", "mean", "0..1", "over prompts",
-       when="eval"),
-    _m("eval/<set>/greedy_score", "the verifier's score of the greedy completion", "mean", "score", "over prompts", when="eval"),
-    _m("eval/<set>/pass_at_<k>", "chance that at least one of k samples is accepted", "1 - C(n-c,k)/C(n,k)", "0..1",
-       "unbiased estimator (Chen et al. 2021, eq. 1), mean over prompts", when="eval"),
+    _m(
+        "eval/<set>/greedy_accuracy",
+        "prompts whose greedy completion the verifier accepts",
+        "mean",
+        "0..1",
+        "over prompts",
+        when="eval",
+    ),
+    _m(
+        "eval/<set>/greedy_score", "the verifier's score of the greedy completion", "mean", "score", "over prompts", when="eval"
+    ),
+    _m(
+        "eval/<set>/pass_at_<k>",
+        "chance that at least one of k samples is accepted",
+        "1 - C(n-c,k)/C(n,k)",
+        "0..1",
+        "unbiased estimator (Chen et al. 2021, eq. 1), mean over prompts",
+        when="eval",
+    ),
     _m("eval/<set>/completion_tokens", "length of greedy completions", "mean", "tokens", "over prompts", when="eval"),
 )
 
@@ -173,7 +227,10 @@ def required_step_keys(reward_names: Iterable[str]) -> tuple[str, ...]:
 
 def markdown_table() -> str:
     """Return the documentation table of the registry."""
-    rows = ["| Key | Meaning | Formula | Unit | Reduction | When | Deterministic | Healthy |", "|---|---|---|---|---|---|---|---|"]
+    rows = [
+        "| Key | Meaning | Formula | Unit | Reduction | When | Deterministic | Healthy |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for metric in REGISTRY:
         cells = (
             f"`{metric.key}`", metric.meaning, metric.formula, metric.unit, metric.reduction, metric.when.replace("_", " "),
@@ -186,4 +243,8 @@ def markdown_table() -> str:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write("# Metrics\n\nGenerated by `python -m grpo_core.metrics`; edit the registry, not this file.\n\n" + markdown_table() + "\n")
+    sys.stdout.write(
+        "# Metrics\n\nGenerated by `python -m grpo_core.metrics`; edit the registry, not this file.\n\n"
+        + markdown_table()
+        + "\n"
+    )

@@ -14,7 +14,7 @@ Conversation = tuple[Message, ...]
 class Prompt:
     """One prompt as it was frozen before training.
 
-    Example: Prompt(id=7, content=({"role": "user", "content": "3 + 4 ="},), text="<|im_start|>user...", token_ids=(1, 4093, ...),
+    Example: Prompt(id=7, content=({"role": "user", "content": "3 + 4 ="},), text="<|im_start|>user...", token_ids=(1, 4093),
     columns={"answer": "7"}).
     """
 

@@ -1,7 +1,9 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
+import math
 import time
 from pathlib import Path
+from uuid import UUID
 
 from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -53,7 +55,9 @@ class _Watch:
         self._shipper = Shipper(tracked)
         self._steps = config.training.steps
         self._last_record = self._last_progress = time.monotonic()
-        self._progress = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
+        created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
+        assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
+        self._progress = created
 
     def read(self) -> list[Record]:
         records = list(self._tail.read())
@@ -98,4 +102,4 @@ class _Watch:
 
 def _plain(value: object) -> object:
     """Events are JSON: a NaN or an infinity becomes text."""
-    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

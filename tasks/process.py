@@ -22,7 +22,9 @@ STOP_SECONDS = 25.0
 POLL_SECONDS = 0.1
 
 
-def run_child(module: str, arguments: Sequence[str], log_file: Path, python: str | None = None, state_file: Path | None = None) -> None:
+def run_child(
+    module: str, arguments: Sequence[str], log_file: Path, python: str | None = None, state_file: Path | None = None
+) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted.
 
     Args:

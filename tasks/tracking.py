@@ -1,8 +1,8 @@
 """The only writer to MLflow: journal records in, batches out.
 
-Explicit run ids and `MlflowClient` throughout: the fluent API keeps one active run per process and ends failed runs as FINISHED.
-Exactly once: rows carry the journal's time stamps, and nothing at or below the high-water mark, read back from MLflow at the start,
-is sent again.
+Explicit run ids and `MlflowClient` throughout: the fluent API has one active run a process and ends failed runs as FINISHED.
+Exactly once: rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow
+at the start, is sent again.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ class Shipper:
         try:
             with _short_retries():
                 self._send()
-        except Exception:  # an outage of any kind: the records wait, training goes on
+        except Exception:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False
         return True

@@ -46,7 +46,9 @@ def token_logps(
     return torch.cat([logps for logps, _ in results]), torch.cat([entropy for _, entropy in results])
 
 
-def _chunk_logps(hidden: Tensor, head: Callable[[Tensor], Tensor], token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk_logps(
+    hidden: Tensor, head: Callable[[Tensor], Tensor], token_ids: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     # At least fp32: the difference of two log-probabilities is what KL and ratios are made of.
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature

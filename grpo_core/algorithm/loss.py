@@ -137,4 +137,3 @@ def grpo_loss(
     kl = (weights * per_token_kl(ref_log_ratio, kl_estimator)).sum()
     total = policy + beta * kl if beta else policy
     return LossTerms(total=total, policy=policy.detach(), kl=kl.detach(), ratio=log_ratio.detach().exp())
-

@@ -11,9 +11,9 @@ from grpo_core.journal import Record
 
 mpl.use("Agg")  # files only: no window, no display needed
 
-from matplotlib import pyplot  # noqa: E402  (the backend is chosen before pyplot is imported)
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 SMOOTHING_STEPS = 5
 
@@ -67,7 +67,7 @@ def save_figures(records: Sequence[Record], folder: Path) -> list[Path]:
     return paths
 
 
-def _line(axes: Axes, steps: pandas.DataFrame, key: str, label: str, style: str = "-", smooth: bool = False) -> None:
+def _line(axes: Axes, steps: pandas.DataFrame, key: str, label: str, *, style: str = "-", smooth: bool = False) -> None:
     if key not in steps:
         return
     values = steps[key].dropna()

@@ -46,9 +46,7 @@ class RuleBook:
 
     def check_silence(self, seconds: float) -> list[Alert]:
         """Return the breaches of `stalled` rules after so many seconds without a record."""
-        found = {
-            rule: self._stall(rule, seconds) for rule in self._rules if rule.kind == "stalled" and rule.bound is not None
-        }
+        found = {rule: self._stall(rule, seconds) for rule in self._rules if rule.kind == "stalled" and rule.bound is not None}
         return self._begun(found)
 
     def _begun(self, found: dict[RuleConfig, Alert | None]) -> list[Alert]:
@@ -64,7 +62,9 @@ class RuleBook:
         if not broken:
             return None
         key, value = next(iter(broken.items()))
-        return Alert(rule=rule, step=record.step, value=value, text=f"step {record.step}: {key} is {value}, not a finite number")
+        return Alert(
+            rule=rule, step=record.step, value=value, text=f"step {record.step}: {key} is {value}, not a finite number"
+        )
 
     def _budget(self, rule: RuleConfig, record: Record) -> Alert | None:
         if rule.metric is None or rule.bound is None or rule.metric not in record.metrics:

@@ -94,8 +94,7 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         )
     if loss.beta > 0 and loss.kl_estimator == "k1" and loss.aggregation != "seq-mean-token-mean":
         yield _warning(
-            "loss.kl_estimator: k1 in the loss has an expected gradient of 0 under sum or constant aggregation; "
-            "k2 regularises"
+            "loss.kl_estimator: k1 in the loss has an expected gradient of 0 under sum or constant aggregation; k2 regularises"
         )
 
 

@@ -44,7 +44,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     Raises:
         ConfigError: a path passes through something that has no keys.
     """
-    result = _deep_copy(values)
+    result: dict[str, Any] = _deep_copy(values)
     for key, value in overrides.items():
         _set(result, key, value)
     return result
@@ -93,7 +93,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a YAML file{_near_file(path)}") from error
+        raise ConfigError(
+            f"config {path}: cannot be read ({error.strerror}); give the path of a YAML file{_near_file(path)}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config {path}: is not UTF-8 text") from error
     try:

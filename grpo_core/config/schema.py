@@ -195,7 +195,7 @@ class RuleConfig(Section):
     """One thing that the monitor watches."""
 
     kind: Literal["kl_budget", "non_finite", "stalled"]
-    """`kl_budget`: `metric` above `bound`; `non_finite`: any figure NaN or infinite; `stalled`: no record for `bound` seconds."""
+    """`kl_budget`: `metric` above `bound`; `non_finite`: a figure is NaN or infinite; `stalled`: `bound` seconds of silence."""
     metric: str | None = None
     """Metric of a `kl_budget` rule: a key that starts with `kl/`."""
     bound: float | None = Field(default=None, gt=0)

@@ -1,7 +1,7 @@
 """Freeze prompts to files with a digest, and read them back.
 
-`data/train.jsonl` and `data/eval.jsonl` hold one prompt a line, with its tokens; `data/manifest.json` their SHA-256 digests and counts.
-What is trained on is what is in these files, whatever later happens to the source or to the tokenizer.
+`data/train.jsonl` and `data/eval.jsonl` hold one prompt a line, with its tokens; `data/manifest.json` holds their SHA-256
+digests and counts. What is trained on is what is in these files, whatever later happens to the source or to the tokenizer.
 """
 
 import hashlib

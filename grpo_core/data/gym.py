@@ -1,8 +1,8 @@
 """reasoning-gym tasks: procedural prompts with a scorer of their own.
 
 Only tasks on `ALLOWED_TASKS` are used. Some scorers of the package evaluate the answer as code (`eval`, sympy's parser); a
-model's output must never reach those. The list holds the tasks whose whole module names nothing that evaluates text, and whose
-rows, written as JSON and read back, still give the oracle answer the score 1; `tests/contracts/test_gym_allow_list.py` checks both.
+model's output must never reach those. The list holds the tasks whose whole module names nothing that evaluates text, and
+whose rows, written as JSON and read back, still give the oracle answer the score 1. A contract test checks both.
 """
 
 import json

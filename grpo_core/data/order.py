@@ -8,8 +8,10 @@ from grpo_core.types import Prompt
 
 
 def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: int, step: int) -> tuple[Prompt, ...]:
-    """Return the prompts of `step` (from 1): each pass over the data is a fresh permutation, passes follow each other
-    without a gap, so a batch may end one pass and begin the next.
+    """Return the prompts of `step` (from 1).
+
+    Each pass over the data is a fresh permutation; passes follow each other without a gap, so a batch may end one pass and
+    begin the next.
 
     >>> prompts = [Prompt(id=i, content="", text="", token_ids=(), columns={}) for i in range(3)]
     >>> sorted(p.id for step in (1, 2, 3) for p in prompts_of_step(prompts, 1, seed=0, step=step))

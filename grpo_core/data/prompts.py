@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from grpo_core.config import DataConfig
 from grpo_core.data.sources import Row
@@ -77,9 +80,13 @@ def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
         if not config.chat_template:
             return _plain_text(value, config)
         return (*_opening(config), {"role": "user", "content": value})
-    if hasattr(value, "tolist"):  # a list column of a parquet file arrives as an array
+    if isinstance(value, np.ndarray):  # a list column of a parquet file
         value = value.tolist()
-    if isinstance(value, list) and value and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
+    ):
         return (*_opening(config), *value)
     raise DataError(
         f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages, got {value!r:.80}"
@@ -122,7 +129,7 @@ def _columns(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
 
 
 def _gold_answer(value: Any, index: int, config: DataConfig) -> str:
-    if value is None or value != value:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         raise DataError(f"data.answer_column {config.answer_column!r}, row {index}: is empty")
     answer = str(value)
     if config.answer_after is None:

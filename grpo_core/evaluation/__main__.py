@@ -20,7 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Evaluate one policy of RUN_DIR; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m grpo_core.evaluation", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="folder of a run")
-    parser.add_argument("--policy", choices=("base", "final"), required=True, help="the initial policy, or the newest checkpoint's")
+    parser.add_argument(
+        "--policy", choices=("base", "final"), required=True, help="the initial policy, or the newest checkpoint's"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)

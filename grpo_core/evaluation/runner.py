@@ -87,13 +87,13 @@ class Evaluator:
         }
         sampled = self._complete(prompts, group_size=samples, temperature=self.config.rollout.temperature) if samples else ()
         for k in self.config.evaluation.k if samples else ():
-            by_prompt = [sum(row.correct for row in sampled[start : start + samples]) for start in range(0, len(sampled), samples)]
+            by_prompt = [
+                sum(row.correct for row in sampled[start : start + samples]) for start in range(0, len(sampled), samples)
+            ]
             estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in by_prompt])
         return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled))
 
-    def _complete(
-        self, prompts: Sequence[Prompt], group_size: int, temperature: float
-    ) -> tuple[EvaluatedCompletion, ...]:
+    def _complete(self, prompts: Sequence[Prompt], group_size: int, temperature: float) -> tuple[EvaluatedCompletion, ...]:
         rollout = self.config.rollout
         settings = SamplingSettings(
             group_size=group_size,

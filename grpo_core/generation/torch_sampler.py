@@ -45,9 +45,7 @@ class TorchSampler:
             sampling_per_token_logps=torch.cat([_pad_right(logps, width, 0.0) for _, logps in parts]),
         )
 
-    def _sample_batch(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
-    ) -> tuple[Tensor, Tensor]:
+    def _sample_batch(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> tuple[Tensor, Tensor]:
         device = self._model.device
         rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
         prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)

@@ -91,4 +91,4 @@ def _convert(gguf: Path, target: Path) -> None:
         # One rename: two processes that convert at once both end with a whole folder.
         if not target.exists():
             os.replace(scratch, target)
-            os.mkdir(scratch)
+            Path(scratch).mkdir()  # what the context manager expects to remove

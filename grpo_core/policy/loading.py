@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError
 from grpo_core.policy.bundled import PREFIX, bundled_model_path
@@ -70,9 +70,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrained
     return tokenizer
 
 
-def load_policy(
-    folder: Path, device: "torch.device | str" = "cpu", trust_remote_code: bool = False
-) -> "PreTrainedModel":
+def load_policy(folder: Path, device: "torch.device | str" = "cpu", trust_remote_code: bool = False) -> "PreTrainedModel":
     """Load a causal language model with fp32 weights, dropout off.
 
     Raises:
@@ -122,5 +120,3 @@ def weights_digest(folder: Path) -> str:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
-
-

@@ -53,9 +53,7 @@ def encode_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
 def expand_prefix(prefix: EncodedPrefix, prompt_of_row: Tensor) -> EncodedPrefix:
     """Give every row the prefix of its prompt: [B] indices into the P prompts. The cache is changed in place."""
     prefix.cache.batch_select_indices(prompt_of_row)
-    return EncodedPrefix(
-        last_hidden=prefix.last_hidden[prompt_of_row], mask=prefix.mask[prompt_of_row], cache=prefix.cache
-    )
+    return EncodedPrefix(last_hidden=prefix.last_hidden[prompt_of_row], mask=prefix.mask[prompt_of_row], cache=prefix.cache)
 
 
 def continue_prefix(model: PreTrainedModel, prefix: EncodedPrefix, token_ids: Tensor, token_mask: Tensor) -> Tensor:
@@ -71,7 +69,8 @@ def continue_prefix(model: PreTrainedModel, prefix: EncodedPrefix, token_ids: Te
         past_key_values=prefix.cache,
         use_cache=True,
     )
-    return output.last_hidden_state
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
 def completion_hidden(
@@ -98,7 +97,8 @@ def completion_hidden(
 
 def backbone(model: PreTrainedModel) -> nn.Module:
     """Return the part of a causal language model that ends in hidden states."""
-    return model.base_model
+    module: nn.Module = model.base_model
+    return module
 
 
 def vocabulary_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
@@ -110,7 +110,8 @@ def vocabulary_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
     def project(hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return head(hidden.to(head.weight.dtype))
+            logits: Tensor = head(hidden.to(head.weight.dtype))
+            return logits
 
     return project
 

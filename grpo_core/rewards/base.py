@@ -105,9 +105,7 @@ def score(rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[
     breakdown = {reward.name: call(reward, prompts, texts) for reward in rewards}
     totals = []
     for row in range(len(texts)):
-        scored = [
-            reward.weight * value for reward in rewards if (value := breakdown[reward.name][row]) is not None
-        ]
+        scored = [reward.weight * value for reward in rewards if (value := breakdown[reward.name][row]) is not None]
         totals.append(sum(scored) if scored else math.nan)
     return ScoredCompletions(total=tuple(totals), breakdown=breakdown)
 
@@ -146,7 +144,7 @@ def _first_failing(reward: Reward, contents: list[Any], completions: list[Any], 
         single = {name: [values[row]] for name, values in columns.items()}
         try:
             reward.function(prompts=[contents[row]], completions=[completions[row]], **single, **reward.args)
-        except Exception:  # the point is to find which sample raises, not why
+        except Exception:  # noqa: BLE001  (the point is to find which sample raises, not why)
             return row
     return 0
 

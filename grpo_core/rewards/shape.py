@@ -18,9 +18,7 @@ def format_reward(
     return [float(compiled.fullmatch(completion_text(completion).strip()) is not None) for completion in completions]
 
 
-def length_reward(
-    prompts: list[Any], completions: list[Any], max_characters: int = 200, **columns: Any
-) -> list[float | None]:
+def length_reward(prompts: list[Any], completions: list[Any], max_characters: int = 200, **columns: Any) -> list[float | None]:
     """Return 1 up to `max_characters` characters, then a straight fall to 0 at twice as many.
 
     >>> length_reward([""], ["abc"], max_characters=2)

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.debug:
             traceback.print_exc()
         return _fail(journal, step, str(error), error.exit_code)
-    except Exception as error:  # the journal must say why a run ended, whatever it was
+    except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
         traceback.print_exc()
         return _fail(journal, step, f"{type(error).__name__}: {error}", GrpoError.exit_code)
     finally:

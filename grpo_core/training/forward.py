@@ -23,7 +23,9 @@ class ForwardSettings:
     """Tokens of one micro-batch, padding included."""
 
 
-def rows_logps(model: PreTrainedModel, batch: RolloutBatch, rows: Sequence[int], settings: ForwardSettings) -> tuple[Tensor, Tensor]:
+def rows_logps(
+    model: PreTrainedModel, batch: RolloutBatch, rows: Sequence[int], settings: ForwardSettings
+) -> tuple[Tensor, Tensor]:
     """Return ([b, T] log-probabilities, [b, T] entropies) of the given rows; 0 outside the completion mask.
 
     Gradients flow where they are enabled; entropies carry none.
@@ -44,8 +46,7 @@ def batch_logps(model: PreTrainedModel, batch: RolloutBatch, settings: ForwardSe
     """Return ([B, T], [B, T]) as `rows_logps`, of all rows and without gradient."""
     with torch.no_grad():
         parts = [
-            rows_logps(model, batch, rows, settings)
-            for rows in microbatches(batch, range(batch.num_rows), settings.max_tokens)
+            rows_logps(model, batch, rows, settings) for rows in microbatches(batch, range(batch.num_rows), settings.max_tokens)
         ]
     return torch.cat([logps for logps, _ in parts]), torch.cat([entropy for _, entropy in parts])
 

@@ -97,7 +97,7 @@ def completion_figures(batch: RolloutBatch) -> Figures:
 
 
 def update_figures(steps: Sequence[OptimizerStep]) -> Figures:
-    """Return the `loss/*`, `optim/*`, `policy/ratio*`, `policy/clip_frac/*` and `kl/old/*` figures of one step's optimizer steps."""
+    """Return the `loss/*`, `optim/*`, `policy/ratio*`, `policy/clip_frac/*` and `kl/old/*` figures of one step."""
     tokens = max(sum(step.tokens for step in steps), 1)
     count = len(steps)
     drift = {"kl/old/k3": sum(step.old_k3_sum for step in steps) / tokens} if count > 1 else {}

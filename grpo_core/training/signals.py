@@ -48,7 +48,7 @@ class StopRequest:
         readable, _, _ = select.select([self._lifeline_fd], [], [], 0)
         return bool(readable) and os.read(self._lifeline_fd, 1) == b""
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number)

@@ -33,9 +33,7 @@ class StepResult:
 def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:
     """Return the prompts of a step."""
     config = session.config
-    return prompts_of_step(
-        session.train_prompts, config.rollout.num_prompts_per_step, config.training.seed, step
-    )
+    return prompts_of_step(session.train_prompts, config.rollout.num_prompts_per_step, config.training.seed, step)
 
 
 def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clock) -> RolloutBatch:

@@ -94,7 +94,7 @@ class Updater:
         terms, all_logps, all_entropy = [], [], []
         for piece in microbatches(batch, rows, self.forward.max_tokens):
             logps, entropy = rows_logps(self.policy, batch, piece, self.forward)
-            share = self._loss(batch, piece, logps, ref_logps, old_logps, denominators)
+            share = self._loss(batch, piece, logps=logps, ref_logps=ref_logps, old_logps=old_logps, denominators=denominators)
             share.total.backward()  # type: ignore[no-untyped-call]
             terms.append(share)
             all_logps.append(logps.detach())
@@ -108,6 +108,7 @@ class Updater:
         self,
         batch: RolloutBatch,
         piece: Sequence[int],
+        *,
         logps: Tensor,
         ref_logps: Tensor,
         old_logps: Tensor | None,

