@@ -50,11 +50,13 @@ def train(
     from flows.train import grpo
 
     summary = grpo(str(config), values, str(run_dir) if run_dir else None)
-    typer.echo("\n" + summary.markdown)
-    typer.echo(f"run dir:  {summary.run_path}")
-    typer.echo(f"MLflow:   {summary.mlflow_ui_command}")
-    typer.echo(f"          then {summary.mlflow_address}")
-    typer.echo("Prefect:  prefect server start")
+    typer.echo()
+    for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
+        typer.echo(f"  {fact}")
+    typer.echo(f"\nreport    {summary.run_path}/report/report.md (figures beside it)")
+    typer.echo(f"MLflow    {summary.mlflow_ui_command}")
+    typer.echo(f"          {summary.mlflow_address}")
+    typer.echo("Prefect   prefect server start, then http://127.0.0.1:4200")
     if summary.status == "stopped":
         typer.echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)

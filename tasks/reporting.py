@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -9,6 +10,9 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.rundir import RunDir
 from tasks.tracking import TrackedRun
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,22 +26,24 @@ class RunSummary:
     status: str
     reason: str | None
     alerts: tuple[str, ...]
-    markdown: str
-    """The report."""
+    facts: tuple[str, ...]
+    """What the run reached, one line a fact."""
 
 
 @task(name="report", cache_policy=NO_CACHE)
 def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
     from grpo_core.analysis.figures import save_figures
-    from grpo_core.analysis.summary import run_status
+    from grpo_core.analysis.summary import compare_evaluations, describe_result, run_status
+    from grpo_core.analysis.tables import sync_table
     from grpo_core.journal import read_journal
 
     run_dir = RunDir(run_path)
     records = read_journal(run_dir.journal_file)
     save_figures(records, run_dir.report)
     status = run_status(run_dir)
-    markdown = _markdown(run_dir, tracked, alerts)
+    facts = tuple(describe_result(records, compare_evaluations(run_dir)))
+    markdown = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
     (run_dir.report / "report.md").write_text(markdown)
     create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
     return RunSummary(
@@ -48,23 +54,19 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
         status=status.state,
         reason=status.reason,
         alerts=alerts,
-        markdown=markdown,
+        facts=facts,
     )
 
 
-def _markdown(run_dir: RunDir, tracked: TrackedRun, alerts: tuple[str, ...]) -> str:
-    from grpo_core.analysis.summary import compare_evaluations, describe_result
-    from grpo_core.analysis.tables import sync_table
-    from grpo_core.journal import read_journal
-
-    records = read_journal(run_dir.journal_file)
-    syncs = sync_table(records)
+def _markdown(
+    run_dir: RunDir, tracked: TrackedRun, facts: tuple[str, ...], alerts: tuple[str, ...], syncs: "pandas.DataFrame"
+) -> str:
     lines = [
         f"# GRPO run {tracked.name}",
         "",
         f"[MLflow run {tracked.run_id}]({tracked.address}) · run dir `{run_dir.path}`",
         "",
-        *(f"- {line}" for line in describe_result(records, compare_evaluations(run_dir))),
+        *(f"- {fact}" for fact in facts),
         "",
         "## Alerts",
         "",

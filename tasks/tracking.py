@@ -54,7 +54,7 @@ class TrackedRun:
     @property
     def ui_command(self) -> str:
         """What to type to look at it."""
-        return f"open {self.address}" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}"
+        return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}, then"
 
 
 def tracking_uri(config: RunConfig, run_path: Path) -> str:
