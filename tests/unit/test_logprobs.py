@@ -1,0 +1,81 @@
+"""Token log-probabilities and entropies against a plain log-softmax, whole and in chunks."""
+
+import math
+
+import pytest
+import torch
+
+from grpo_core.algorithm.logprobs import token_logps
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([0, 10, 3, 3, 7, 1, 9])
+    return hidden, weight, tokens
+
+
+def naive(hidden, weight, tokens, temperature):
+    logps = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
+    return torch.stack([row[token] for row, token in zip(logps, tokens, strict=True)]), -(logps.exp() * logps).sum(-1)
+
+
+def with_gradients(logps, hidden, weight):
+    coefficients = torch.arange(1.0, len(logps) + 1, dtype=logps.dtype)
+    return logps.detach(), *torch.autograd.grad((logps * coefficients).sum(), (hidden, weight))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+def test_values_and_gradients_are_those_of_a_plain_log_softmax_whatever_the_chunk(inputs, temperature, chunk_tokens):
+    hidden, weight, tokens = inputs
+    logps, entropy = token_logps(hidden, lambda states: states @ weight.T, tokens, temperature, chunk_tokens)
+    expected_logps, expected_entropy = naive(hidden, weight, tokens, temperature)
+    torch.testing.assert_close(entropy, expected_entropy.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        with_gradients(logps, hidden, weight), with_gradients(expected_logps, hidden, weight), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_by_hand():
+    # logits log 1, log 3 -> probabilities 1/4, 3/4; at temperature 1/2 the weights are squared: 1/10, 9/10
+    hidden = torch.tensor([[0.0, math.log(3)]] * 2, dtype=torch.float64)
+    logps, entropy = token_logps(hidden, lambda states: states, torch.tensor([0, 1]), 1.0)
+    assert logps.exp().tolist() == pytest.approx([0.25, 0.75], abs=1e-12)
+    assert entropy.tolist() == pytest.approx([-(0.25 * math.log(0.25) + 0.75 * math.log(0.75))] * 2, abs=1e-12)
+    logps, _ = token_logps(hidden, lambda states: states, torch.tensor([0, 1]), 0.5)
+    assert logps.exp().tolist() == pytest.approx([0.1, 0.9], abs=1e-12)
+
+
+def test_entropy_of_a_uniform_distribution_is_the_log_of_the_vocabulary():
+    _, entropy = token_logps(torch.zeros(2, 8, dtype=torch.float64), lambda states: states, torch.tensor([0, 5]), 1.0)
+    assert entropy.tolist() == pytest.approx([math.log(8)] * 2, abs=1e-14)
+
+
+def test_entropy_of_a_certain_distribution_is_0():
+    hidden = torch.tensor([[1000.0, 0.0, 0.0]])
+    _, entropy = token_logps(hidden, lambda states: states, torch.tensor([0]), 1.0)
+    assert entropy.tolist() == [0.0]
+
+
+def test_entropy_carries_no_gradient(inputs):
+    hidden, weight, tokens = inputs
+    for chunk_tokens in (2, 100):
+        assert not token_logps(hidden, lambda states: states @ weight.T, tokens, 1.0, chunk_tokens)[1].requires_grad
+
+
+def test_low_precision_logits_are_normalised_in_fp32(inputs):
+    hidden, weight, tokens = (value.detach() for value in inputs)
+    low = (hidden @ weight.T).bfloat16()
+    logps, entropy = token_logps(low, lambda states: states, tokens, 1.0)
+    expected = torch.log_softmax(low.double(), dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    assert logps.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logps.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_no_tokens_give_no_numbers():
+    logps, entropy = token_logps(torch.zeros(0, 4), lambda states: states, torch.zeros(0, dtype=torch.long), 1.0)
+    assert logps.shape == entropy.shape == (0,)
+    assert logps.dtype == torch.float32
