@@ -1,6 +1,7 @@
 """Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -69,24 +70,41 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         if key.strip() in overrides:
             raise ConfigError(f"{key.strip()}: given twice; give it once")
         try:
-            overrides[key.strip()] = _number(yaml.safe_load(value)) if value else value
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {text!r}: the value is not valid YAML: {_one_line(error)}") from error
+            overrides[key.strip()] = _parse_yaml(value) if value else value
+        except ConfigError as error:
+            raise ConfigError(f"override {text!r}: the value {error}") from error
     return overrides
 
 
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-6 (no dot) as text; every user means the number."""
-    if isinstance(value, str) and "e" in value.lower():
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    if isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    return value
+class _Loader(yaml.SafeLoader):
+    """The safe loader, with two traps closed: a key given twice is refused, and 1e-6 (no dot) is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node, after refusing keys that are given twice."""
+        seen: list[Any] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            seen.append(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
+
+
+def _parse_yaml(text: str) -> Any:
+    """Return the plain values of a YAML text.
+
+    Raises:
+        ConfigError: it is not valid YAML; the message says where.
+    """
+    try:
+        return _deep_copy(yaml.load(text, Loader=_Loader))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
+        raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError("is nested too deeply") from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -99,18 +117,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"config {path}: is not UTF-8 text") from error
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config {path}: is not valid YAML: {_one_line(error)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"config {path}: is nested too deeply") from error
+        values = _parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"config {path}: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"config {path}: expected sections such as `loss:`, got a {type(values).__name__}")
-    number = _number(values)
-    assert isinstance(number, dict)
-    return number
+    return values
 
 
 def _near_file(path: Path) -> str:
@@ -118,10 +132,6 @@ def _near_file(path: Path) -> str:
     names = [file.name for file in folder.glob("*.yaml")] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {folder / close[0]}?" if close else ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _deep_copy(value: Any) -> Any:

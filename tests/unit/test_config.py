@@ -1,0 +1,307 @@
+"""Configuration files and overrides: what loads, what is refused, and in which words."""
+
+import copy
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config, parse_overrides, validate_config
+from grpo_core.config.flat import flatten
+from grpo_core.config.loading import known_keys
+from grpo_core.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if "sweeps" not in path.parts)
+
+
+def refusal(overrides: dict[str, Any]) -> str:
+    """Return the message with which the defaults plus overrides are refused."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    return str(caught.value)
+
+
+def test_there_are_configuration_files() -> None:
+    assert CONFIGS / "quickstart.yaml" in FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_every_configuration_file_loads(path: Path) -> None:
+    assert load_config(path) != RunConfig()
+
+
+def test_the_quickstart_has_no_warnings() -> None:
+    assert check_consistency(load_config(CONFIGS / "quickstart.yaml")) == ()
+
+
+def test_the_defaults_have_no_warnings() -> None:
+    assert check_consistency(load_config()) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [
+        ("loss.bta", 0.1, "loss.beta"),
+        ("rollout.groupsize", 4, "rollout.group_size"),
+        ("lsos", {"beta": 0.1}, "loss"),
+        ("rewards", [{"fn": "format", "wieght": 2}], "rewards.0.weight"),
+        ("beta", 0.1, "loss.beta"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, value: Any, nearest: str) -> None:
+    message = refusal({key: value})
+    assert "unknown key" in message
+    assert f"did you mean {nearest}?" in message
+
+
+def test_an_unknown_key_far_from_all_is_refused_with_the_keys_of_its_section() -> None:
+    message = refusal({"loss.zzzzzz": 1})
+    assert "loss.zzzzzz: unknown key" in message
+    assert "aggregation, beta, clip_eps" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("loss.beta", -0.5),
+        ("rollout.group_size", 0),
+        ("rollout.temperature", 0),
+        ("rollout.top_p", 1.5),
+        ("data.eval_fraction", 1),
+        ("reference.mixup_alpha", 1.25),
+        ("loss.kl_estimator", "k4"),
+        ("training.steps", "many"),
+        ("optimizer.lr", float("nan")),
+        ("model.dtype", "float16"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_key_and_value(key: str, value: Any) -> None:
+    message = refusal({key: value})
+    assert message.startswith(f"{key}: ")
+    assert f"got {value!r}" in message
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    message = refusal({"loss.beta": -1, "rollout.group_size": 0, "loss.bta": 1})
+    assert len(message.splitlines()) == 3
+
+
+def test_overrides_come_last_and_reach_nested_keys_lists_and_null(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("loss: {beta: 0.5}\nrewards: [{fn: format}, {fn: length}]\nreference: {sync_steps: 7}\n")
+    overrides = parse_overrides(
+        ["loss.beta=0.25", "rewards.1.weight=3", "reference.sync_steps=null", "optimizer.lr=1e-6", "evaluation.k=[1, 2]"]
+    )
+    config = load_config(path, overrides)
+    assert config.loss.beta == 0.25
+    assert [(reward.fn, reward.weight) for reward in config.rewards] == [("format", 1.0), ("length", 3.0)]
+    assert config.reference.sync_steps is None
+    assert config.optimizer.lr == 1e-6
+    assert config.evaluation.k == (1, 2)
+
+
+def test_an_override_leaves_the_given_values_as_they_were() -> None:
+    values = {"loss": {"beta": 0.5}}
+    apply_overrides(values, {"loss.beta": 0.1})
+    assert values == {"loss": {"beta": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("1E6", 1e6),
+        ("-2.e3", -2000.0),
+        (".5e1", 5.0),
+        ("1.5e-3", 0.0015),
+        ("'1e-6'", "1e-6"),
+        ("one", "one"),
+        ("12e4ab", "12e4ab"),
+        ("", ""),
+        ("a=b", "a=b"),
+    ],
+)
+def test_override_values_are_read_as_a_person_means_them(text: str, value: Any) -> None:
+    parsed = parse_overrides([f"key={text}"])["key"]
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", ["loss.beta", "=1", " =1", "loss.beta=[1", "loss.beta=2026-13-45", "x=&a [*a]"])
+def test_a_malformed_override_is_refused_by_its_text(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides([text])
+    assert repr(text) in str(caught.value)
+
+
+def test_an_override_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.beta: given twice"):
+        parse_overrides(["loss.beta=1", "loss.beta=1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("rewards.1.weight", "not an index of a list of 1"), ("loss.beta.x", "is a value, not a section")]
+)
+def test_an_override_that_leads_nowhere_is_refused(key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides({"rewards": [{"fn": "format"}], "loss": {"beta": 0.1}}, {key: 1})
+    assert key in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"loss: {beta: ", "not valid YAML"),
+        (b"loss: {beta: 0.1}\nloss: {beta: 0.2}\n", "loss is given twice"),
+        (b"loss:\n  beta: 0.1\n  beta: 0.2\n", "beta is given twice"),
+        (b"tracking: {run_name: 2026-13-45}", "not valid YAML"),
+        (b"data: {source: !!python/object/apply:os.system [true]}", "not valid YAML"),
+        (b"data: &a {task_args: *a}", "nested too deeply"),
+        (b"- loss\n", "expected sections such as `loss:`, got a list"),
+        (b"loss: {beta: 0.1} # \xff\n", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("# nothing\n")
+    assert load_config(path) == RunConfig()
+
+
+def test_a_missing_file_is_refused_with_a_near_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(CONFIGS / "quikstart.yaml")
+    assert "cannot be read" in str(caught.value)
+    assert f"did you mean {CONFIGS / 'quickstart.yaml'}?" in str(caught.value)
+
+
+def test_a_configuration_cannot_be_assigned_to() -> None:
+    config = RunConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.loss.beta = 1.0
+    with pytest.raises(ValidationError, match="frozen"):
+        config.loss = RunConfig().loss
+
+
+def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
+    found = [model]
+    for field in model.model_fields.values():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found += sections(part)
+    return found
+
+
+@pytest.mark.parametrize("section", sections(RunConfig), ids=lambda section: section.__name__)
+def test_every_field_is_described(section: type[BaseModel]) -> None:
+    assert section.__doc__
+    for name, field in section.model_fields.items():
+        is_section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        assert field.description or is_section, f"{section.__name__}.{name}"
+
+
+def test_known_keys_are_the_keys_of_the_resolved_configuration() -> None:
+    config = load_config(None, {"data.task_args": {}, "rewards": [{"fn": "format"}]})
+    generic = {".".join("*" if part.isdigit() else part for part in key.split(".")) for key in flatten(config)}
+    assert generic <= known_keys()
+
+
+ERRORS = [
+    ({"loss.minibatches": 100}, ["loss.minibatches", "100", "64"]),
+    ({"loss.clip_eps": None, "loss.clip_eps_high": 0.3}, ["loss.clip_eps_high", "0.3", "loss.clip_eps null"]),
+    ({"reference.mixup_alpha": 0.6}, ["reference.mixup_alpha", "0.6", "reference.sync_steps is null"]),
+    ({"optimizer.warmup_steps": 100}, ["optimizer.warmup_steps", "100"]),
+    ({"optimizer.adam_betas": [0.9, 1.0]}, ["optimizer.adam_betas", "1.0"]),
+    ({"evaluation.verifier": "format"}, ["evaluation.verifier", "'format'", "reasoning_gym"]),
+    ({"evaluation.k": [1, 8]}, ["evaluation.k", "8", "evaluation.samples 4"]),
+    ({"data.eval_fraction": 0, "evaluation.every_steps": 5}, ["evaluation.every_steps", "5", "data.eval_fraction is 0"]),
+    ({"rewards": [{"fn": "format"}, {"fn": "format"}]}, ["rewards", "'format'", "2 times"]),
+    ({"rewards": [{"fn": "format", "weight": 0}]}, ["rewards", "every weight is 0"]),
+    (
+        {"monitor.rules": [{"kind": "kl_budget", "metric": "reward/mean", "bound": 1}]},
+        ["monitor.rules.0.metric", "reward/mean"],
+    ),
+    ({"monitor.rules": [{"kind": "kl_budget", "bound": 1}]}, ["monitor.rules.0.metric", "None"]),
+    ({"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3"}]}, ["monitor.rules.0.bound", "nats"]),
+    ({"monitor.rules": [{"kind": "stalled"}]}, ["monitor.rules.0.bound", "seconds"]),
+    ({"monitor.rules": [{"kind": "stalled", "bound": 9, "metric": "kl/ref/k3"}]}, ["monitor.rules.0.metric", "kl/ref/k3"]),
+    ({"monitor.rules": [{"kind": "non_finite", "bound": 2.5}]}, ["monitor.rules.0.bound", "2.5"]),
+]
+
+WARNINGS = [
+    ({"rollout.group_size": 1}, ["rollout.group_size: 1"]),
+    ({"loss.clip_eps_high": 0.3}, ["loss.clip_eps_high", "no effect"]),
+    ({"rollout.top_p": 0.9}, ["rollout.top_p 0.9", "biased"]),
+    ({"rollout.top_k": 50}, ["rollout.top_k 50", "biased"]),
+    ({"reference.sync_steps": 500}, ["reference.sync_steps: 500", "training.steps 100"]),
+    ({"reference.sync_steps": 1}, ["loss.beta: 0.04", "reference.sync_steps 1"]),
+    ({"loss.kl_estimator": "k1", "loss.aggregation": "token-mean"}, ["loss.kl_estimator: k1"]),
+    ({"data.eval_fraction": 0}, ["data.eval_fraction: 0"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "parts"), ERRORS)
+def test_a_contradiction_is_refused_with_keys_and_values(overrides: dict[str, Any], parts: list[str]) -> None:
+    message = refusal(overrides)
+    assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(("overrides", "parts"), WARNINGS)
+def test_a_doubtful_combination_is_said_with_keys_and_values(overrides: dict[str, Any], parts: list[str]) -> None:
+    (warning,) = check_consistency(load_config(None, overrides))
+    assert [part for part in parts if part not in warning] == []
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6
+)
+VALID = RunConfig().model_dump(mode="json")
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> dict[str, Any]:
+    """A valid configuration in which up to three random places were dropped, added or replaced."""
+    values = copy.deepcopy(VALID)
+    for _ in range(draw(st.integers(1, 3))):
+        node: Any = values
+        while isinstance(node, dict | list) and node:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            key = draw(st.sampled_from(keys))
+            if isinstance(node[key], dict | list) and node[key] and draw(st.booleans()):
+                node = node[key]
+                continue
+            action = draw(st.sampled_from(["drop", "replace", "add"]))
+            if action == "drop":
+                del node[key]
+            elif action == "replace":
+                node[key] = draw(JSON)
+            elif isinstance(node, dict):
+                node[draw(st.text(max_size=8))] = draw(JSON)
+            else:
+                node.append(draw(JSON))
+            break
+    return values
+
+
+@given(mutated())
+@settings(max_examples=200, deadline=None)
+def test_a_mutated_configuration_loads_or_is_refused_in_words(values: dict[str, Any]) -> None:
+    try:
+        config = validate_config(values)
+    except ConfigError as error:
+        assert str(error).strip()
+    else:
+        assert validate_config(config.model_dump(mode="json")) == config or "nan" in repr(config)
