@@ -166,5 +166,5 @@ def _decode(line: bytes, number: int, path: Path) -> Record:
         if "metrics" in data:
             data["metrics"] = {str(key): float(value) for key, value in data["metrics"].items()}
         return Record(seq=int(fields["seq"]), time=str(fields["time"]), kind=kind, step=int(fields["step"]), data=data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise JournalError(f"{path}, line {number}: not a journal record ({type(error).__name__}: {error})") from error

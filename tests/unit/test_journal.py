@@ -1,0 +1,186 @@
+"""The journal: what is written is read back, whatever is torn, and each line reaches a tail once."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_core.errors import JournalError
+from grpo_core.journal import Journal, JournalTail, Record, read_journal
+
+
+def write(path: Path, *events: tuple[str, int]) -> list[Record]:
+    journal = Journal(path)
+    records = [journal.append(kind, step, {"metrics": {"kl/ref/k3": step / 10}}) for kind, step in events]
+    journal.close()
+    return records
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "journal.jsonl"
+    written = write(path, ("start", 0), ("step", 1), ("ref_sync", 1), ("step", 2), ("end", 2))
+    assert read_journal(path) == written
+    assert [record.seq for record in written] == [0, 1, 2, 3, 4]
+
+
+def test_a_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    record = journal.append("step", 1, {})
+    assert read_journal(tmp_path / "journal.jsonl") == [record]
+    journal.close()
+
+
+def test_times_have_a_zone_and_never_go_back(tmp_path: Path) -> None:
+    records = write(tmp_path / "journal.jsonl", ("step", 1), ("step", 2))
+    assert all(record.time.endswith("+00:00") for record in records)
+    assert records[0].timestamp_ms <= records[1].timestamp_ms
+
+
+def test_nan_and_infinities_are_text_in_the_file_and_numbers_again_when_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append("step", 1, {"metrics": {"loss/total": math.nan, "loss/kl": math.inf, "loss/policy": -math.inf}})
+    journal.close()
+    assert '"loss/total":"nan","loss/kl":"inf","loss/policy":"-inf"' in path.read_text()
+    metrics = read_journal(path)[0].metrics
+    assert math.isnan(metrics["loss/total"])
+    assert (metrics["loss/kl"], metrics["loss/policy"]) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("text", ["line\nbreak", "\u2028\x85\r", "\U0001f600", "é"])
+def test_any_text_keeps_to_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append("alert", 1, {"text": text})
+    journal.append("alert", 2, {"text": text})
+    journal.close()
+    assert [record.data["text"] for record in read_journal(path)] == [text, text]
+
+
+def test_a_torn_last_line_is_dropped_when_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    written = write(path, ("step", 1), ("step", 2))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read_journal(path) == written[:1]
+
+
+def test_a_torn_last_line_is_dropped_when_opened_for_appending(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = write(path, ("step", 1))
+    with path.open("ab") as file:
+        file.write(b'{"seq":1,"time":"2026')
+    second = write(path, ("step", 2))
+    assert read_journal(path) == [*first, *second]
+    assert second[0].seq == 1
+
+
+def test_a_resume_supersedes_the_steps_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    events = [
+        ("start", 0),
+        ("step", 1),
+        ("checkpoint", 1),
+        ("step", 2),
+        ("ref_sync", 2),
+        ("step", 3),
+        ("resume", 1),
+        ("step", 2),
+    ]
+    write(path, *events)
+    history = [(record.kind, record.step) for record in read_journal(path)]
+    assert history == [("start", 0), ("step", 1), ("checkpoint", 1), ("resume", 1), ("step", 2)]
+
+
+def test_the_last_of_two_resumes_decides(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, ("step", 1), ("step", 2), ("resume", 2), ("step", 3), ("resume", 0), ("step", 1))
+    assert [record.seq for record in read_journal(path)] == [4, 5]
+
+
+def test_a_tail_yields_each_whole_line_once_while_it_is_written_in_pieces(tmp_path: Path) -> None:
+    source, path = tmp_path / "source.jsonl", tmp_path / "journal.jsonl"
+    written = write(source, ("start", 0), ("step", 1), ("resume", 0), ("step", 1), ("end", 1))
+    content = source.read_bytes()
+    tail = JournalTail(path)
+    assert list(tail.read()) == []
+    seen: list[Record] = []
+    for start in range(0, len(content), 7):
+        with path.open("ab") as file:
+            file.write(content[start : start + 7])
+        seen += tail.read()
+        assert len(seen) == content[: start + 7].count(b"\n")
+    assert seen == written
+    assert list(tail.read()) == []
+
+
+def test_a_tail_follows_a_journal_that_was_torn_and_reopened(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = write(path, ("step", 1))
+    with path.open("ab") as file:
+        file.write(b'{"seq":1')
+    tail = JournalTail(path)
+    assert list(tail.read()) == first
+    second = write(path, ("step", 2))
+    assert list(tail.read()) == second
+
+
+def test_an_unregistered_metric_is_refused_and_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    with pytest.raises(JournalError, match="kl/ref/k9"):
+        journal.append("step", 1, {"metrics": {"kl/ref/k3": 0.1, "kl/ref/k9": 0.1}})
+    journal.close()
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b'{"seq":1}',
+        b'{"seq":1,"time":"t","kind":"stop","step":1,"data":{}}',
+        b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":{"kl/ref/k3":"high"}}}',
+        b'{"seq":1,"time":"t","kind":"step","step":1e999,"data":{}}',
+        b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":3}}',
+    ],
+)
+def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, ("step", 1), ("step", 2))
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, line, second]) + b"\n")
+    with pytest.raises(JournalError, match="line 2: not a journal record"):
+        read_journal(path)
+    with pytest.raises(JournalError, match="line 2: not a journal record"):
+        list(JournalTail(path).read())
+
+
+def test_a_missing_journal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="no journal there"):
+        read_journal(tmp_path / "journal.jsonl")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, list[Record]]:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    records = write(path, ("start", 0), ("step", 1), ("checkpoint", 1), ("step", 2))
+    return path, path.read_bytes(), records
+
+
+@given(share=st.floats(0, 1))
+@settings(max_examples=200, deadline=None)
+def test_truncation_at_any_byte_leaves_a_prefix_of_the_records(written: tuple[Path, bytes, list[Record]], share: float) -> None:
+    path, content, records = written
+    kept = content[: round(share * len(content))]
+    path.write_bytes(kept)
+    assert read_journal(path) == records[: kept.count(b"\n")]
+    journal = Journal(path)
+    added = journal.append("step", 3, {})
+    journal.close()
+    assert read_journal(path) == [*records[: kept.count(b"\n")], added]

@@ -1,0 +1,91 @@
+"""The registry of metrics: its keys, its table, and what every step must hold."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_core.errors import JournalError
+from grpo_core.metrics import REGISTRY, check_registered, find_metric, is_registered, required_step_keys
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = (ROOT / "tests" / "required_keys.txt").read_text().split()
+
+DUE = set(
+    """
+kl/ref/k1 kl/ref/k2 kl/ref/k3 kl/ref/max kl/ref/p95 kl/ref/se kl/ref/seq kl/init/k3 kl/init/seq kl/sampler/k3
+loss/total loss/policy loss/kl reward/mean reward/std reward/reasoning_gym/mean reward/reasoning_gym/std
+group/reward_std/mean group/reward_std/min group/reward_std/max group/zero_std_frac group/all_correct_frac
+group/all_wrong_frac group/best_mean group/effective_count advantage/mean advantage/std advantage/max
+policy/entropy policy/ratio_mean policy/ratio_max policy/clip_frac/low policy/clip_frac/high
+completion/tokens/mean completion/tokens/max completion/truncated_frac completion/eos_frac
+ref/synced ref/sync_count ref/steps_since_sync ref/param_distance optim/lr optim/grad_norm
+time/rollout_seconds time/reward_seconds time/logps_seconds time/update_seconds time/sync_seconds time/step_seconds
+perf/completion_tokens_per_second perf/train_tokens_per_second perf/peak_memory_gib
+progress/step progress/optimizer_step progress/prompts progress/tokens
+""".split()  # noqa: SIM905
+)
+"""The keys of a step as the design lists them, for the quickstart's reward function."""
+
+
+@pytest.mark.parametrize("metric", REGISTRY, ids=lambda metric: metric.key)
+def test_keys_hold_only_the_allowed_characters(metric) -> None:
+    assert re.fullmatch(r"[a-z0-9_/.-]+", re.sub(r"<[a-z]+>", "x", metric.key))
+
+
+def test_keys_are_unique() -> None:
+    keys = [metric.key for metric in REGISTRY]
+    assert sorted(set(keys)) == sorted(keys)
+
+
+def test_every_metric_says_what_it_is() -> None:
+    assert [metric.key for metric in REGISTRY if not (metric.meaning and metric.unit and metric.reduction)] == []
+
+
+def test_no_concrete_key_belongs_to_two_entries() -> None:
+    for metric in REGISTRY:
+        assert find_metric(re.sub(r"<[a-z]+>", "x", metric.key)) is metric
+
+
+def test_the_documented_table_is_the_registry() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "grpo_core.metrics"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert (ROOT / "METRICS.md").read_text() == printed
+
+
+def test_the_required_keys_of_the_quickstart_are_the_registrys() -> None:
+    assert sorted(required_step_keys(["reasoning_gym"])) == REQUIRED
+
+
+def test_every_key_of_the_design_is_required() -> None:
+    assert DUE - set(REQUIRED) == set()
+
+
+def test_every_reward_function_has_its_own_required_keys() -> None:
+    one, two = set(required_step_keys(["format"])), set(required_step_keys(["format", "length"]))
+    assert two - one == {"reward/length/mean", "reward/length/std", "reward/length/unscorable_frac"}
+    assert not any("<" in key for key in two)
+
+
+def test_keys_that_are_not_due_at_every_step_are_not_required() -> None:
+    assert {"ref/kl_before_sync", "kl/old/k3", "eval/heldout/greedy_accuracy"} & set(REQUIRED) == set()
+    assert is_registered("ref/kl_before_sync")
+    assert is_registered("kl/old/k3")
+    assert is_registered("eval/heldout/pass_at_4")
+
+
+@pytest.mark.parametrize("key", ["kl/ref", "kl/ref/k3/x", "reward/a/b/mean", "reward//mean", "Reward/mean", "kl.ref.k3", ""])
+def test_near_misses_are_not_registered(key: str) -> None:
+    assert not is_registered(key)
+
+
+def test_all_unregistered_keys_are_named() -> None:
+    with pytest.raises(JournalError, match="a/b, c/d"):
+        check_registered(["c/d", "kl/ref/k3", "a/b"])
+
+
+def test_times_and_memory_are_the_only_figures_that_may_differ_between_repeats() -> None:
+    assert {metric.key.partition("/")[0] for metric in REGISTRY if not metric.deterministic} == {"time", "perf"}
