@@ -86,9 +86,11 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_eps: float | N
     return -torch.minimum(gain, clipped_gain)
 
 
-def token_weights(loss_mask: Tensor, aggregation: Aggregation, denominators: Denominators) -> Tensor:
-    """Return the [B, T] fp32 weights of eq. (2); 0 where the mask is 0."""
-    mask = loss_mask.to(torch.float32)
+def token_weights(
+    loss_mask: Tensor, aggregation: Aggregation, denominators: Denominators, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the [B, T] weights of eq. (2) in `dtype`; 0 where the mask is 0."""
+    mask = loss_mask.to(dtype)
     if aggregation == "token-mean":
         return mask / denominators.tokens
     per_sequence = mask / denominators.sequences
@@ -132,7 +134,7 @@ def grpo_loss(
     # Masked before any exponential: an infinity at a masked position would make its zero weight a NaN gradient.
     log_ratio = torch.where(loss_mask, per_token_logps - old_per_token_logps, 0.0)
     ref_log_ratio = torch.where(loss_mask, ref_per_token_logps - per_token_logps, 0.0)
-    weights = token_weights(loss_mask, aggregation, denominators)
+    weights = token_weights(loss_mask, aggregation, denominators, log_ratio.dtype)
     policy = (weights * clipped_surrogate(log_ratio, advantages, clip_eps, clip_eps_high)).sum()
     kl = (weights * per_token_kl(ref_log_ratio, kl_estimator)).sum()
     total = policy + beta * kl if beta else policy

@@ -52,13 +52,17 @@ def test_leave_one_out_compares_with_the_mean_of_the_others():
 def test_leave_one_out_is_the_group_mean_baseline_times_g_over_g_minus_1():
     rewards = [0.5, 2.0, -1.0, 7.0]
     plain = advantages(rewards, 4, scale="none")
-    torch.testing.assert_close(advantages(rewards, 4, baseline="leave_one_out", scale="none"), plain * 4 / 3, rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        advantages(rewards, 4, baseline="leave_one_out", scale="none"), plain * 4 / 3, rtol=1e-14, atol=0
+    )
 
 
 def test_batch_std_divides_by_the_spread_over_all_groups():
-    # 1, 3 | 0, 8: batch mean 3, squared deviations 4 + 0 + 9 + 25 = 38, Bessel std sqrt(38 / 3); centred per group: -1, 1, -4, 4
+    # 1, 3 | 0, 8: mean 3, squares 4 + 0 + 9 + 25 = 38, Bessel std sqrt(38 / 3); centred in each group: -1, 1, -4, 4
     scale = math.sqrt(38 / 3) + 0.25
-    assert_close(advantages([1.0, 3.0, 0.0, 8.0], 2, scale="batch_std", eps=0.25), [-1 / scale, 1 / scale, -4 / scale, 4 / scale])
+    assert_close(
+        advantages([1.0, 3.0, 0.0, 8.0], 2, scale="batch_std", eps=0.25), [-1 / scale, 1 / scale, -4 / scale, 4 / scale]
+    )
 
 
 def test_no_scale_leaves_the_difference():

@@ -88,9 +88,7 @@ def kl_gradient(policy, reference, reverse=False):
 @SETTINGS
 @given(policy=LOGITS, reference=LOGITS)
 def test_gradient_of_k2_is_the_gradient_of_the_kl(policy, reference):
-    torch.testing.assert_close(
-        estimator_gradient(k2, policy, reference), kl_gradient(policy, reference), rtol=1e-9, atol=1e-12
-    )
+    torch.testing.assert_close(estimator_gradient(k2, policy, reference), kl_gradient(policy, reference), rtol=1e-9, atol=1e-12)
 
 
 @SETTINGS
