@@ -96,6 +96,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     """Log what the run is made with: config, provenance, frozen prompts, and the data set as an input."""
     import mlflow
     import pandas
+    from mlflow.data.code_dataset_source import CodeDatasetSource
     from mlflow.entities import DatasetInput, InputTag
 
     run_dir, client = RunDir(run_path), _client(tracked.uri)
@@ -109,7 +110,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     for split, context in (("train", "training"), ("eval", "evaluation")):
         prompts = [json.loads(line) for line in (run_dir.data / f"{split}.jsonl").read_text().splitlines()]
         frame = pandas.DataFrame({"prompt": [prompt["text"] for prompt in prompts]})
-        source = str(run_dir.data / f"{split}.jsonl")
+        source = CodeDatasetSource({"data.source": run_dir.read_config().data.source, "artifact": f"data/{split}.jsonl"})
         data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
         inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
     client.log_inputs(tracked.run_id, datasets=inputs)

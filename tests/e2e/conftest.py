@@ -1,0 +1,84 @@
+"""One real Prefect server for all commands of a test session, and one finished run of the flow on the tiny model."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def prefect_api() -> Iterator[str]:
+    """Address of a Prefect server with a database of its own."""
+    from prefect.settings import PREFECT_API_URL
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        address = PREFECT_API_URL.value()
+        assert address is not None
+        yield address
+
+
+@pytest.fixture(scope="session")
+def grpo(prefect_api: str) -> Callable[..., Finished]:
+    """Return a function that runs the `grpo` command in a folder as a user would."""
+
+    def run(*arguments: str, cwd: Path, **environment: str) -> Finished:
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api, **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_yaml(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration file for the tiny model: 4 steps, a sync every 2."""
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    config = {
+        "model": {"source": str(tiny_model_dir)},
+        "data": {
+            "source": "reasoning_gym:chain_sum",
+            "task_args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "size": 120,
+        },
+        "rewards": [{"fn": "reasoning_gym"}, {"fn": "length", "args": {"max_characters": 4}}],
+        "rollout": {"num_prompts_per_step": 2, "group_size": 4, "max_completion_tokens": 6},
+        "reference": {"sync_steps": 2},
+        "optimizer": {"lr": 1e-3},
+        "training": {"steps": 4, "threads": 1, "device": "cpu"},
+        "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2], "every_steps": 2, "every_num_prompts": 5},
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished_run(grpo: Callable[..., Finished], tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """(RUN_DIR, the command) of a run of the whole flow; its MLflow store is mlflow.db beside the RUN_DIR."""
+    folder = tmp_path_factory.mktemp("flow")
+    done = grpo("train", str(tiny_yaml), "--run-dir", "runs/one", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "one", done

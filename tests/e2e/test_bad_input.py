@@ -1,0 +1,96 @@
+"""Bad input: one clear message that names the key and the value, an exit code other than 0, no traceback."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.journal import read_journal
+
+
+def expect(done: Any, code: int, *parts: str) -> None:
+    """Check exit code and message, and that the message is the last word."""
+    assert done.returncode == code, done.stderr
+    message = done.stderr.strip().splitlines()[-1]
+    assert message.startswith("error: "), done.stderr
+    for part in parts:
+        assert part in done.stderr, (part, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("los.beta=0.1", ["los", "unknown key", "did you mean loss"]),
+        ("loss.bta=0.1", ["loss.bta", "unknown key", "did you mean loss.beta"]),
+        ("loss.beta=-1", ["loss.beta", "greater than or equal to 0", "-1"]),
+        ("reference={mixup_alpha: 0.5}", ["reference.mixup_alpha: 0.5", "reference.sync_steps is null"]),
+        ("optimizer.warmup_steps=4", ["optimizer.warmup_steps: 4", "4 optimizer steps"]),
+    ],
+)
+def test_config_errors_are_refused_before_anything_starts(
+    grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path, override: str, parts: list[str]
+) -> None:
+    expect(grpo("train", str(tiny_yaml), override, cwd=tmp_path), 2, *parts)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_config_file(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    expect(grpo("train", str(tiny_yaml.parent / "tini.yaml"), cwd=tmp_path), 2, "tini.yaml", "did you mean")
+
+
+def test_missing_data_file(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    expect(grpo("train", str(tiny_yaml), "data.source=file:nowhere.jsonl", cwd=tmp_path), 2, "data.source", "nowhere.jsonl")
+
+
+def test_empty_data_set(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    expect(grpo("train", str(tiny_yaml), "data.source=file:empty.jsonl", cwd=tmp_path), 2, "data.source", "no rows")
+
+
+def test_missing_data_column(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1 =", "answer": "2"}) + "\n")
+    done = grpo("train", str(tiny_yaml), "data.source=file:rows.jsonl", cwd=tmp_path)
+    expect(done, 2, "data.prompt_column", "'question'", "'query'")
+
+
+def test_unreachable_tracking_server(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    done = grpo("train", str(tiny_yaml), cwd=tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    expect(done, 2, "tracking.uri http://127.0.0.1:9", "MLFLOW_TRACKING_URI")
+
+
+def test_wrong_model_says_what_was_tried(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    done = grpo("train", str(tiny_yaml), "model.source=nobody/nothing", cwd=tmp_path)
+    expect(done, 2, "model.source 'nobody/nothing'", "a folder", "the hub")
+
+
+def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
+    grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(
+        "def explode(prompts, completions, **columns):\n    raise ZeroDivisionError('no luck')\n"
+    )
+    done = grpo(
+        "train",
+        str(tiny_yaml),
+        "rewards=[{fn: 'my_rewards:explode'}]",
+        "data.eval_fraction=0",
+        "evaluation.every_steps=null",
+        "--run-dir",
+        "runs/bad",
+        cwd=tmp_path,
+        PYTHONPATH=f"{Path(__file__).parents[2]}:{tmp_path}",
+    )
+    expect(done, 1, "reward my_rewards:explode raised ZeroDivisionError: no luck", "sample 0", "completion")
+    records = read_journal(tmp_path / "runs" / "bad" / "journal.jsonl")
+    assert [record.kind for record in records] == ["start", "end"]
+    assert records[-1].data["status"] == "failed"
+
+
+def test_debug_shows_the_traceback(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    done = grpo("train", str(tiny_yaml), "loss.bta=0.1", "--debug", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "error: loss.bta: unknown key" in done.stderr

@@ -1,0 +1,115 @@
+"""The whole flow on the tiny model: what it prints, what lies in the RUN_DIR, what MLflow holds."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.journal import read_journal
+from grpo_core.metrics import find_metric, required_step_keys
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def run_dir(finished_run: Any) -> Path:
+    return finished_run[0]
+
+
+@pytest.fixture(scope="module")
+def mlflow_run(run_dir: Path) -> tuple[Any, Any]:
+    """(client, run) read back from the store that the flow wrote."""
+    from mlflow import MlflowClient
+
+    tracked = json.loads((run_dir / "tracking.json").read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    return client, client.get_run(tracked["run_id"])
+
+
+def history(mlflow_run: tuple[Any, Any], key: str) -> list[tuple[int, float]]:
+    client, run = mlflow_run
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key)]
+
+
+def test_prints_progress_the_paired_result_and_how_to_open_the_uis(finished_run: Any) -> None:
+    output = finished_run[1].stdout
+    assert f"step {STEPS}/{STEPS}  reward " in output
+    assert "reference synchronised (alpha 1)" in output
+    assert "held-out greedy accuracy (10 prompts)" in output
+    assert "paired difference, 95 % interval" in output
+    assert "mlflow ui --backend-store-uri sqlite:///" in output
+    assert "prefect server start" in output
+    assert "Traceback" not in output + finished_run[1].stderr
+
+
+def test_run_dir_holds_everything(run_dir: Path) -> None:
+    expected = ["config.json", "provenance.json", "journal.jsonl", "tracking.json", "train.log", "report/report.md"]
+    expected += ["data/train.jsonl", "data/eval.jsonl", "data/manifest.json", "eval/base.json", "eval/final.parquet"]
+    expected += [f"completions/step_{step:06d}.parquet" for step in range(1, STEPS + 1)]
+    expected += [f"checkpoints/step_{STEPS:06d}/{name}" for name in ("reference.safetensors", "policy/model.safetensors")]
+    assert [name for name in expected if not (run_dir / name).is_file()] == []
+
+
+def test_every_required_key_has_exactly_one_point_a_step(mlflow_run: tuple[Any, Any]) -> None:
+    for key in required_step_keys(["reasoning_gym", "length"]):
+        assert [step for step, _ in history(mlflow_run, key)] == list(range(1, STEPS + 1)), key
+
+
+def test_mlflow_holds_what_the_journal_holds(run_dir: Path, mlflow_run: tuple[Any, Any]) -> None:
+    expected = Counter(
+        (key, record.step, value)
+        for record in read_journal(run_dir / "journal.jsonl")
+        for key, value in record.metrics.items()
+    )
+    keys = {key for key, _, _ in expected}
+    found = Counter((key, step, value) for key in keys for step, value in history(mlflow_run, key))
+    assert found == expected
+
+
+def test_every_figure_in_mlflow_is_in_the_registry(mlflow_run: tuple[Any, Any]) -> None:
+    keys = [key for key in mlflow_run[1].data.metrics if not key.startswith("system/")]
+    assert [key for key in keys if find_metric(key) is None] == []
+
+
+def test_sync_events_are_a_metric_and_a_table(mlflow_run: tuple[Any, Any]) -> None:
+    client, run = mlflow_run
+    assert history(mlflow_run, "ref/synced") == [(1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)]
+    path = client.download_artifacts(run.info.run_id, "tables/ref_syncs.json")
+    table = json.loads(Path(path).read_text())
+    steps = [row[table["columns"].index("step")] for row in table["data"]]
+    assert steps == [2, 4]
+
+
+def test_evaluations_before_during_and_after_are_in_mlflow_once(mlflow_run: tuple[Any, Any]) -> None:
+    assert [step for step, _ in history(mlflow_run, "eval/heldout/greedy_accuracy")] == [0, 2, STEPS]
+    assert [step for step, _ in history(mlflow_run, "eval/heldout/pass_at_2")] == [0, STEPS]
+
+
+def test_mlflow_run_is_finished_with_params_tags_inputs_and_artifacts(mlflow_run: tuple[Any, Any]) -> None:
+    client, run = mlflow_run
+    assert run.info.status == "FINISHED"
+    assert run.data.params["loss.beta"] == "0.04"
+    assert run.data.params["rewards.1.fn"] == "length"
+    assert {"seed", "data_digest", "model_digest", "config_digest", "policy_digest"} <= run.data.tags.keys()
+    assert sorted(data.dataset.name for data in run.inputs.dataset_inputs) == ["eval-prompts", "train-prompts"]
+    artifacts = {file.path for folder in ("", "report", "tables", "policy") for file in client.list_artifacts(run.info.run_id, folder)}
+    assert {"config.json", "provenance.json", "journal.jsonl", "data", "completions", "eval"} <= artifacts
+    assert {"report/reward.png", "report/kl.png", "report/report.md", "policy/model.safetensors"} <= artifacts
+    assert {"tables/completions_eval_final.json", "tables/completions_last_step.json"} <= artifacts
+
+
+def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, prefect_api: str) -> None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs()
+        finished = [run for run in runs if run.parameters.get("run_dir") == "runs/one"]
+        assert [run.state.type.value for run in finished] == ["COMPLETED"]
+        names = sorted(task.name.rsplit("-", 1)[0] for task in client.read_task_runs() if task.flow_run_id == finished[0].id)
+        response = client.request("POST", "/artifacts/filter")
+    assert [name for name in ("monitor", "open-run", "prepare-data", "prepare-model", "report", "train") if name not in names] == []
+    artifacts = {artifact["key"]: artifact["data"] for artifact in response.json()}
+    assert artifacts["training-progress"] == 100.0
+    assert "held-out greedy accuracy" in artifacts["training-report"]
