@@ -88,7 +88,8 @@ def _read(path: Path, sha256: str) -> tuple[Prompt, ...]:
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise DataError(f"{path}: SHA-256 is {found[:12]}, the manifest says {sha256[:12]}; the frozen prompts were changed")
-    return tuple(_prompt(line) for line in content.decode().splitlines())
+    # Not splitlines(): prompts may hold characters such as U+2028, which it takes for the end of a line.
+    return tuple(_prompt(line) for line in content.decode().split("\n") if line)
 
 
 def _prompt(line: str) -> Prompt:

@@ -46,7 +46,7 @@ def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) 
 
 
 def gym_score(task: str, answer: str, row: dict[str, Any]) -> float:
-    """Return the task's own score of an answer, usually 0 to 1.
+    """Return the task's own score of an answer, usually 0 to 1; an answer that its scorer cannot read scores 0.
 
     Raises:
         DataError: the task is unknown or not allowed.
@@ -54,7 +54,14 @@ def gym_score(task: str, answer: str, row: dict[str, Any]) -> float:
     import reasoning_gym
 
     _check_allowed(task)
-    return float(reasoning_gym.get_score_answer_fn(task)(answer, row))
+    scorer = reasoning_gym.get_score_answer_fn(task)
+    try:
+        return float(scorer(answer, row))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        # Some scorers parse an answer without guarding against text that is none. If the row's own answer fails as well,
+        # the row is at fault and the error is for the user to see.
+        scorer(row["answer"], row)
+        return 0.0
 
 
 def _check_allowed(task: str) -> None:

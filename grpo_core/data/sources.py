@@ -3,6 +3,8 @@
 Adding a source: one function that returns rows, one line in `read_rows`.
 """
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +40,34 @@ def read_rows(config: DataConfig) -> list[Row]:
 def _file_rows(path: Path) -> list[Row]:
     import pandas
 
-    readers = {
-        ".jsonl": lambda: pandas.read_json(path, lines=True, dtype=False, convert_dates=False),
-        ".parquet": lambda: pandas.read_parquet(path),
-        ".csv": lambda: pandas.read_csv(path, dtype=str, keep_default_na=False),
+    readers: dict[str, Callable[[], list[dict[Any, Any]]]] = {
+        ".jsonl": lambda: _jsonl_rows(path),
+        ".parquet": lambda: pandas.read_parquet(path).to_dict("records"),
+        ".csv": lambda: pandas.read_csv(path, dtype=str, keep_default_na=False).to_dict("records"),
     }
     if path.suffix not in readers:
         raise DataError(f"data.source file:{path}: {path.suffix or 'no'} suffix; readable are {', '.join(sorted(readers))}")
     if not path.is_file():
         raise DataError(f"data.source file:{path}: no such file; give a path relative to where the command runs")
     try:
-        frame = readers[path.suffix]()
+        rows = readers[path.suffix]()
     except (ValueError, OSError, pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         raise DataError(f"data.source file:{path}: cannot be read as {path.suffix}: {error}") from error
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+    return [{str(key): value for key, value in row.items()} for row in rows]
+
+
+def _jsonl_rows(path: Path) -> list[Row]:
+    """Return one row a line, with values as JSON has them: a data frame would turn some into dates or floats."""
+    rows = []
+    # Not splitlines(): text may hold characters such as U+2028, which it takes for the end of a line.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is a {type(row).__name__}, not an object")
+        rows.append(row)
+    return rows
 
 
 def _hub_rows(name: str, config: DataConfig) -> list[Row]:
