@@ -1,0 +1,268 @@
+"""Reward functions: what each gives, how they are found, and what happens when one breaks its signature."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.config import RewardConfig
+from grpo_core.errors import RewardError
+from grpo_core.rewards.base import BUILTIN, Reward, load_rewards, reward_name, score
+from grpo_core.rewards.exact import exact_answer
+from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
+from grpo_core.rewards.shape import format_reward, length_reward
+from grpo_core.types import Prompt
+
+CHAT = ({"role": "user", "content": "3 + 4 ="},)
+
+
+def prompt(content: Any = "3 + 4 =", **columns: Any) -> Prompt:
+    return Prompt(id=0, content=content, text=f"<{content}>", token_ids=(1,), columns=columns)
+
+
+def made_of(function: Any, weight: float = 1.0, name: str = "mine", **args: Any) -> Reward:
+    return Reward(fn=f"here:{name}", name=name, weight=weight, args=args, function=function)
+
+
+def refusal(function: Any, texts: tuple[str, ...] = ("good", "bad")) -> str:
+    """Return the message with which a batch is refused."""
+    with pytest.raises(RewardError) as caught:
+        score([made_of(function)], [prompt() for _ in texts], texts)
+    return str(caught.value)
+
+
+# The built-in functions
+
+
+def test_exact_answer_is_equality_up_to_surrounding_space() -> None:
+    texts = ["7", " 7\n", "7.0", "= 7", ""]
+    assert exact_answer([""] * 5, texts, answer=["7", "7 ", "7", "7", "7"]) == [1, 1, 0, 0, 0]
+
+
+def test_the_default_format_is_thinking_then_an_answer() -> None:
+    texts = [
+        "<think>a\nb</think>\n<answer>7</answer>",
+        " <think></think><answer></answer> ",
+        "<think>a</think><answer>7</answer> and more",
+        "<answer>7</answer>",
+    ]
+    assert format_reward([""] * 4, texts) == [1, 1, 0, 0]
+
+
+def test_the_format_can_be_any_regular_expression() -> None:
+    assert format_reward([""] * 3, ["42", "-42", "42."], pattern=r"-?\d+") == [1, 1, 0]
+
+
+def test_the_length_reward_falls_from_the_bound_to_its_double() -> None:
+    texts = ["", "x" * 8, "x" * 10, "x" * 12, "x" * 16, "x" * 40]
+    assert length_reward([""] * 6, texts, max_characters=8) == [1, 1, 0.75, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "value"),
+    [
+        ("0.5", "1/2", 1),
+        ("1/2", r"The answer is \boxed{\frac{1}{2}}.", 1),
+        ("1/2", "50%", 1),
+        ("6", "1 + 5 = 6", 1),
+        ("6", "1 + 5", 1),
+        ("72", "She sold 72 clips.", 1),
+        ("1000", "1,000", 1),
+        ("-3", "-3", 1),
+        ("3", "-3", 0),
+        ("6", "", 0),
+        ("6", "six", 0),
+        ("4", r"\boxed{4} or so", 1),
+        ("3", r"\boxed{4}, not 3", 0),
+        ("5", "#### 5", 1),
+        ("", "5", None),
+        ("$$", "5", None),
+    ],
+)
+def test_math_answer_is_mathematical_equality_with_the_last_answer(gold: str, text: str, value: float | None) -> None:
+    assert math_answer([""], [text], answer=[gold]) == [value]
+
+
+def test_math_answer_does_not_run_what_a_model_writes(tmp_path: Path) -> None:
+    target = tmp_path / "created"
+    attack = f"__import__('os').system('touch {target}')"
+    texts = [attack, f"${attack}$", rf"\boxed{{{attack}}}", f"{attack} = 2", f"exec({attack!r})", rf"\[{attack}\]"]
+    assert len(math_answer([""] * len(texts), texts, answer=["2"] * len(texts))) == len(texts)
+    math_answer([""], ["2"], answer=[attack])
+    assert not target.exists()
+
+
+def test_math_answer_reads_only_the_end_of_a_very_long_text() -> None:
+    begun = time.monotonic()
+    assert math_answer([""] * 2, ["1 + " * 200_000 + "= 7", "7" + " x" * MAX_CHARACTERS], answer=["7", "7"]) == [1, 0]
+    assert time.monotonic() - begun < 60
+
+
+def test_math_answer_goes_on_after_an_answer_that_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("grpo_core.rewards.maths.SECONDS_PER_ANSWER", 1.0)
+    assert math_answer([""], ["9**9**9**9"], answer=["2"]) == [0]
+    assert "no verdict within 1 s" in caplog.text
+    monkeypatch.undo()
+    assert math_answer([""], ["2"], answer=["2"]) == [1]
+
+
+def test_the_reasoning_gym_reward_is_the_tasks_own_score() -> None:
+    row = {"source_dataset": "chain_sum"}
+    (reward,) = load_rewards([RewardConfig(fn="reasoning_gym")])
+    scored = score([reward], [prompt(CHAT, answer="7", metadata=row)] * 3, [" 7\n", "8", "x"])
+    assert scored.total[0] == 1
+    assert scored.total[1] < 1
+    assert scored.total[2] < 1
+
+
+# Finding them
+
+
+def test_every_built_in_name_can_be_loaded() -> None:
+    rewards = load_rewards([RewardConfig(fn=name) for name in BUILTIN])
+    assert sorted(reward.name for reward in rewards) == ["exact_answer", "format", "length", "math_answer", "reasoning_gym"]
+
+
+def test_a_function_is_found_by_its_import_path() -> None:
+    (reward,) = load_rewards([RewardConfig(fn="grpo_core.rewards.exact:exact_answer", weight=2)])
+    assert reward.function is exact_answer
+    assert (reward.name, reward.weight) == ("exact_answer", 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        ("exact", "neither built in (exact_answer, format,"),
+        ("no_such_package:f", "cannot be imported"),
+        ("math:no_such_function", "cannot be imported"),
+        ("math:pi", "is a float, not a function"),
+    ],
+)
+def test_what_is_no_function_is_refused_by_its_name(fn: str, said: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        load_rewards([RewardConfig(fn=fn)])
+    assert fn in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_two_functions_with_one_metric_name_are_refused() -> None:
+    with pytest.raises(RewardError, match="'exact_answer'"):
+        load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="grpo_core.rewards.exact:exact_answer")])
+
+
+@pytest.mark.parametrize(("fn", "name"), [("a.b:Brevity", "brevity"), ("format", "format"), ("a:x.y", "x_y")])
+def test_the_metric_name_is_the_last_part(fn: str, name: str) -> None:
+    assert reward_name(fn) == name
+
+
+# Calling them
+
+
+def test_totals_are_weighted_sums_and_the_breakdown_is_unweighted() -> None:
+    first = made_of(lambda completions, **_: [1.0, 0.5], weight=2.0, name="first")
+    second = made_of(lambda completions, **_: [3, -1], weight=-1.0, name="second")
+    scored = score([first, second], [prompt()] * 2, ["a", "b"])
+    assert scored.total == (2 - 3, 1 + 1)
+    assert scored.breakdown == {"first": (1.0, 0.5), "second": (3.0, -1.0)}
+
+
+def test_an_unscorable_completion_leaves_the_total_and_is_nan_when_nothing_scores_it() -> None:
+    first = made_of(lambda completions, **_: [None, None, 1.0], name="first")
+    second = made_of(lambda completions, **_: [2.0, None, 2.0], name="second")
+    scored = score([first, second], [prompt()] * 3, ["a", "b", "c"])
+    assert scored.total[0] == 2
+    assert math.isnan(scored.total[1])
+    assert scored.total[2] == 3
+    assert scored.breakdown["first"] == (None, None, 1.0)
+
+
+def test_a_function_gets_columns_by_name_and_its_arguments() -> None:
+    seen: dict[str, Any] = {}
+
+    def mine(prompts: list[Any], completions: list[Any], **rest: Any) -> list[float | None]:
+        seen.update(rest, prompts=prompts, completions=completions)
+        return [0.0] * len(completions)
+
+    score([made_of(mine, bound=3)], [prompt(answer="7"), prompt(answer="8", level=2)], ["a", "b"])
+    assert seen == {
+        "prompts": ["3 + 4 =", "3 + 4 ="],
+        "completions": ["a", "b"],
+        "answer": ["7", "8"],
+        "level": [None, 2],
+        "bound": 3,
+    }
+
+
+def test_conversational_prompts_bring_conversational_completions() -> None:
+    seen: list[Any] = []
+
+    def mine(prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
+        seen.extend([prompts, completions])
+        return [0.0]
+
+    score([made_of(mine)], [prompt(CHAT)], ["7"])
+    assert seen == [[list(CHAT)], [[{"role": "assistant", "content": "7"}]]]
+
+
+@pytest.mark.parametrize("content", ["3 + 4 =", CHAT], ids=["plain", "conversation"])
+def test_built_in_functions_read_both_kinds(content: Any) -> None:
+    rewards = load_rewards(
+        [
+            RewardConfig(fn="exact_answer"),
+            RewardConfig(fn="math_answer"),
+            RewardConfig(fn="format", args={"pattern": "7"}),
+            RewardConfig(fn="length", args={"max_characters": 1}),
+        ]
+    )
+    assert score(rewards, [prompt(content, answer="7")], ["7"]).total == (4.0,)
+
+
+def fails_on_bad(completions: list[str], **_: Any) -> list[float | None]:
+    if "bad" in completions:
+        raise KeyError("the cause")
+    return [1.0] * len(completions)
+
+
+def test_a_function_that_raises_is_named_with_the_sample_and_the_cause() -> None:
+    message = refusal(fails_on_bad)
+    assert "reward here:mine raised KeyError: 'the cause'" in message
+    assert "sample 1: prompt '<3 + 4 =>', completion 'bad'" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1.0], "returned 1 values for 2 completions"),
+        ([1.0, 2.0, 3.0], "returned 3 values for 2 completions"),
+        (1.0, "returned a float; expected a list of 2 numbers"),
+        ("ab", "returned a str; expected a list of 2 numbers"),
+        (None, "returned a NoneType; expected a list of 2 numbers"),
+        ([1.0, "2"], "returned '2' (str); expected a finite number or None; sample 1"),
+        ([math.nan, 1.0], "returned nan (float); expected a finite number or None; sample 0"),
+        ([1.0, math.inf], "returned inf (float)"),
+    ],
+)
+def test_a_function_that_returns_the_wrong_thing_is_refused(values: Any, said: str) -> None:
+    message = refusal(lambda **_: values)
+    assert message.startswith("reward here:mine ")
+    assert said in message
+
+
+# TRL's own functions run unchanged
+
+
+def test_trls_format_reward_runs_unchanged() -> None:
+    (reward,) = load_rewards([RewardConfig(fn="trl.rewards:think_format_reward")])
+    texts = ["<think>\n3 and 4\n</think>\n7", "<think>\n3 and 4\n7"]
+    assert score([reward], [prompt(CHAT)] * 2, texts).total == (1, 0)
+
+
+def test_trls_accuracy_reward_runs_unchanged() -> None:
+    (reward,) = load_rewards([RewardConfig(fn="trl.rewards:accuracy_reward")])
+    prompts = [prompt(CHAT, solution=r"\frac{1}{3}")] * 2 + [prompt(CHAT, solution="")]
+    scored = score([reward], prompts, [r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}", "7"])
+    assert scored.breakdown == {"accuracy_reward": (1.0, 0.0, None)}
