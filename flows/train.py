@@ -18,7 +18,7 @@ from tasks.tracking import end_tracking, open_tracking, track_inputs, track_resu
 from tasks.training import train
 
 
-@flow(name="grpo", validate_parameters=False)
+@flow(name="grpo")
 def grpo(
     config: str = "configs/quickstart.yaml", overrides: dict[str, Any] | None = None, run_dir: str | None = None
 ) -> RunSummary:

@@ -20,6 +20,8 @@ from grpo_core.training.signals import LIFELINE_VARIABLE
 STOP_SECONDS = 25.0
 """How long a child may take to stop after SIGTERM. Prefect kills a cancelled flow after 30 s."""
 POLL_SECONDS = 0.1
+NOT_STARTED = 127
+"""Exit code in the state file of a process that could not be started; the shell's."""
 
 
 def run_child(
@@ -39,9 +41,14 @@ def run_child(
     """
     read_end, write_end = os.pipe()
     try:
-        with log_file.open("ab") as log:
-            child = _start([python or sys.executable, "-m", module, *arguments], log.fileno(), read_end)
-        os.close(read_end)
+        try:
+            with log_file.open("ab") as log:
+                child = _start([python or sys.executable, "-m", module, *arguments], log.fileno(), read_end)
+        except BaseException:
+            _write_state(state_file, None, NOT_STARTED)  # whoever waits for its end need not wait
+            raise
+        finally:
+            os.close(read_end)
         _write_state(state_file, child.pid, None)
         try:
             _wait(child)
@@ -99,7 +106,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _write_state(path: Path | None, pid: int, returncode: int | None) -> None:
+def _write_state(path: Path | None, pid: int | None, returncode: int | None) -> None:
     if path is not None:
         path.write_text(json.dumps({"pid": pid, "returncode": returncode}) + "\n")
 

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     except GrpoError as error:
         if options.debug:
             traceback.print_exc()
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(" ".join(str(error).split()) + "\n")
         return error.exit_code
     return 0
 

@@ -1,7 +1,8 @@
 """The training process: `python -m grpo_core.training RUN_DIR`.
 
 It knows a folder and nothing of Prefect or MLflow. Exit codes: 0 done (or stopped by STOP or the lifeline), 143 after SIGTERM,
-130 after SIGINT, 1 or 2 after an error, whose message is the last line of the journal and of standard error.
+130 after SIGINT, 1 or 2 after an error, whose message is in the journal's last record
+and, on one line, the last of standard error.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def _run(run_dir: RunDir, journal: Journal, stop: StopRequest) -> tuple[int, str
 
 def _fail(journal: Journal, step: int, message: str, exit_code: int) -> int:
     journal.append("end", step, {"status": "failed", "reason": message})
-    sys.stderr.write(message + "\n")
+    sys.stderr.write(" ".join(message.split()) + "\n")
     return exit_code
 
 

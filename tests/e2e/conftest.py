@@ -76,7 +76,9 @@ def tiny_yaml(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def finished_run(grpo: Callable[..., Finished], tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def finished_run(
+    grpo: Callable[..., Finished], tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Finished]:
     """(RUN_DIR, the command) of a run of the whole flow; its MLflow store is mlflow.db beside the RUN_DIR."""
     folder = tmp_path_factory.mktemp("flow")
     done = grpo("train", str(tiny_yaml), "--run-dir", "runs/one", cwd=folder)

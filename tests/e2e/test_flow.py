@@ -59,9 +59,7 @@ def test_every_required_key_has_exactly_one_point_a_step(mlflow_run: tuple[Any, 
 
 def test_mlflow_holds_what_the_journal_holds(run_dir: Path, mlflow_run: tuple[Any, Any]) -> None:
     expected = Counter(
-        (key, record.step, value)
-        for record in read_journal(run_dir / "journal.jsonl")
-        for key, value in record.metrics.items()
+        (key, record.step, value) for record in read_journal(run_dir / "journal.jsonl") for key, value in record.metrics.items()
     )
     keys = {key for key, _, _ in expected}
     found = Counter((key, step, value) for key in keys for step, value in history(mlflow_run, key))
@@ -94,7 +92,9 @@ def test_mlflow_run_is_finished_with_params_tags_inputs_and_artifacts(mlflow_run
     assert run.data.params["rewards.1.fn"] == "length"
     assert {"seed", "data_digest", "model_digest", "config_digest", "policy_digest"} <= run.data.tags.keys()
     assert sorted(data.dataset.name for data in run.inputs.dataset_inputs) == ["eval-prompts", "train-prompts"]
-    artifacts = {file.path for folder in ("", "report", "tables", "policy") for file in client.list_artifacts(run.info.run_id, folder)}
+    artifacts = {
+        file.path for folder in ("", "report", "tables", "policy") for file in client.list_artifacts(run.info.run_id, folder)
+    }
     assert {"config.json", "provenance.json", "journal.jsonl", "data", "completions", "eval"} <= artifacts
     assert {"report/reward.png", "report/kl.png", "report/report.md", "policy/model.safetensors"} <= artifacts
     assert {"tables/completions_eval_final.json", "tables/completions_last_step.json"} <= artifacts
@@ -109,7 +109,38 @@ def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, 
         assert [run.state.type.value for run in finished] == ["COMPLETED"]
         names = sorted(task.name.rsplit("-", 1)[0] for task in client.read_task_runs() if task.flow_run_id == finished[0].id)
         response = client.request("POST", "/artifacts/filter")
-    assert [name for name in ("monitor", "open-run", "prepare-data", "prepare-model", "report", "train") if name not in names] == []
+    assert [
+        name for name in ("monitor", "open-run", "prepare-data", "prepare-model", "report", "train") if name not in names
+    ] == []
     artifacts = {artifact["key"]: artifact["data"] for artifact in response.json()}
     assert artifacts["training-progress"] == 100.0
     assert "held-out greedy accuracy" in artifacts["training-report"]
+
+
+def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    rule = "monitor.rules=[{kind: kl_budget, metric: kl/init/k3, bound: 1.0e-9, action: stop}]"
+    done = grpo(
+        "train",
+        str(tiny_yaml),
+        rule,
+        "training.steps=2000",
+        "evaluation.every_steps=null",
+        "--run-dir",
+        "runs/kl",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 3
+    reason = "kl/init/k3 is "
+    assert reason in done.stderr
+    assert "above the budget of 1e-09 nats" in done.stderr
+    run_dir = tmp_path / "runs" / "kl"
+    end = read_journal(run_dir / "journal.jsonl")[-2]
+    assert end.kind == "end"
+    assert end.data["status"] == "stopped"
+    assert 0 < end.step < 2000
+    assert (run_dir / "checkpoints" / f"step_{end.step:06d}" / "manifest.json").exists()
+    tracked = json.loads((run_dir / "tracking.json").read_text())
+    tags = MlflowClient(tracking_uri=tracked["uri"]).get_run(tracked["run_id"]).data.tags
+    assert reason in tags["alert.kl_budget"]
