@@ -11,6 +11,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Models this small are slower on several threads, and a hundred times slower beside another busy process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CHARACTERS = "0123456789+-*/= .,?:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#\n"
 CHAT_TEMPLATE = (
