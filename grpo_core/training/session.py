@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from grpo_core.config import RunConfig
+from grpo_core.config import RolloutConfig, RunConfig
 from grpo_core.config.consistency import optimizer_steps
 from grpo_core.data.frozen import load_frozen
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
@@ -90,13 +90,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
             tokenizer=tokenizer,
             eos_token_ids=eos,
             rewards=rewards,
-            settings=SamplingSettings(
-                group_size=rollout.group_size,
-                max_completion_tokens=rollout.max_completion_tokens,
-                temperature=rollout.temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
-            ),
+            settings=_sampling_settings(rollout),
             advantage=config.advantage,
         ),
         updater=Updater(
@@ -118,4 +112,14 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         ),
         forward=forward,
         live=Trainable(policy=policy, tokenizer=tokenizer, reference=reference, optimizer=optimizer, schedule=schedule),
+    )
+
+
+def _sampling_settings(rollout: RolloutConfig) -> SamplingSettings:
+    return SamplingSettings(
+        group_size=rollout.group_size,
+        max_completion_tokens=rollout.max_completion_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
     )

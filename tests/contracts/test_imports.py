@@ -1,0 +1,61 @@
+"""What importing loads, seen in fresh processes, and the layers that import-linter enforces."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grpo_core
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(module.name for module in pkgutil.walk_packages(grpo_core.__path__, "grpo_core."))
+WATCHED = ["mlflow", "prefect", "torch", "transformers", "trl", "vllm"]
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """Return which of the watched packages a fresh process has loaded after importing the modules."""
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(json.dumps([name for name in {WATCHED!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_watch_sees_what_is_loaded() -> None:
+    assert loaded_by(["grpo_core.algorithm.kl"]) == {"torch"}
+
+
+@pytest.mark.parametrize(
+    "module", ["grpo_core", "grpo_core.config", "grpo_core.journal", "grpo_core.rundir", "flows", "flows.cli"]
+)
+def test_light_modules_load_nothing_heavy(module: str) -> None:
+    assert loaded_by([module]) == set()
+
+
+def test_no_module_of_the_core_loads_an_orchestrator_a_tracker_or_a_backend() -> None:
+    assert "grpo_core.training.loop" in MODULES
+    assert loaded_by(MODULES) & {"mlflow", "prefect", "trl", "vllm"} == set()
+
+
+def test_exported_names_are_all_there() -> None:
+    assert [name for name in grpo_core.__all__ if getattr(grpo_core, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        grpo_core.no_such_name  # noqa: B018
+
+
+def test_the_layers_hold() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache'])"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
