@@ -1,0 +1,186 @@
+"""Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
+
+import shutil
+
+import pytest
+import torch
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_core.errors import ModelError
+from grpo_core.policy.checkpoint import (
+    Trainable,
+    TrainingState,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from grpo_core.policy.reference import Reference, frozen_copy
+
+
+def state_at(step):
+    return TrainingState(step=step, optimizer_step=2 * step, prompts=30 + step, tokens=400, sync_count=1, last_sync_step=2)
+
+
+def train(live, steps, alpha=None):
+    """Take optimizer steps on the policy, then a sync where alpha is given."""
+    generator = torch.Generator().manual_seed(steps)
+    for _ in range(steps):
+        for parameter in live.policy.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        live.optimizer.step()
+        live.schedule.step()
+    if alpha is not None:
+        live.reference.sync(live.policy, alpha, step=2)
+
+
+def snapshot(live):
+    """Everything a checkpoint holds, as copies."""
+    optimizer = live.optimizer.state_dict()
+    moments = [value.clone() for slot in optimizer["state"].values() for value in slot.values()]
+    models = [live.policy, live.reference.model, *([live.reference.initial] if live.reference.initial else [])]
+    tensors = [parameter.detach().clone() for model in models for parameter in model.parameters()]
+    counters = (live.reference.sync_count, live.reference.last_sync_step, live.schedule.state_dict(), optimizer["param_groups"])
+    return tensors + moments, counters
+
+
+def assert_identical(one, other):
+    assert one[1] == other[1]
+    assert len(one[0]) == len(other[0])
+    assert all(torch.equal(left, right) for left, right in zip(one[0], other[0], strict=True))
+
+
+@pytest.fixture
+def fresh(tiny_model, tiny_tokenizer):
+    """Return a function that wires up an untrained policy."""
+
+    def make():
+        policy = frozen_copy(tiny_model).requires_grad_(True)
+        optimizer = AdamW(policy.parameters(), lr=1e-2)
+        schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
+        reference = Reference(policy)
+        return Trainable(policy=policy, tokenizer=tiny_tokenizer, reference=reference, optimizer=optimizer, schedule=schedule)
+
+    return make
+
+
+@pytest.fixture
+def saved(fresh, tmp_path):
+    """A trained policy, a reference that differs from it and from the initial one, and their checkpoint."""
+    live = fresh()
+    train(live, 2, alpha=0.25)
+    train(live, 1)
+    return live, save_checkpoint(tmp_path / "checkpoints", live, state_at(3), keep=2)
+
+
+def test_a_round_trip_restores_everything_bit_for_bit(saved, fresh):
+    live, folder = saved
+    restored = fresh()
+    assert folder.name == "step_000003"
+    assert load_checkpoint(folder, restored) == state_at(3) == read_state(folder)
+    assert restored.reference.initial is not None
+    assert_identical(snapshot(restored), snapshot(live))
+
+
+def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
+    live, folder = saved
+    restored = fresh()
+    load_checkpoint(folder, restored)
+    for one in (live, restored):
+        train(one, 3, alpha=0.5)
+    assert_identical(snapshot(restored), snapshot(live))
+
+
+def test_before_the_first_sync_the_initial_policy_is_not_stored_twice(fresh, tmp_path):
+    live = fresh()
+    train(live, 1)
+    folder = save_checkpoint(tmp_path, live, state_at(1), keep=1)
+    restored = fresh()
+    train(restored, 2, alpha=1.0)
+    load_checkpoint(folder, restored)
+    assert not (folder / "initial.safetensors").exists()
+    assert restored.reference.initial is None
+
+
+def test_the_policy_is_a_plain_transformers_folder(saved):
+    live, folder = saved
+    model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
+    for loaded, parameter in zip(model.parameters(), live.policy.parameters(), strict=True):
+        assert torch.equal(loaded, parameter)
+    assert AutoTokenizer.from_pretrained(folder / "policy").eos_token == live.tokenizer.eos_token
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [12]), (2, [9, 12]), (9, [1, 2, 9, 12])])
+def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
+    live = fresh()
+    for step in (1, 2, 9, 12):
+        save_checkpoint(tmp_path, live, state_at(step), keep=keep)
+    assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == left
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{step:06d}" for step in left]
+
+
+def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
+    live, folder = saved
+    train(live, 1)
+    assert save_checkpoint(folder.parent, live, state_at(3), keep=2) == folder
+    restored = fresh()
+    load_checkpoint(folder, restored)
+    assert_identical(snapshot(restored), snapshot(live))
+
+
+FILES = ["policy/model.safetensors", "reference.safetensors", "initial.safetensors", "optimizer.pt", "state.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_byte_is_refused_and_its_file_named(saved, fresh, name):
+    file = saved[1] / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    restored = fresh()
+    before = snapshot(restored)
+    with pytest.raises(ModelError, match=f"SHA-256 of {name}"):
+        load_checkpoint(saved[1], restored)
+    assert_identical(snapshot(restored), before)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_and_named(saved, name):
+    (saved[1] / name).unlink()
+    with pytest.raises(ModelError, match=f"{name} is missing"):
+        verify_checkpoint(saved[1])
+
+
+def test_every_file_is_in_the_manifest(saved):
+    verify_checkpoint(saved[1])
+    for file in [path for path in saved[1].rglob("*") if path.is_file() and path.name != "manifest.json"]:
+        content = file.read_bytes()
+        file.write_bytes(content + b" ")
+        with pytest.raises(ModelError, match=file.name):
+            verify_checkpoint(saved[1])
+        file.write_bytes(content)
+
+
+def test_a_folder_without_manifest_is_not_a_checkpoint(saved):
+    folder = saved[1]
+    shutil.copytree(folder, folder.parent / "step_000004")
+    (folder.parent / "step_000004" / "manifest.json").unlink()
+    (folder.parent / "step_000005").mkdir()
+    assert list_checkpoints(folder.parent) == [folder]
+
+
+def test_a_folder_that_does_not_exist_holds_no_checkpoints(tmp_path):
+    assert list_checkpoints(tmp_path / "nothing") == []
+
+
+def test_leftovers_of_an_interrupted_save_are_neither_read_nor_kept(saved):
+    live, folder = saved
+    partial = folder.parent / ".step_000004.partial"
+    partial.mkdir()
+    (partial / "manifest.json").write_text("{}")
+    assert list_checkpoints(folder.parent) == [folder]
+    save_checkpoint(folder.parent, live, state_at(4), keep=2)
+    assert not partial.exists()

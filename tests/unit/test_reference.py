@@ -1,0 +1,131 @@
+"""The reference policy: fixed, copied, or averaged, with the initial policy kept beside it."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from grpo_core.policy.reference import Reference, frozen_copy
+
+
+@pytest.fixture
+def policy(tiny_model):
+    return tiny_model
+
+
+def move(model, amount):
+    """Add `amount` to every weight."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(amount)
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def assert_weights(model, expected, tolerance=0.0):
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=tolerance)
+
+
+def test_the_reference_stays_fixed_while_the_policy_moves(policy):
+    before = weights(policy)
+    reference = Reference(policy)
+    move(policy, 0.5)
+    assert_weights(reference.model, before)
+    assert (reference.initial, reference.sync_count, reference.last_sync_step) == (None, 0, 0)
+
+
+def test_the_distance_is_the_euclidean_norm_over_all_weights(policy):
+    reference = Reference(policy)
+    assert reference.distance(policy) == 0.0
+    with torch.no_grad():
+        first, second, *_ = policy.parameters()
+        first[0, 0] += 3.0
+        second[1, 2] += 4.0
+    # sqrt(9 + 16); fp32 weights near 0.02 round the sums by about 1e-7
+    assert reference.distance(policy) == pytest.approx(5.0, abs=1e-6)
+
+
+def test_a_hard_copy_is_the_policy_bit_for_bit(policy):
+    reference = Reference(policy)
+    move(policy, 0.1)
+    reference.sync(policy, alpha=1.0, step=7)
+    assert_weights(reference.model, weights(policy))
+    assert reference.distance(policy) == 0.0
+    assert (reference.sync_count, reference.last_sync_step) == (1, 7)
+
+
+def test_a_hard_copy_does_not_follow_the_policy_afterwards(policy):
+    reference = Reference(policy)
+    reference.sync(policy, alpha=1.0, step=1)
+    copied = weights(policy)
+    move(policy, 1.0)
+    assert_weights(reference.model, copied)
+
+
+def test_a_moving_average_takes_alpha_of_the_policy(policy):
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.fill_(8.0)
+    reference = Reference(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.fill_(16.0)
+    reference.sync(policy, alpha=0.25, step=1)
+    # 0.25 * 16 + 0.75 * 8 = 10, then 0.25 * 16 + 0.75 * 10 = 11.5; both exact in binary
+    assert_weights(reference.model, [torch.full_like(weight, 10.0) for weight in weights(policy)])
+    reference.sync(policy, alpha=0.25, step=2)
+    assert_weights(reference.model, [torch.full_like(weight, 11.5) for weight in weights(policy)])
+    count = sum(weight.numel() for weight in weights(policy))
+    assert reference.distance(policy) == pytest.approx(4.5 * math.sqrt(count), rel=1e-12)
+    assert (reference.sync_count, reference.last_sync_step) == (2, 2)
+
+
+def test_a_moving_average_of_real_weights_in_fp64(policy):
+    old = [weight.double() for weight in weights(policy)]
+    reference = Reference(policy)
+    move(policy, 0.3)
+    reference.sync(policy, alpha=0.25, step=1)
+    expected = [0.25 * new.double() + 0.75 * before for new, before in zip(weights(policy), old, strict=True)]
+    torch.testing.assert_close([weight.double() for weight in weights(reference.model)], expected, rtol=0, atol=1e-7)
+
+
+def test_the_initial_policy_is_kept_at_the_first_sync_and_never_changes(policy):
+    initial = weights(policy)
+    reference = Reference(policy)
+    for step in (1, 2):
+        move(policy, 0.1)
+        reference.sync(policy, alpha=1.0, step=step)
+        assert_weights(reference.initial, initial)
+
+
+def test_copies_carry_no_gradient_and_no_dropout(policy):
+    policy.train()
+    reference = Reference(policy)
+    reference.sync(policy, alpha=0.5, step=1)
+    for model in (reference.model, reference.initial, frozen_copy(policy)):
+        assert not model.training
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+
+
+def test_a_sync_leaves_the_policy_as_it_is(policy):
+    reference = Reference(policy)
+    move(policy, 0.1)
+    before = copy.deepcopy(weights(policy))
+    reference.sync(policy, alpha=0.25, step=1)
+    assert_weights(policy, before)
+
+
+def test_tied_embeddings_stay_tied_in_the_copy(policy):
+    reference = Reference(policy)
+    assert reference.model.get_output_embeddings().weight is reference.model.get_input_embeddings().weight
+
+
+def test_a_sync_is_due_after_every_so_many_steps(policy):
+    reference = Reference(policy)
+    assert [step for step in range(1, 10) if reference.is_due(step, 3)] == [3, 6, 9]
+    assert [step for step in range(1, 4) if reference.is_due(step, 1)] == [1, 2, 3]
+    assert not any(reference.is_due(step, None) for step in range(1, 10))
