@@ -38,10 +38,10 @@ class RuleBook:
     def check(self, record: Record) -> list[Alert]:
         """Return the breaches that begin with this record."""
         self._last_step = record.step
+        self._breached -= {rule for rule in self._rules if rule.kind == "stalled"}
         if record.kind != "step":
             return []
         found = {rule: self._breach(rule, record) for rule in self._rules if rule.kind != "stalled"}
-        self._breached -= {rule for rule in self._rules if rule.kind == "stalled"}
         return self._begun(found)
 
     def check_silence(self, seconds: float) -> list[Alert]:

@@ -1,0 +1,246 @@
+"""Tables, figures, comparisons and the state of a run, from journals made by hand."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from grpo_core.analysis.figures import kl_figure, reward_figure, save_figures
+from grpo_core.analysis.summary import compare_evaluations, describe_result, run_status
+from grpo_core.analysis.tables import step_table, sync_table
+from grpo_core.errors import JournalError
+from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
+from grpo_core.evaluation.statistics import proportion
+from grpo_core.journal import Journal, Record, read_journal
+from grpo_core.rundir import RunDir
+
+SYNCS = (2, 4)
+
+
+def write_run(run_dir: RunDir, steps: int = 5) -> list[Record]:
+    """Write a journal of some steps with syncs after steps 2 and 4; return its records."""
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    for step in range(1, steps + 1):
+        metrics = {"reward/mean": step / 10, "kl/ref/k3": step / 100, "kl/ref/se": 0.001, "group/zero_std_frac": 0.5}
+        journal.append("step", step, {"metrics": metrics | ({"kl/init/k3": step / 50} if step > 2 else {})})
+        if step in SYNCS:
+            sync = {
+                "step": step,
+                "alpha": 1.0,
+                "sync_count": step // 2,
+                "kl_before": 0.2,
+                "kl_after": 0.0,
+                "param_distance": 3.0,
+            }
+            journal.append("ref_sync", step, sync)
+    journal.close()
+    return read_journal(run_dir.journal_file)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, tiny_config: Callable[..., Any]) -> RunDir:
+    """A run that has been made and not started."""
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    return run_dir
+
+
+# Tables
+
+
+def test_the_step_table_has_a_row_a_step_and_a_column_a_metric(run_dir: RunDir) -> None:
+    table = step_table(write_run(run_dir))
+    assert list(table.index) == [1, 2, 3, 4, 5]
+    assert table.index.name == "step"
+    assert table["reward/mean"].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert table["kl/init/k3"].isna().tolist() == [True, True, False, False, False]
+
+
+def test_the_sync_table_has_a_row_a_sync(run_dir: RunDir) -> None:
+    table = sync_table(write_run(run_dir))
+    assert list(table.columns) == ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance"]
+    assert table["step"].tolist() == list(SYNCS)
+    assert table["kl_before"].tolist() == [0.2, 0.2]
+
+
+def test_tables_of_an_empty_history_are_empty() -> None:
+    assert len(step_table([])) == len(sync_table([])) == 0
+    assert "step" in sync_table([])
+
+
+# Figures
+
+
+def vertical_lines(axes: Axes) -> list[float]:
+    """Return where the lines stand that `axvline` drew."""
+    return sorted({float(line.get_xdata()[0]) for line in axes.lines if list(line.get_ydata()) == [0, 1]})
+
+
+@pytest.mark.parametrize("draw", [reward_figure, kl_figure])
+def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw: Callable[..., Any]) -> None:
+    figure = draw(write_run(run_dir))
+    assert [vertical_lines(axes) for axes in figure.axes] == [[2.5, 4.5], [2.5, 4.5]]
+    pyplot.close(figure)
+
+
+def test_a_figure_without_syncs_has_no_vertical_line(run_dir: RunDir) -> None:
+    figure = reward_figure(write_run(run_dir, steps=1))
+    assert [vertical_lines(axes) for axes in figure.axes] == [[], []]
+    pyplot.close(figure)
+
+
+def test_the_figure_shows_the_values_of_the_journal(run_dir: RunDir) -> None:
+    figure = reward_figure(write_run(run_dir))
+    thin, mean = figure.axes[0].lines[:2]
+    assert list(thin.get_ydata()) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert list(mean.get_ydata()) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
+    pyplot.close(figure)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_two_valid_images_are_saved(run_dir: RunDir, steps: int) -> None:
+    paths = save_figures(write_run(run_dir, steps), run_dir.report)
+    assert [path.name for path in paths] == ["reward.png", "kl.png"]
+    for path in paths:
+        height, width, _ = pyplot.imread(path).shape
+        assert (width, height) == (1080, 720)
+    assert pyplot.get_fignums() == []
+
+
+# Comparison of evaluations
+
+
+def write_evaluation(run_dir: RunDir, policy: str, correct: dict[int, bool]) -> None:
+    """Write an evaluation as the evaluation process does: a greedy and a sampled completion a prompt."""
+    rows = tuple(
+        EvaluatedCompletion(
+            prompt_id=prompt,
+            sample=sample,
+            prompt="p",
+            completion="c",
+            answer="a",
+            score=1.0,
+            correct=right or sample == 0,
+            tokens=2,
+        )
+        for prompt, right in correct.items()
+        for sample in (-1, 0)
+    )
+    estimate = proportion(sum(correct.values()), len(correct))
+    result = EvalResult(num_prompts=len(correct), estimates={"eval/heldout/greedy_accuracy": estimate}, completions=rows)
+    run_dir.eval.mkdir(exist_ok=True)
+    pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
+    (run_dir.eval / f"{policy}.json").write_text(json.dumps(result.as_json()))
+
+
+def test_evaluations_are_compared_prompt_by_prompt(run_dir: RunDir) -> None:
+    write_evaluation(run_dir, "base", {1: False, 2: True, 3: False, 4: False})
+    write_evaluation(run_dir, "final", {4: True, 3: False, 2: True, 1: True})
+    comparison = compare_evaluations(run_dir)
+    assert comparison is not None
+    assert comparison.num_prompts == 4
+    assert (comparison.before.value, comparison.after.value) == (0.25, 0.75)
+    # Differences 1, 0, 0, 1: mean 0.5, std sqrt(1/3), t(0.975, 3) = 3.18245.
+    assert comparison.difference.value == 0.5
+    assert comparison.difference.high == pytest.approx(0.5 + 3.18245 * (1 / 3) ** 0.5 / 2, rel=1e-5)
+    assert comparison.difference.low == pytest.approx(0.5 - 3.18245 * (1 / 3) ** 0.5 / 2, rel=1e-5)
+
+
+def test_one_evaluation_is_no_comparison(run_dir: RunDir) -> None:
+    write_evaluation(run_dir, "base", {1: False})
+    assert compare_evaluations(run_dir) is None
+
+
+def test_the_result_is_described_in_figures(run_dir: RunDir) -> None:
+    write_evaluation(run_dir, "base", {1: False, 2: True})
+    write_evaluation(run_dir, "final", {1: True, 2: True})
+    lines = describe_result(write_run(run_dir), compare_evaluations(run_dir))
+    assert lines[0] == "steps: 5, reference syncs: 2"
+    assert lines[1] == "reward: 0.300 (first 5 steps) -> 0.300 (last 10 steps)"
+    assert lines[2] == "KL per token at the last step: 0.0500 to the reference, 0.1000 to the initial policy"
+    assert lines[3].startswith("held-out greedy accuracy (2 prompts): 0.500 [")
+    assert lines[4].startswith("paired difference, 95 % interval: 0.500 [")
+
+
+def test_a_run_without_a_step_is_described_as_such(run_dir: RunDir) -> None:
+    assert describe_result(write_run(run_dir, steps=0), None) == ["no step was finished"]
+
+
+# The state of a run
+
+
+def finished_process() -> int:
+    """Return the id of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def write_process(run_dir: RunDir, pid: int, returncode: int | None) -> None:
+    run_dir.process_file.write_text(json.dumps({"pid": pid, "returncode": returncode}))
+
+
+def test_a_run_that_was_only_made_is_not_started(run_dir: RunDir) -> None:
+    status = run_status(run_dir)
+    assert (status.state, status.step, status.steps, status.last) == ("not started", 0, 4, None)
+
+
+def test_a_run_with_a_live_process_is_running(run_dir: RunDir) -> None:
+    records = write_run(run_dir, steps=3)
+    write_process(run_dir, os.getpid(), None)
+    status = run_status(run_dir)
+    assert (status.state, status.reason, status.step, status.num_syncs) == ("running", None, 3, 1)
+    assert status.last == [record for record in records if record.kind == "step"][-1]
+
+
+def test_a_run_that_loads_its_model_is_running(run_dir: RunDir) -> None:
+    write_process(run_dir, os.getpid(), None)
+    assert run_status(run_dir).state == "running"
+
+
+@pytest.mark.parametrize(("status", "reason"), [("finished", None), ("stopped", "kl"), ("failed", "no memory")])
+def test_an_ended_run_is_what_its_end_record_says(run_dir: RunDir, status: str, reason: str | None) -> None:
+    write_run(run_dir)
+    journal = Journal(run_dir.journal_file)
+    journal.append("alert", 5, {"text": "step 5: too far"})
+    journal.append("end", 5, {"status": status, "reason": reason})
+    journal.append("eval", 5, {"metrics": {}})
+    journal.close()
+    write_process(run_dir, finished_process(), 0)
+    now = run_status(run_dir)
+    assert (now.state, now.reason, now.step, now.alerts) == (status, reason, 5, ("step 5: too far",))
+
+
+@pytest.mark.parametrize("returncode", [None, -9])
+def test_a_run_whose_process_is_gone_without_an_end_record_has_died(run_dir: RunDir, returncode: int | None) -> None:
+    write_run(run_dir)
+    write_process(run_dir, finished_process(), returncode)
+    now = run_status(run_dir)
+    assert now.state == "died"
+    assert now.reason
+
+
+def test_a_resumed_run_is_not_what_it_was_before(run_dir: RunDir) -> None:
+    write_run(run_dir)
+    journal = Journal(run_dir.journal_file)
+    journal.append("end", 5, {"status": "stopped", "reason": "kl"})
+    journal.append("resume", 4, {})
+    journal.close()
+    write_process(run_dir, os.getpid(), None)
+    now = run_status(run_dir)
+    assert (now.state, now.step) == ("running", 4)
+
+
+def test_a_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="give the folder of a run"):
+        run_status(RunDir(tmp_path))

@@ -1,0 +1,109 @@
+"""The `grpo` command in a process of its own: what it prints, and its exit codes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_core.config import RunConfig, load_config, validate_config
+from grpo_core.journal import Journal
+from grpo_core.rundir import RunDir
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = "configs/quickstart.yaml"
+
+
+def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; return its exit code and what it printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def resolved(output: str) -> RunConfig:
+    """Return the configuration that `check` printed."""
+    return validate_config(yaml.safe_load(output.partition("\n\n")[0]))
+
+
+def test_check_prints_the_resolved_configuration() -> None:
+    done = grpo("check", QUICKSTART, "loss.beta=1e-3")
+    assert done.returncode == 0, done.stderr
+    assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, {"loss.beta": 1e-3})
+    assert "advantage_rms_factor: 0.9354" in done.stdout
+    assert "effective beta: 0.001 x mean KL per token" in done.stdout
+    assert done.stdout.endswith("0 warning(s); the configuration is valid\n")
+
+
+def test_check_prints_each_warning() -> None:
+    done = grpo("check", QUICKSTART, "reference.sync_steps=500", "rollout.top_k=5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("warning: ") == 2
+    assert "warning: reference.sync_steps: 500 is beyond training.steps" in done.stdout
+    assert "2 warning(s)" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["check", "train"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([QUICKSTART, "loss.bta=1"], "did you mean loss.beta?"),
+        ([QUICKSTART, "loss.beta"], "expected key.path=value"),
+        ([QUICKSTART, "optimizer.warmup_steps=70"], "optimizer.warmup_steps: 70 must be below"),
+        (["configs/quikstart.yaml"], "did you mean configs/quickstart.yaml?"),
+    ],
+)
+def test_a_bad_configuration_is_one_message_and_exit_code_2(verb: str, arguments: list[str], said: str) -> None:
+    done = grpo(verb, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("error:") == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback_before_the_message() -> None:
+    done = grpo("train", QUICKSTART, "loss.bta=1", "--debug")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-1].startswith("error: loss.bta: unknown key")
+
+
+def test_status_says_where_a_run_is(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    journal.append("step", 1, {"metrics": {"reward/mean": 0.25, "kl/ref/k3": 0.125}})
+    journal.append("alert", 1, {"text": "step 1: too far"})
+    journal.append("end", 1, {"status": "stopped", "reason": "STOP file"})
+    journal.close()
+    done = grpo("status", str(run_dir.path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{run_dir.path}: stopped, step 1 of 4, 0 reference sync(s)\nreason: STOP file\n")
+    assert "reward/mean" in done.stdout
+    assert "0.25" in done.stdout
+    assert "alert: step 1: too far" in done.stdout
+
+
+def test_status_of_a_folder_that_is_no_run_is_exit_code_2(tmp_path: Path) -> None:
+    done = grpo("status", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: run dir {tmp_path}: no readable config.json")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_verb_that_does_not_exist_is_exit_code_2() -> None:
+    done = grpo("tarin")
+    assert done.returncode == 2
+    assert "tarin" in done.stderr
+
+
+def test_without_a_verb_the_verbs_are_listed() -> None:
+    done = grpo("--help")
+    assert done.returncode == 0
+    assert [verb for verb in ("train", "check", "status") if verb not in done.stdout] == []
