@@ -1,0 +1,113 @@
+"""How a step's rows are cut: micro-batches by tokens, mini-batches by a seeded shuffle."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_core.rewards.base import ScoredCompletions
+from grpo_core.training.batch import RolloutBatch, microbatches, split_minibatches
+from grpo_core.types import Prompt
+
+SETTINGS = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+def batch_of(prompt_lengths, completion_lengths):
+    """A batch of which only the lengths matter."""
+    group_size, width = len(completion_lengths) // len(prompt_lengths), max(completion_lengths)
+    mask = torch.arange(width) < torch.tensor(completion_lengths).unsqueeze(1)
+    prompts = [
+        Prompt(id=number, content="", text="", token_ids=(7,) * length, columns={})
+        for number, length in enumerate(prompt_lengths)
+    ]
+    rows = len(completion_lengths)
+    return RolloutBatch(
+        prompts=tuple(prompts),
+        group_size=group_size,
+        texts=("",) * rows,
+        completion_ids=torch.zeros(rows, width, dtype=torch.long),
+        completion_mask=mask,
+        loss_mask=mask,
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        sampling_per_token_logps=torch.zeros(rows, width),
+        scores=ScoredCompletions(total=(0.0,) * rows, breakdown={}),
+        advantages=torch.zeros(rows),
+    )
+
+
+def cost(batch, rows):
+    """Padded tokens of one pass: each prompt once at the longest one's width, each completion at the longest one's."""
+    prompts = {row // batch.group_size for row in rows}
+    return len(prompts) * max(len(batch.prompts[prompt].token_ids) for prompt in prompts) + len(rows) * max(
+        int(batch.completion_mask[row].sum()) for row in rows
+    )
+
+
+def test_micro_batches_by_hand():
+    batch = batch_of([10, 4], [3, 5, 2, 6])
+    # rows 0, 1: one prompt of 10, two completions of 5 -> 20; with row 2 a second prompt: 2 x 10 + 3 x 5 = 35
+    # rows 2, 3: 4 + 2 x 6 = 16; all four: 2 x 10 + 4 x 6 = 44
+    assert microbatches(batch, range(4), 44) == [[0, 1, 2, 3]]
+    assert microbatches(batch, range(4), 43) == [[0, 1, 2], [3]]
+    assert microbatches(batch, range(4), 34) == [[0, 1], [2, 3]]
+    assert microbatches(batch, range(4), 19) == [[0], [1], [2, 3]]
+    assert microbatches(batch, range(4), 15) == [[0], [1], [2], [3]]
+
+
+def test_a_row_beyond_the_budget_goes_alone():
+    assert microbatches(batch_of([50], [9, 1]), range(2), 1) == [[0], [1]]
+
+
+def test_micro_batches_take_the_rows_they_are_given():
+    assert microbatches(batch_of([2, 2, 2], [1] * 6), [1, 4, 5], 100) == [[1, 4, 5]]
+
+
+@SETTINGS
+@given(data=st.data(), budget=st.integers(1, 80))
+def test_micro_batches_cover_the_rows_once_in_order_within_the_budget(data, budget):
+    prompts = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    group_size = data.draw(st.integers(1, 4))
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=len(prompts) * group_size, max_size=len(prompts) * group_size))
+    batch = batch_of(prompts, lengths)
+    rows = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, unique=True).map(sorted))
+    pieces = microbatches(batch, rows, budget)
+    assert [row for piece in pieces for row in piece] == rows
+    for piece in pieces:
+        assert len(piece) == 1 or cost(batch, piece) <= budget
+    for piece, following in pairwise(pieces):
+        assert cost(batch, [*piece, following[0]]) > budget  # no piece could have held more
+
+
+def test_one_minibatch_is_all_rows_in_order():
+    assert split_minibatches(5, 1, seed=3, step=1, epoch=0) == [[0, 1, 2, 3, 4]]
+
+
+@SETTINGS
+@given(num_rows=st.integers(2, 40), data=st.data())
+def test_minibatches_are_a_partition_into_nearly_equal_shares(num_rows, data):
+    count = data.draw(st.integers(2, num_rows))
+    shares = split_minibatches(num_rows, count, seed=data.draw(st.integers(0, 9)), step=4, epoch=1)
+    assert sorted(row for share in shares for row in share) == list(range(num_rows))
+    assert len(shares) == count
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(share == sorted(share) for share in shares)
+
+
+def test_minibatches_are_a_function_of_seed_step_and_epoch():
+    first = split_minibatches(24, 3, seed=1, step=2, epoch=0)
+    assert split_minibatches(24, 3, seed=1, step=2, epoch=0) == first
+    for changed in ({"seed": 2}, {"step": 3}, {"epoch": 1}):
+        assert split_minibatches(24, 3, **{"seed": 1, "step": 2, "epoch": 0, **changed}) != first
+
+
+def test_the_counts_of_a_batch():
+    batch = batch_of([10, 4], [3, 5, 2, 6])
+    assert (batch.num_rows, batch.num_loss_tokens, batch.lengths().tolist()) == (4, 16, [3, 5, 2, 6])
+
+
+@pytest.mark.parametrize("budget", [1, 20, 10_000])
+def test_micro_batches_of_no_rows_are_none(budget):
+    assert microbatches(batch_of([3], [2]), [], budget) == []

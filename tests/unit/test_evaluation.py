@@ -1,0 +1,141 @@
+"""Evaluation statistics against SciPy, formulas and enumeration, and one evaluation of a tiny model."""
+
+import itertools
+import math
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from grpo_core.data.frozen import load_frozen
+from grpo_core.evaluation.runner import is_correct, open_evaluator, pick_verifier
+from grpo_core.evaluation.statistics import mean_estimate, paired_difference, pass_at_k, proportion
+from grpo_core.rewards.base import load_rewards
+
+SETTINGS = settings(deadline=None, max_examples=40, derandomize=True)
+
+
+@pytest.mark.parametrize(("successes", "total"), [(0, 10), (5, 10), (10, 10), (37, 200)])
+def test_a_share_has_its_wilson_interval(successes, total):
+    # (p + z^2/2n -+ z sqrt(p (1-p) / n + z^2/4n^2)) / (1 + z^2/n), z = 1.959964
+    share, z = successes / total, 1.959963984540054
+    centre, scale = share + z * z / (2 * total), 1 + z * z / total
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    estimate = proportion(successes, total)
+    assert estimate.value == share
+    assert (estimate.low, estimate.high) == pytest.approx(((centre - half) / scale, (centre + half) / scale), abs=1e-12)
+
+
+def test_a_mean_has_its_t_interval_by_hand():
+    # 1, 2, 3, 4: mean 2.5, Bessel variance 5/3, standard error sqrt(5/12), t_0.975 with 3 degrees of freedom = 3.182446
+    estimate = mean_estimate([1.0, 2.0, 3.0, 4.0])
+    half = 3.182446305284263 * math.sqrt(5 / 12)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((2.5, 2.5 - half, 2.5 + half), abs=1e-9)
+
+
+@SETTINGS
+@given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=20).filter(lambda values: stdev(values) > 1e-3))
+def test_a_mean_has_scipys_interval(values):
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=mean(values), scale=stdev(values) / math.sqrt(len(values)))
+    estimate = mean_estimate(values)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((mean(values), low, high), rel=1e-9, abs=1e-9)
+
+
+def test_equal_values_have_an_interval_of_width_0_and_one_value_an_infinite_one():
+    equal = mean_estimate([0.5] * 4)
+    assert (equal.value, equal.low, equal.high) == (0.5, 0.5, 0.5)
+    single = mean_estimate([0.5])
+    assert (single.value, single.low, single.high) == (0.5, -math.inf, math.inf)
+
+
+@SETTINGS
+@given(pairs=st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=3, max_size=12))
+def test_a_paired_difference_excludes_0_exactly_where_the_paired_t_test_does(pairs):
+    before, after = ([float(value) for value in side] for side in zip(*pairs, strict=True))
+    estimate = paired_difference(before, after)
+    assert estimate.value == pytest.approx(mean(after) - mean(before), abs=1e-12)
+    differences = [later - earlier for earlier, later in pairs]
+    if stdev(differences) > 0:
+        p_value = stats.ttest_rel(after, before).pvalue
+        assert (estimate.low <= 0 <= estimate.high) == (p_value >= 0.05)
+
+
+def test_a_paired_difference_needs_the_same_prompts():
+    with pytest.raises(ValueError, match="zip"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize("samples", [1, 3, 5])
+def test_pass_at_k_is_the_share_of_all_draws_with_a_correct_one(samples):
+    for correct, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        draws = list(itertools.combinations([True] * correct + [False] * (samples - correct), k))
+        assert pass_at_k(samples, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-12)
+
+
+def test_pass_at_1_is_the_share_of_correct_samples():
+    assert [pass_at_k(8, correct, 1) for correct in range(9)] == pytest.approx([correct / 8 for correct in range(9)], abs=1e-12)
+
+
+def test_an_estimate_reads_as_value_and_interval():
+    assert str(mean_estimate([0.5, 0.5])) == "0.500 [0.500, 0.500]"
+
+
+def test_correct_means_at_least_the_pass_score():
+    assert [is_correct(score, 0.5) for score in (0.5, 0.6, 0.49, None, math.nan)] == [True, True, False, False, False]
+
+
+def test_the_verifier_is_the_named_reward_or_the_first(tiny_config):
+    rewards = load_rewards(tiny_config().rewards)
+    assert pick_verifier(rewards, None).fn == "reasoning_gym"
+    assert pick_verifier(rewards, "length").fn == "length"
+
+
+@pytest.fixture
+def evaluate(tiny_run):
+    """Return a function that evaluates a tiny run's initial policy with the length reward as the verifier."""
+    run_dir = tiny_run({"evaluation.verifier": "length", "evaluation.pass_score": 0.5, "rollout.max_completion_tokens": 6})
+    config = run_dir.read_config()
+    _, prompts = load_frozen(run_dir.data)
+
+    def run(count, samples):
+        return open_evaluator(config, Path(config.model.source)).evaluate(prompts[:count], samples)
+
+    return run
+
+
+def test_an_evaluations_figures_are_the_means_over_its_completions(evaluate):
+    result = evaluate(6, samples=2)
+    greedy = [row for row in result.completions if row.sample == -1]
+    sampled = [row for row in result.completions if row.sample >= 0]
+    assert (len(greedy), [row.sample for row in sampled]) == (6, [0, 1] * 6)
+    by_prompt = [(one.correct, other.correct) for one, other in zip(sampled[::2], sampled[1::2], strict=True)]
+    assert result.metrics() == {
+        "eval/heldout/greedy_accuracy": pytest.approx(mean(row.correct for row in greedy), abs=1e-12),
+        "eval/heldout/greedy_score": pytest.approx(mean(row.score for row in greedy), abs=1e-12),
+        "eval/heldout/completion_tokens": pytest.approx(mean(row.tokens for row in greedy), abs=1e-12),
+        "eval/heldout/pass_at_1": pytest.approx(mean(mean(pair) for pair in by_prompt), abs=1e-12),
+        "eval/heldout/pass_at_2": pytest.approx(mean(any(pair) for pair in by_prompt), abs=1e-12),
+    }
+    assert result.greedy_correct() == {row.prompt_id: row.correct for row in greedy}
+
+
+def test_an_evaluation_repeats_exactly_and_does_not_depend_on_how_many_prompts_it_has(evaluate):
+    first, again, more = evaluate(4, samples=2), evaluate(4, samples=2), evaluate(6, samples=2)
+    assert again == first
+
+    def texts(result, ids):
+        return {(row.prompt_id, row.sample): row.completion for row in result.completions if row.prompt_id in ids}
+
+    ids = {row.prompt_id for row in first.completions}
+    assert texts(more, ids) == texts(first, ids)
+
+
+def test_without_samples_there_is_no_pass_at_k(evaluate):
+    assert set(evaluate(2, samples=0).metrics()) == {
+        "eval/heldout/greedy_accuracy",
+        "eval/heldout/greedy_score",
+        "eval/heldout/completion_tokens",
+    }

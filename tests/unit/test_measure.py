@@ -1,0 +1,225 @@
+"""The figures of a step by hand, on tensors small enough to work out on paper."""
+
+import math
+from statistics import stdev
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_core.policy.checkpoint import TrainingState
+from grpo_core.rewards.base import ScoredCompletions
+from grpo_core.training import measure
+from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.update import OptimizerStep
+from grpo_core.types import Prompt, RefSync
+
+LOG2 = math.log(2)
+MASK = torch.tensor([[True, True], [True, False]])
+
+
+def float64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(value):
+    return pytest.approx(value, abs=1e-12)
+
+
+def batch_of(totals, breakdown, group_size, advantages=None, mask=None, truncated=None):
+    rows = len(totals)
+    mask = torch.ones(rows, 1, dtype=torch.bool) if mask is None else mask
+    prompts = [Prompt(id=index, content="", text="", token_ids=(1, 2), columns={}) for index in range(rows // group_size)]
+    return RolloutBatch(
+        prompts=tuple(prompts),
+        group_size=group_size,
+        texts=("",) * rows,
+        completion_ids=torch.zeros(mask.shape, dtype=torch.long),
+        completion_mask=mask,
+        loss_mask=mask,
+        truncated=torch.tensor(truncated or [False] * rows),
+        sampling_per_token_logps=torch.zeros(mask.shape),
+        scores=ScoredCompletions(total=tuple(totals), breakdown=breakdown),
+        advantages=torch.tensor(advantages or [0.0] * rows),
+    )
+
+
+def kl_figures(ref, sampling=None, initial=None):
+    zeros = torch.zeros(2, 2, dtype=torch.float64)
+    logps = measure.StepLogps(old=zeros, ref=ref, initial=initial, entropy=zeros)
+    return measure.kl_figures(logps, zeros if sampling is None else sampling, MASK)
+
+
+def test_kl_figures_by_hand():
+    # log r = log 2, -log 2 | 0, masked: k3 = 1 - log 2, log 2 - 1/2 | 0. What is masked (5) must not show up.
+    figures = kl_figures(float64([[LOG2, -LOG2], [0.0, 5.0]]))
+    high, low = 1 - LOG2, LOG2 - 0.5
+    assert figures == {
+        "kl/ref/k1": close(0.0),  # (-log 2 + log 2 + 0) / 3
+        "kl/ref/k2": close(LOG2**2 / 3),  # (log 2)^2 / 2, twice, over 3 tokens
+        "kl/ref/k3": close(1 / 6),  # (1 - log 2 + log 2 - 1/2 + 0) / 3
+        "kl/ref/max": close(high),
+        # of 0, low, high: 0.95 of the way over two gaps is 0.9 into the second
+        "kl/ref/p95": close(low + 0.9 * (high - low)),
+        # row sums 1/2, 0 and counts 2, 1: residuals 1/2 - 2/6 and 0 - 1/6; sqrt(2/1 * 2/36) / 3
+        "kl/ref/se": close(1 / 9),
+        "kl/ref/seq": close(1 / 4),  # (1/2 + 0) / 2 completions
+        "kl/sampler/k3": close(0.0),
+    }
+
+
+def test_kl_to_the_initial_policy_and_to_the_sampler_by_hand():
+    # initial: log r = log 2 on the first token alone: k3 = 1 - log 2, over 3 tokens or 2 completions.
+    # sampler: log pi - log pi_sampler = -log 2 on the third token: k3 = log 2 - 1/2, over 3 tokens.
+    figures = kl_figures(
+        float64([[0.0, 0.0], [0.0, 0.0]]),
+        sampling=float64([[0.0, 0.0], [LOG2, 9.0]]),
+        initial=float64([[LOG2, 0.0], [0.0, 9.0]]),
+    )
+    assert figures["kl/init/k3"] == close((1 - LOG2) / 3)
+    assert figures["kl/init/seq"] == close((1 - LOG2) / 2)
+    assert figures["kl/sampler/k3"] == close((LOG2 - 0.5) / 3)
+    assert figures["kl/ref/k3"] == close(0.0)
+
+
+def test_the_initial_policys_kl_is_absent_where_it_was_not_measured():
+    assert not {"kl/init/k3", "kl/init/seq"} & kl_figures(float64([[0.0, 0.0], [0.0, 0.0]])).keys()
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(rows=st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=2, max_size=6))
+def test_with_equal_lengths_the_clustered_error_is_that_of_the_row_means(rows):
+    values = float64(rows)
+    expected = stdev(sum(row) / 3 for row in rows) / math.sqrt(len(rows))
+    error = measure.clustered_standard_error(values, torch.ones_like(values, dtype=torch.bool))
+    assert error == pytest.approx(expected, abs=1e-9)
+
+
+def test_repeating_every_token_does_not_make_the_clustered_error_smaller():
+    values = float64([[1.0, 3.0], [2.0, 7.0], [0.0, 1.0]])
+    once = measure.clustered_standard_error(values, torch.ones(3, 2, dtype=torch.bool))
+    twice = measure.clustered_standard_error(values.repeat(1, 2), torch.ones(3, 4, dtype=torch.bool))
+    assert twice == close(once)
+
+
+def test_one_row_has_no_clustered_error():
+    assert measure.clustered_standard_error(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool)) == 0.0
+
+
+def test_means_over_tokens_and_over_rows():
+    values = float64([[1.0, 2.0], [4.0, 100.0]])
+    assert measure.masked_mean(values, MASK) == close(7 / 3)
+    assert measure.per_row_mean(values, MASK) == close(7 / 2)
+    assert measure.masked_mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0.0
+
+
+def test_reward_group_and_advantage_figures_by_hand():
+    # Groups (0, 1), (0.5, 0.5), (2, 4); the verifier accepts 2 and 4 and the 1.
+    batch = batch_of(
+        [0.0, 1.0, 0.5, 0.5, 2.0, 4.0],
+        {"a": (0.0, 1.0, None, 0.5, 1.0, 1.0)},
+        group_size=2,
+        advantages=[-1.0, 1.0, 0.0, 0.0, -3.0, 3.0],
+    )
+    figures = measure.reward_figures(batch, [False, True, False, False, True, True])
+    assert figures == {
+        "reward/mean": close(8 / 6),
+        # squares about 4/3: 16/9 + 1/9 + 25/36 + 25/36 + 4/9 + 64/9 = 390/36, over 5
+        "reward/std": close(math.sqrt(390 / 36 / 5)),
+        "reward/a/mean": close(3.5 / 5),
+        # squares about 0.7: 0.49 + 0.09 + 0.04 + 0.09 + 0.09 = 0.8, over 4
+        "reward/a/std": close(math.sqrt(0.2)),
+        "reward/a/unscorable_frac": close(1 / 6),
+        # Bessel std of two numbers d apart: d / sqrt(2) = 1/sqrt(2), 0, sqrt(2)
+        "group/reward_std/mean": close((math.sqrt(0.5) + math.sqrt(2)) / 3),
+        "group/reward_std/min": 0.0,
+        "group/reward_std/max": close(math.sqrt(2)),
+        "group/zero_std_frac": close(1 / 3),
+        "group/all_correct_frac": close(1 / 3),
+        "group/all_wrong_frac": close(1 / 3),
+        "group/best_mean": close((1 + 0.5 + 4) / 3),
+        "group/effective_count": 2.0,
+        "advantage/mean": close(0.0),
+        "advantage/std": close(2.0),  # 20 / 5
+        "advantage/max": close(3.0),
+    }
+
+
+def test_unscorable_completions_leave_the_reward_figures():
+    nan = math.nan
+    figures = measure.reward_figures(batch_of([nan, 1.0, nan, nan], {"a": (None, 1.0, None, None)}, 2), [False] * 4)
+    assert figures["reward/mean"] == 1.0
+    assert figures["reward/std"] == figures["group/reward_std/max"] == 0.0
+    assert figures["group/best_mean"] == 1.0
+    assert figures["reward/a/unscorable_frac"] == 0.75
+    assert figures["group/zero_std_frac"] == 1.0
+
+
+def test_a_batch_that_no_function_could_score_has_no_mean_reward():
+    figures = measure.reward_figures(batch_of([math.nan] * 2, {"a": (None, None)}, 2), [False] * 2)
+    assert math.isnan(figures["reward/mean"])
+    assert math.isnan(figures["reward/a/mean"])
+    assert figures["reward/std"] == 0.0
+
+
+def test_completion_figures_by_hand():
+    mask = torch.arange(4) < torch.tensor([[1], [4], [3], [4]])
+    figures = measure.completion_figures(batch_of([0.0] * 4, {}, 2, mask=mask, truncated=[False, True, False, False]))
+    assert figures == {
+        "completion/tokens/mean": 3.0,
+        "completion/tokens/max": 4.0,
+        "completion/truncated_frac": 0.25,
+        "completion/eos_frac": 0.75,
+    }
+
+
+def optimizer_step(**changes):
+    values = {
+        "loss": 1.0, "policy_loss": 0.5, "kl_loss": 5.0, "grad_norm": 2.0, "lr": 0.1, "ratio_sum": 4.0, "ratio_max": 1.5,
+        "old_k3_sum": 0.2, "clipped_low": 1.0, "clipped_high": 0.0, "tokens": 4,
+    }  # fmt: skip
+    return OptimizerStep(**(values | changes))
+
+
+def test_update_figures_by_hand():
+    second = optimizer_step(
+        loss=3.0, policy_loss=1.5, kl_loss=7.0, grad_norm=4.0, lr=0.2, ratio_sum=13.0, ratio_max=1.25, old_k3_sum=0.7,
+        clipped_low=2.0, clipped_high=3.0, tokens=8,
+    )  # fmt: skip
+    # Losses and norms: mean over the two optimizer steps. Per-token figures: sums over 4 + 8 tokens. The rate: the last one's.
+    assert measure.update_figures([optimizer_step(), second]) == {
+        "loss/total": 2.0,
+        "loss/policy": 1.0,
+        "loss/kl": 6.0,
+        "optim/grad_norm": 3.0,
+        "optim/lr": 0.2,
+        "policy/ratio_mean": close(17 / 12),
+        "policy/ratio_max": 1.5,
+        "policy/clip_frac/low": close(3 / 12),
+        "policy/clip_frac/high": close(3 / 12),
+        "kl/old/k3": close(0.9 / 12),
+    }
+
+
+def test_a_single_update_has_no_kl_to_the_old_policy():
+    assert "kl/old/k3" not in measure.update_figures([optimizer_step()])
+
+
+def test_reference_and_progress_figures():
+    state = TrainingState(step=7, optimizer_step=14, prompts=70, tokens=900, sync_count=2, last_sync_step=5)
+    assert measure.reference_figures(state, None, 0.5) == {
+        "ref/synced": 0.0, "ref/sync_count": 2.0, "ref/steps_since_sync": 2.0, "ref/param_distance": 0.5,
+    }  # fmt: skip
+    sync = RefSync(step=7, alpha=1.0, sync_count=2, kl_before=0.3, kl_after=0.0, param_distance=0.5)
+    with_sync = measure.reference_figures(state, sync, 0.5)
+    assert (with_sync["ref/synced"], with_sync["ref/kl_before_sync"], with_sync["ref/kl_after_sync"]) == (1.0, 0.3, 0.0)
+    assert measure.progress_figures(state) == {
+        "progress/step": 7.0, "progress/optimizer_step": 14.0, "progress/prompts": 70.0, "progress/tokens": 900.0,
+    }  # fmt: skip
+
+
+def test_a_figure_measured_twice_is_refused():
+    assert measure.registry_figures([{"a": 1.0}, {"b": 2.0}]) == {"a": 1.0, "b": 2.0}
+    with pytest.raises(ValueError, match="figures measured twice: b"):
+        measure.registry_figures([{"a": 1.0, "b": 1.0}, {"b": 2.0}])

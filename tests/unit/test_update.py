@@ -1,0 +1,140 @@
+"""Optimizer steps on known log-probabilities: what they report and what they do to the weights."""
+
+import math
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from grpo_core.config import LossConfig
+from grpo_core.policy.reference import frozen_copy
+from grpo_core.rewards.base import ScoredCompletions
+from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.forward import ForwardSettings, batch_logps, rows_logps
+from grpo_core.training.update import Updater
+from grpo_core.types import Prompt
+
+ADVANTAGES = [1.0, -1.0, 2.0, -2.0]
+
+
+@pytest.fixture
+def batch():
+    """Two prompts, two completions each: 3, 1, 4 and 2 tokens."""
+    mask = torch.arange(4) < torch.tensor([[3], [1], [4], [2]])
+    prompts = [Prompt(id=index, content="", text="", token_ids=ids, columns={}) for index, ids in enumerate([(5, 6, 7), (8,)])]
+    return RolloutBatch(
+        prompts=tuple(prompts),
+        group_size=2,
+        texts=("",) * 4,
+        completion_ids=torch.arange(20, 36).view(4, 4),
+        completion_mask=mask,
+        loss_mask=mask,
+        truncated=torch.zeros(4, dtype=torch.bool),
+        sampling_per_token_logps=torch.zeros(4, 4),
+        scores=ScoredCompletions(total=(0.0,) * 4, breakdown={}),
+        advantages=torch.tensor(ADVANTAGES),
+    )
+
+
+FORWARD = ForwardSettings(dtype="float32", temperature=1.0, max_tokens=10_000)
+
+
+def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, **loss):
+    """Plain gradient descent, so that the step taken is the gradient."""
+    optimizer = SGD(model.parameters(), lr=lr)
+    return Updater(
+        policy=model,
+        optimizer=optimizer,
+        schedule=LambdaLR(optimizer, lambda index: 1.0),
+        loss=LossConfig(**loss),
+        forward=ForwardSettings(dtype="float32", temperature=1.0, max_tokens=max_tokens),
+        max_completion_tokens=8,
+        max_grad_norm=max_grad_norm,
+        seed=0,
+    )
+
+
+def step_taken(model, batch, **options):
+    """Return the report and the change of the weights, as one vector."""
+    policy = frozen_copy(model).requires_grad_(True)
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in policy.parameters()])
+    logps, _ = batch_logps(policy, batch, FORWARD)
+    result = updater(policy, lr=1.0, **options).update(batch, logps - 0.3, None, step=1)
+    after = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+    return result, after - before
+
+
+def test_what_an_optimizer_step_reports_by_hand(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    ratio = torch.tensor([[1.0, 1.5, 0.5, 9.0], [0.5, 9.0, 9.0, 9.0], [1.1, 2.0, 1.25, 0.9], [1.5, 0.6, 9.0, 9.0]])
+    result = updater(tiny_model, epochs_per_rollout=2, beta=0.0, aggregation="token-mean").update(
+        batch, logps, logps - ratio.log(), step=1
+    )
+    report = result.steps[0]
+    counted = ratio[batch.loss_mask]
+    # 10 tokens: 1, 1.5, 0.5 | 0.5 | 1.1, 2, 1.25, 0.9 | 1.5, 0.6
+    assert report.tokens == 10
+    assert report.ratio_sum == pytest.approx(10.85, abs=1e-4)
+    assert report.ratio_max == pytest.approx(2.0, abs=1e-5)
+    # lower clip 0.8 with A < 0: 0.5 of row 1, 0.6 of row 3; upper clip 1.2 with A > 0: 1.5 of row 0, 2 and 1.25 of row 2
+    assert (report.clipped_low, report.clipped_high) == (2.0, 3.0)
+    assert report.old_k3_sum == pytest.approx(sum(r - 1 - math.log(r) for r in counted.tolist()), abs=1e-4)
+    # minus the smaller gain, A = 1: -1, -1.2, -0.5; A = -1: 0.8; A = 2: -2.2, -2.4, -2.4, -1.8; A = -2: 3, 1.6; sum -6.1
+    assert report.policy_loss == report.loss == pytest.approx(-0.61, abs=1e-5)
+    assert report.kl_loss == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_single_update_uses_its_own_logps_as_the_old_ones(tiny_model, batch):
+    result, _ = step_taken(tiny_model, batch)
+    logps, entropy = batch_logps(tiny_model, batch, FORWARD)
+    assert torch.equal(result.first_logps, logps)
+    assert torch.equal(result.first_entropy, entropy)
+    (report,) = result.steps
+    assert (report.ratio_sum, report.ratio_max, report.old_k3_sum) == (10.0, 1.0, 0.0)
+
+
+def test_the_step_is_the_gradient_of_the_written_out_loss(tiny_model, batch):
+    result, change = step_taken(tiny_model, batch, beta=0.1)
+    # Witness: mean over 4 completions of the token mean of -A logp + 0.1 k3, log r = -0.3, by autograd over all rows.
+    logps, _ = rows_logps(tiny_model, batch, range(4), FORWARD)
+    log_ratio = (logps.detach() - 0.3) - logps
+    per_token = -torch.tensor(ADVANTAGES).unsqueeze(1) * logps + 0.1 * (log_ratio.exp() - 1 - log_ratio)
+    loss = (per_token * batch.loss_mask / torch.tensor([[3.0], [1.0], [4.0], [2.0]])).sum() / 4
+    gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(tiny_model.parameters()))])
+    torch.testing.assert_close(change, -gradient, rtol=0, atol=1e-6)
+    assert result.steps[0].grad_norm == pytest.approx(float(gradient.norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 12])
+def test_micro_batches_leave_the_step_unchanged(tiny_model, batch, max_tokens):
+    whole, whole_change = step_taken(tiny_model, batch)
+    cut, cut_change = step_taken(tiny_model, batch, max_tokens=max_tokens)
+    torch.testing.assert_close(cut_change, whole_change, rtol=0, atol=1e-6)
+    torch.testing.assert_close(cut.first_logps, whole.first_logps, rtol=0, atol=1e-5)
+    assert cut.steps[0].loss == pytest.approx(whole.steps[0].loss, abs=1e-6)
+
+
+def test_the_gradient_is_scaled_down_to_the_limit_and_reported_as_it_was(tiny_model, batch):
+    free, free_change = step_taken(tiny_model, batch)
+    held, held_change = step_taken(tiny_model, batch, max_grad_norm=0.01)
+    assert held.steps[0].grad_norm == free.steps[0].grad_norm > 0.01
+    assert float(held_change.norm()) == pytest.approx(0.01, rel=1e-4)
+    torch.testing.assert_close(held_change / held_change.norm(), free_change / free_change.norm(), rtol=0, atol=1e-5)
+
+
+def test_epochs_times_minibatches_optimizer_steps_cover_every_row_in_each_epoch(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    result = updater(tiny_model, epochs_per_rollout=3, minibatches=2).update(batch, logps, logps, step=1)
+    assert len(result.steps) == 6
+    assert [first.tokens + second.tokens for first, second in zip(result.steps[::2], result.steps[1::2], strict=True)] == [
+        10
+    ] * 3
+    # The learning rate is 0, so the first epoch's log-probabilities are those of the rollouts' policy.
+    torch.testing.assert_close(result.first_logps, logps, rtol=0, atol=1e-5)
+
+
+def test_no_gradient_is_left_behind(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    updater(tiny_model).update(batch, logps, None, step=1)
+    assert all(parameter.grad is None for parameter in tiny_model.parameters())
