@@ -64,6 +64,8 @@ class Journal:
         self._file = path.open("ab")
         self._file.truncate(whole_bytes)
         self._next_seq = len(lines)
+        self.last_step = 0
+        """Step of the last record that was appended here."""
 
     def append(self, kind: Kind, step: int, data: Mapping[str, Any]) -> Record:
         """Write one record; it is on disk when this returns.
@@ -78,6 +80,7 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._next_seq += 1
+        self.last_step = step
         return record
 
     def close(self) -> None:

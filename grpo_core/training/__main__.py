@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
     stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
     stop.install()
     journal = Journal(run_dir.journal_file)
-    step = 0
     try:
         step, stopped = _run(run_dir, journal, stop)
         journal.append("end", step, {"status": "stopped" if stopped else "finished", "reason": stopped})
@@ -37,10 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     except GrpoError as error:
         if options.debug:
             traceback.print_exc()
-        return _fail(journal, step, str(error), error.exit_code)
+        return _fail(journal, str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
         traceback.print_exc()
-        return _fail(journal, step, f"{type(error).__name__}: {error}", GrpoError.exit_code)
+        return _fail(journal, f"{type(error).__name__}: {error}", GrpoError.exit_code)
     finally:
         journal.close()
 
@@ -59,8 +58,8 @@ def _run(run_dir: RunDir, journal: Journal, stop: StopRequest) -> tuple[int, str
     return state.step, stopped
 
 
-def _fail(journal: Journal, step: int, message: str, exit_code: int) -> int:
-    journal.append("end", step, {"status": "failed", "reason": message})
+def _fail(journal: Journal, message: str, exit_code: int) -> int:
+    journal.append("end", journal.last_step, {"status": "failed", "reason": message})
     sys.stderr.write(" ".join(message.split()) + "\n")
     return exit_code
 

@@ -1,0 +1,301 @@
+"""Whole trainings of a tiny model: what they journal, that they repeat and resume exactly, and how they stop."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_core.journal import read_journal
+from grpo_core.metrics import find_metric, required_step_keys
+from grpo_core.rundir import RunDir
+from grpo_core.training.__main__ import main
+from grpo_core.training.signals import LIFELINE_VARIABLE
+
+REWARDS = ["reasoning_gym", "length"]
+KL_PANEL = {"kl/ref/k1", "kl/ref/k2", "kl/ref/k3", "kl/ref/max", "kl/ref/p95", "kl/ref/se", "kl/ref/seq", "kl/init/k3"}
+STOPPER = '''"""A reward function that does something from outside during a training."""
+
+import os
+from pathlib import Path
+
+calls = 0
+
+
+def act(prompts, completions, path, at_call, action, **columns):
+    """Reward short completions; at the given call, ask the training to stop, or fail."""
+    global calls
+    calls += 1
+    if calls == at_call and action == "stop file":
+        Path(path).write_text("enough\\n")
+    if calls == at_call and action == "raise":
+        raise ArithmeticError("no such number")
+    return [float(len(completion[0]["content"]) < 5) for completion in completions]
+'''
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_process_as_it_was(monkeypatch):
+    monkeypatch.delenv(LIFELINE_VARIABLE, raising=False)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def train(run_dir):
+    assert main([str(run_dir.path)]) == 0
+    return read_journal(run_dir.journal_file)
+
+
+def of_kind(records, kind):
+    return [record for record in records if record.kind == kind]
+
+
+def step_figures(records):
+    """The deterministic figures of each step."""
+    return [
+        {key: value for key, value in record.metrics.items() if find_metric(key).deterministic}
+        for record in of_kind(records, "step")
+    ]
+
+
+def assert_same_weights(one, other):
+    """Compare the newest checkpoints' policies and references bit for bit."""
+    for name in ("policy/model.safetensors", "reference.safetensors", "initial.safetensors"):
+        left, right = (load_file(newest_checkpoint(run) / name) for run in (one, other))
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left), name
+
+
+def newest_checkpoint(run_dir):
+    return max(run_dir.checkpoints.glob("step_*"))
+
+
+def test_a_training_journals_every_figure_every_sync_a_checkpoint_and_its_end(tiny_run):
+    run_dir = tiny_run()
+    records = train(run_dir)
+    steps = of_kind(records, "step")
+    assert [record.step for record in steps] == [1, 2, 3, 4]
+    for record in steps:
+        assert set(required_step_keys(REWARDS)) <= record.metrics.keys()
+    assert [record.kind for record in records if record.kind != "step"] == [
+        "start",
+        "ref_sync",
+        "ref_sync",
+        "checkpoint",
+        "end",
+    ]
+    assert [record.step for record in of_kind(records, "ref_sync")] == [2, 4]
+    assert of_kind(records, "end")[0].data == {"status": "finished", "reason": None}
+    assert (of_kind(records, "end")[0].step, newest_checkpoint(run_dir).name) == (4, "step_000004")
+    assert len(list(run_dir.completions.glob("*.parquet"))) == 4
+    assert [record.seq for record in records] == list(range(len(records)))
+
+
+def test_the_figures_agree_with_each_other(tiny_run):
+    run_dir = tiny_run()
+    records = train(run_dir)
+    for record in of_kind(records, "step"):
+        figures = record.metrics
+        # At one update a step every ratio is 1 and the embedded sampler is the trainer's own model.
+        assert (figures["policy/ratio_mean"], figures["policy/ratio_max"]) == (1.0, 1.0)
+        assert figures["kl/sampler/k3"] < 1e-9
+        assert figures["loss/total"] == pytest.approx(figures["loss/policy"] + 0.04 * figures["loss/kl"], abs=1e-6)
+        assert figures["progress/prompts"] == 3 * record.step
+        assert figures["ref/sync_count"] == record.step // 2
+        assert figures["ref/steps_since_sync"] == record.step % 2
+    first, second, third, _ = (record.metrics for record in of_kind(records, "step"))
+    assert first["kl/ref/k3"] == first["kl/init/k3"] == 0  # the policy still is its reference
+    assert second["kl/ref/k3"] == second["kl/init/k3"] > 0  # no sync yet: the reference is the initial policy
+    assert third["kl/ref/k3"] == 0 < third["kl/init/k3"]  # the sync resets the one and not the other
+    for sync in of_kind(records, "ref_sync"):
+        assert sync.data["kl_before"] > sync.data["kl_after"] == 0
+        metrics = next(record.metrics for record in of_kind(records, "step") if record.step == sync.step)
+        assert metrics["ref/kl_before_sync"] == sync.data["kl_before"]
+        assert metrics["ref/param_distance"] == sync.data["param_distance"] > 0
+
+
+def test_the_same_seed_repeats_exactly_and_another_does_not(tiny_run):
+    runs = [tiny_run(name="one"), tiny_run(name="two"), tiny_run({"training.seed": 1}, name="three")]
+    one, two, three = (step_figures(train(run_dir)) for run_dir in runs)
+    assert one == two
+    assert_same_weights(runs[0], runs[1])
+    assert one != three
+    weights = [load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors") for run_dir in runs]
+    assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
+
+
+def test_micro_batches_change_no_figure(tiny_run):
+    whole = step_figures(train(tiny_run(name="whole")))
+    cut = step_figures(train(tiny_run({"training.microbatch_tokens": 1}, name="cut")))
+    for ours, theirs in zip(cut, whole, strict=True):
+        assert ours == {key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in theirs.items()}
+
+
+@pytest.mark.parametrize("journal", ["cut", "torn", "whole"])
+def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, journal):
+    # An average as reference and a schedule: the policy, both references, AdamW's moments and the rate all matter.
+    options = {"training.checkpoint_every": 2, "reference.mixup_alpha": 0.5, "optimizer.schedule": "cosine"}
+    whole = tiny_run(options, name="whole")
+    expected = step_figures(train(whole))
+    killed = RunDir(whole.path.parent / "killed")
+    shutil.copytree(whole.path, killed.path)
+    shutil.rmtree(killed.checkpoints / "step_000004")
+    lines = killed.journal_file.read_bytes().splitlines(keepends=True)
+    saved = next(number for number, line in enumerate(lines) if json.loads(line)["kind"] == "checkpoint")
+    # As kill -9 leaves it: right after the checkpoint, in the middle of writing the next step, or two steps later.
+    left = {"cut": lines[: saved + 1], "torn": [*lines[: saved + 1], lines[saved + 1][:40]], "whole": lines[:-2]}[journal]
+    killed.journal_file.write_bytes(b"".join(left))
+
+    records = train(killed)
+    assert [record.step for record in of_kind(records, "resume")] == [2]
+    assert step_figures(records) == expected
+    assert_same_weights(killed, whole)
+    assert sorted(path.name for path in killed.checkpoints.iterdir()) == ["step_000002", "step_000004"]
+
+
+def test_a_finished_training_that_is_started_again_does_nothing_more(tiny_run):
+    run_dir = tiny_run()
+    steps = step_figures(train(run_dir))
+    digest = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
+    records = train(run_dir)
+    assert step_figures(records) == steps
+    assert records[-1].data["status"] == "finished"
+    again = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
+    assert all(torch.equal(again[key], digest[key]) for key in digest)
+
+
+def test_without_a_kl_term_the_kl_is_measured_all_the_same(tiny_run):
+    for figures in step_figures(train(tiny_run({"loss.beta": 0.0})))[1:]:
+        assert figures.keys() >= KL_PANEL
+        assert figures["loss/total"] == figures["loss/policy"]
+        assert figures["kl/init/k3"] > 0
+
+
+def test_several_updates_a_step_are_counted_and_drift_from_the_rollouts_policy(tiny_run):
+    records = train(tiny_run({"loss.epochs_per_rollout": 2, "loss.minibatches": 2, "training.steps": 2}))
+    figures = step_figures(records)
+    assert [step["progress/optimizer_step"] for step in figures] == [4, 8]
+    assert all(step["kl/old/k3"] > 0 for step in figures)
+    assert all(step["policy/ratio_max"] > 1 for step in figures)
+
+
+def test_a_hard_copy_after_every_step_makes_the_kl_to_the_reference_0(tiny_run):
+    figures = step_figures(train(tiny_run({"reference.sync_steps": 1, "reference.mixup_alpha": 1.0})))
+    assert len(figures) == 4
+    for step in figures:
+        assert abs(step["kl/ref/k3"]) < 1e-12
+        assert (step["ref/synced"], step["ref/kl_after_sync"]) == (1.0, 0.0)
+    assert figures[-1]["kl/init/k3"] > 0
+
+
+def test_evaluations_during_training_are_journalled_and_change_nothing(tiny_run):
+    plain = tiny_run(name="plain")
+    expected = step_figures(train(plain))
+    evaluated = tiny_run({"evaluation.every_steps": 1, "evaluation.every_num_prompts": 3}, name="evaluated")
+    records = train(evaluated)
+    assert [record.step for record in of_kind(records, "eval")] == [1, 2, 3]
+    assert all("eval/heldout/greedy_accuracy" in record.metrics for record in of_kind(records, "eval"))
+    assert step_figures(records) == expected
+    assert_same_weights(evaluated, plain)
+
+
+@pytest.fixture
+def run_with_stopper(tiny_run, tmp_path, monkeypatch):
+    """Return a function that makes a run with a user's reward function which acts at its third call."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "stopper.py").write_text(STOPPER)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "stopper", raising=False)
+
+    def make(action):
+        arguments = {"path": str(tmp_path / "run" / "STOP"), "at_call": 3, "action": action}
+        return tiny_run({"rewards": [{"fn": "stopper:act", "args": arguments}]})
+
+    return make
+
+
+def test_a_stop_file_ends_the_training_after_the_step_with_a_checkpoint(run_with_stopper):
+    run_dir = run_with_stopper("stop file")
+    records = train(run_dir)
+    assert [(record.kind, record.step) for record in records[-3:]] == [("step", 3), ("checkpoint", 3), ("end", 3)]
+    assert records[-1].data == {"status": "stopped", "reason": "STOP: enough"}
+    # Once the file is gone the run goes on to its end.
+    run_dir.stop_file.unlink()
+    assert [record.step for record in of_kind(train(run_dir), "step")] == [1, 2, 3, 4]
+
+
+def test_a_reward_function_that_raises_ends_the_training_with_a_message(run_with_stopper, capsys):
+    run_dir = run_with_stopper("raise")
+    assert main([str(run_dir.path)]) == 1
+    end = read_journal(run_dir.journal_file)[-1]
+    assert (end.kind, end.step, end.data["status"]) == ("end", 2, "failed")
+    assert "reward stopper:act raised ArithmeticError: no such number" in end.data["reason"]
+    assert capsys.readouterr().err.splitlines()[-1] == end.data["reason"]
+
+
+@pytest.fixture
+def start(tiny_run):
+    """Return a function that starts a long training as a process, waits for its first step, and returns both."""
+    children = []
+
+    def begin(**options):
+        run_dir = tiny_run({"training.steps": 100_000})
+        with run_dir.log_file("train").open("wb") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "grpo_core.training", str(run_dir.path)],
+                stdout=log,
+                stderr=log,
+                cwd=Path(__file__).parents[2],
+                **options,
+            )
+        children.append(child)
+        deadline = time.monotonic() + 120
+        while b'"kind":"step"' not in (run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""):
+            assert child.poll() is None, run_dir.log_file("train").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return child, run_dir
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def assert_ended_after_a_step(run_dir, reason):
+    records = read_journal(run_dir.journal_file)
+    last = of_kind(records, "step")[-1].step
+    assert [(record.kind, record.step) for record in records[-2:]] == [("checkpoint", last), ("end", last)]
+    assert records[-1].data["status"] == "stopped"
+    assert reason in records[-1].data["reason"]
+    assert newest_checkpoint(run_dir).name == f"step_{last:06d}"
+
+
+def test_sigterm_ends_the_process_after_the_step_with_a_checkpoint_and_code_143(start):
+    child, run_dir = start()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 143
+    assert_ended_after_a_step(run_dir, "SIGTERM")
+
+
+def test_the_end_of_the_lifeline_ends_the_process_cleanly(start):
+    read_end, write_end = os.pipe()
+    try:
+        child, run_dir = start(pass_fds=(read_end,), env={**os.environ, LIFELINE_VARIABLE: str(read_end)})
+        os.close(read_end)
+    finally:
+        os.close(write_end)
+    assert child.wait(60) == 0
+    assert_ended_after_a_step(run_dir, "lifeline")
