@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from grpo_core.config import LossConfig
 from grpo_core.policy.reference import frozen_copy
 from grpo_core.rewards.base import ScoredCompletions
-from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.batch import RolloutBatch, split_minibatches
 from grpo_core.training.forward import ForwardSettings, batch_logps, rows_logps
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
@@ -40,13 +40,13 @@ def batch():
 FORWARD = ForwardSettings(dtype="float32", temperature=1.0, max_tokens=10_000)
 
 
-def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, **loss):
+def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, factor=lambda index: 1.0, **loss):
     """Plain gradient descent, so that the step taken is the gradient."""
     optimizer = SGD(model.parameters(), lr=lr)
     return Updater(
         policy=model,
         optimizer=optimizer,
-        schedule=LambdaLR(optimizer, lambda index: 1.0),
+        schedule=LambdaLR(optimizer, factor),
         loss=LossConfig(**loss),
         forward=ForwardSettings(dtype="float32", temperature=1.0, max_tokens=max_tokens),
         max_completion_tokens=8,
@@ -132,6 +132,21 @@ def test_epochs_times_minibatches_optimizer_steps_cover_every_row_in_each_epoch(
     ] * 3
     # The learning rate is 0, so the first epoch's log-probabilities are those of the rollouts' policy.
     torch.testing.assert_close(result.first_logps, logps, rtol=0, atol=1e-5)
+
+
+def test_each_minibatch_is_a_mean_over_its_own_rows(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    result = updater(tiny_model, minibatches=2, beta=0.0).update(batch, logps, logps, step=1)
+    shares = split_minibatches(4, 2, seed=0, step=1, epoch=0)
+    for report, rows in zip(result.steps, shares, strict=True):
+        # The ratio is 1, so a row's token mean is minus its advantage.
+        assert report.policy_loss == pytest.approx(-sum(ADVANTAGES[row] for row in rows) / 2, abs=1e-5)
+
+
+def test_the_schedule_advances_with_every_optimizer_step(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    halving = updater(tiny_model, lr=0.5, factor=lambda index: 0.5**index, epochs_per_rollout=3)
+    assert [report.lr for report in halving.update(batch, logps, logps, step=1).steps] == [0.5, 0.25, 0.125]
 
 
 def test_no_gradient_is_left_behind(tiny_model, batch):
