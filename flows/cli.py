@@ -16,12 +16,12 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="GRPO experiments that can be trusted and repeated.",
+    help="GRPO experiments that can be trusted and repeated. With --debug, errors show their traceback and Prefect its log.",
 )
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML configuration, for example configs/quickstart.yaml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error and Prefect's log.")]
+DEBUG = "--debug"
 
 QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
@@ -39,13 +39,11 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
     values = parse_overrides(overrides or [])
     for warning in check_consistency(load_config(config, values)):
         typer.echo(f"warning: {warning}", err=True)
-    _set_environment(debug)
     typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
     from flows.train import grpo
 
@@ -104,11 +102,14 @@ def _set_environment(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command; an error is one message and an exit code, with --debug a traceback."""
+    """Run the command; an error is one message and an exit code, with --debug (anywhere on the line) also a traceback."""
+    arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
+    debug = len(arguments) < len(sys.argv) - 1
+    _set_environment(debug)
     try:
-        app()
+        app(arguments)
     except GrpoError as error:
-        if "--debug" in sys.argv:
+        if debug:
             traceback.print_exc()
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)

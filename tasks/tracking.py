@@ -273,7 +273,9 @@ def _experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
         return str(found.experiment_id)
     local = uri.startswith("sqlite")
     location = (run_path.resolve().parent / "mlartifacts").as_uri() if local else None
-    return str(client.create_experiment(name, artifact_location=location))
+    # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
 
 
 def _start_tags(config: RunConfig, run_path: Path) -> dict[str, str]:

@@ -39,10 +39,10 @@ class RuleBook:
         """Return the breaches that begin with this record."""
         self._last_step = record.step
         self._breached -= {rule for rule in self._rules if rule.kind == "stalled"}
-        if record.kind != "step":
+        if not record.metrics:
             return []
-        found = {rule: self._breach(rule, record) for rule in self._rules if rule.kind != "stalled"}
-        return self._begun(found)
+        watched = [rule for rule in self._rules if rule.kind == "non_finite" or rule.metric in record.metrics]
+        return self._begun({rule: self._breach(rule, record) for rule in watched})
 
     def check_silence(self, seconds: float) -> list[Alert]:
         """Return the breaches of `stalled` rules after so many seconds without a record."""

@@ -16,4 +16,6 @@ def step_table(records: Sequence[Record]) -> pandas.DataFrame:
 def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance."""
     columns = ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance"]
-    return pandas.DataFrame([record.data for record in records if record.kind == "ref_sync"], columns=columns)
+    table = pandas.DataFrame([record.data for record in records if record.kind == "ref_sync"], columns=columns)
+    # The journal writes NaN and infinities as text.
+    return table.astype(float).astype({"step": int, "sync_count": int})

@@ -10,6 +10,7 @@ gets a line in `BUILTIN` and a hand-computed case in its test.
 
 import importlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,8 @@ def _checked(reward: Reward, values: Any, prompts: Sequence[Prompt], texts: Sequ
     if len(values) != len(texts):
         raise RewardError(f"reward {reward.fn} returned {len(values)} values for {len(texts)} completions")
     for row, value in enumerate(values):
-        number = isinstance(value, int | float) and math.isfinite(value)
+        # A comparison, not isfinite: that overflows on an integer which no float can hold.
+        number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
         if value is not None and not number:
             raise RewardError(
                 f"reward {reward.fn} returned {value!r} ({type(value).__name__}); expected a finite number or None; sample "

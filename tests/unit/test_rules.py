@@ -64,8 +64,8 @@ def test_two_rules_breached_by_one_record_are_both_said() -> None:
     assert [alert.rule for alert in alerts] == [BUDGET, NON_FINITE]
 
 
-def test_only_steps_are_checked_for_figures() -> None:
-    assert RuleBook([BUDGET]).check(record(1, kind="eval", kl__ref__k3=9.0)) == []
+def test_records_without_the_figure_are_not_checked_for_it() -> None:
+    assert RuleBook([BUDGET]).check(record(1, kind="eval", eval__heldout__greedy_accuracy=9.0)) == []
 
 
 def test_silence_is_said_once_beyond_its_bound_with_bound_value_and_step() -> None:
