@@ -77,7 +77,8 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_eps: float | N
         clip_eps: eps; None = no clipping.
         clip_eps_high: eps_high of DAPO's clip-higher; None = the same as `clip_eps`.
     """
-    ratio = log_ratio.exp()
+    # Where the advantage is 0 the surrogate is 0 whatever the ratio; an overflowing one would make it 0 * inf = NaN.
+    ratio = torch.where(advantages.unsqueeze(1) == 0, 0.0, log_ratio).exp()
     gain = ratio * advantages.unsqueeze(1)
     if clip_eps is None:
         return -gain

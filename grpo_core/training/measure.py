@@ -5,6 +5,7 @@ import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def kl_figures(logps: StepLogps, sampling: Tensor, mask: Tensor) -> Figures:
         "kl/ref/k2": masked_mean(k2(ref_log_ratio), mask),
         "kl/ref/k3": masked_mean(per_token, mask),
         "kl/ref/max": float(tokens.max()),
-        "kl/ref/p95": float(torch.quantile(tokens, 0.95)),
+        "kl/ref/p95": float(np.quantile(tokens.cpu().numpy(), 0.95)),
         "kl/ref/se": clustered_standard_error(per_token, mask),
         "kl/ref/seq": per_row_mean(per_token, mask),
         "kl/sampler/k3": masked_mean(k3(logps.old - sampling), mask),

@@ -224,3 +224,13 @@ def test_the_figures_carry_no_gradient():
     terms = loss_of(torch.full((3, 4), -1.0, requires_grad=True), RAGGED)
     assert terms.total.requires_grad
     assert not any(value.requires_grad for value in (terms.policy, terms.kl, terms.ratio))
+
+
+def test_an_overflowing_ratio_at_advantage_zero_gives_zero_and_no_gradient() -> None:
+    # exp(1000) is infinite in float64; 0 * inf would be NaN. The second row shows that others are untouched: -1 * exp(0).
+    log_ratio = torch.tensor([[1000.0], [0.0]], dtype=torch.float64, requires_grad=True)
+    loss = clipped_surrogate(log_ratio, torch.tensor([0.0, 1.0], dtype=torch.float64), None, None)
+    assert loss.tolist() == [[0.0], [-1.0]]
+    loss.sum().backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == [[0.0], [-1.0]]
