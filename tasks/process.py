@@ -66,7 +66,7 @@ def _start(command: list[str], output: int, lifeline: int) -> subprocess.Popen[b
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     environment = {
-        # Huge pages for large tensors: a CPU training allocates gigabytes a step, page by page (EXPERIMENTS.md).
+        # Huge pages for large tensors: a CPU training allocates gigabytes a step, otherwise 4 KiB at a time.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **os.environ,
         LIFELINE_VARIABLE: str(lifeline),
