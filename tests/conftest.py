@@ -23,8 +23,7 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer() -> Any:
     """Return a character tokenizer with a chat template, id 0 = unknown, 1 = <|end|> (end of sequence)."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from tokenizers import decoders
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = ["<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
