@@ -10,6 +10,17 @@ import pytest
 from grpo_core.journal import read_journal
 
 
+@pytest.fixture
+def grpo(grpo: Callable[..., Any], finished_run: Any) -> Callable[..., Any]:
+    """The `grpo` command with a store that exists already: making a new SQLite store takes seconds."""
+    store = f"sqlite:///{finished_run[0].parent / 'mlflow.db'}"
+
+    def run(*arguments: str, cwd: Path, **environment: str) -> Any:
+        return grpo(*arguments, cwd=cwd, **{"MLFLOW_TRACKING_URI": store, **environment})
+
+    return run
+
+
 def expect(done: Any, code: int, *parts: str) -> None:
     """Check exit code and message, and that the message is the last word."""
     assert done.returncode == code, done.stderr
