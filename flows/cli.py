@@ -113,6 +113,12 @@ def main() -> None:
             traceback.print_exc()
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001  (whatever else goes wrong is one line, too)
+        if debug:
+            traceback.print_exc()
+        cause = " ".join(str(error).split())
+        sys.stderr.write(f"error: {type(error).__name__}: {cause} (unexpected; {DEBUG} shows the traceback)\n")
+        sys.exit(GrpoError.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; what was journalled and checkpointed is in the run dir\n")
         sys.exit(130)

@@ -87,15 +87,10 @@ def tiny_tokenizer() -> Any:
     return build_tokenizer()
 
 
-@pytest.fixture
-def tiny_config(tiny_model_dir: Path) -> Callable[..., Any]:
-    """Return a function that makes a RunConfig for the tiny model: single-digit sums, a few seconds a run.
-
-    Keyword arguments are {key.path: value} overrides.
-    """
-    from grpo_core.config import apply_overrides, validate_config
-
-    base = {
+@pytest.fixture(scope="session")
+def tiny_values(tiny_model_dir: Path) -> dict[str, Any]:
+    """Plain values of a configuration for the tiny model: single-digit sums, a sync every 2 of 4 steps, seconds a run."""
+    return {
         "model": {"source": str(tiny_model_dir)},
         "data": {
             "source": "reasoning_gym:chain_sum",
@@ -112,8 +107,14 @@ def tiny_config(tiny_model_dir: Path) -> Callable[..., Any]:
         "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2]},
     }
 
+
+@pytest.fixture
+def tiny_config(tiny_values: dict[str, Any]) -> Callable[..., Any]:
+    """Return a function that makes a RunConfig of `tiny_values` with {key.path: value} overrides."""
+    from grpo_core.config import apply_overrides, validate_config
+
     def make(overrides: dict[str, Any] | None = None) -> Any:
-        return validate_config(apply_overrides(base, overrides or {}))
+        return validate_config(apply_overrides(tiny_values, overrides or {}))
 
     return make
 

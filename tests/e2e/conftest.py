@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+
+from grpo_core.config import apply_overrides
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,24 +57,12 @@ def grpo(prefect_api: str) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def tiny_yaml(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration file for the tiny model: 4 steps, a sync every 2."""
+def tiny_yaml(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration file for the tiny model that also evaluates during training."""
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    config = {
-        "model": {"source": str(tiny_model_dir)},
-        "data": {
-            "source": "reasoning_gym:chain_sum",
-            "task_args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-            "size": 120,
-        },
-        "rewards": [{"fn": "reasoning_gym"}, {"fn": "length", "args": {"max_characters": 4}}],
-        "rollout": {"num_prompts_per_step": 2, "group_size": 4, "max_completion_tokens": 6},
-        "reference": {"sync_steps": 2},
-        "optimizer": {"lr": 1e-3},
-        "training": {"steps": 4, "threads": 1, "device": "cpu"},
-        "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2], "every_steps": 2, "every_num_prompts": 5},
-    }
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(
+        yaml.safe_dump(apply_overrides(tiny_values, {"evaluation.every_steps": 2, "evaluation.every_num_prompts": 5}))
+    )
     return path
 
 
