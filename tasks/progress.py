@@ -119,7 +119,9 @@ class LiveTable:
                 f"{get('time/step_seconds', 0):.1f}",
             )
         done = self._rows[-1].step if self._rows else 0
-        return Group(table, ProgressBar(total=self._pace.steps, completed=done, width=60), self._pace.text())
+        footer = Table.grid(padding=(0, 1))
+        footer.add_row(ProgressBar(total=self._pace.steps, completed=done, width=40), self._pace.text())
+        return Group(table, footer)
 
 
 class Pace:

@@ -58,11 +58,11 @@ def describe_result(records: Sequence[Record], comparison: Comparison | None) ->
     steps = [record for record in records if record.kind == "step"]
     if not steps:
         return ["no step was finished"]
-    first, last = (_mean_reward(part) for part in (steps[:FIRST_STEPS], steps[-LAST_STEPS:]))
+    first, last = steps[:FIRST_STEPS], steps[-LAST_STEPS:]
     final = steps[-1].metrics
     lines = [
         f"steps: {steps[-1].step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
-        f"reward: {first:.3f} (first {FIRST_STEPS} steps) -> {last:.3f} (last {LAST_STEPS} steps)",
+        f"reward: {_mean_reward(first):.3f} (first {len(first)} steps) -> {_mean_reward(last):.3f} (last {len(last)} steps)",
         f"KL per token at the last step: {final['kl/ref/k3']:.4f} to the reference"
         + (f", {final['kl/init/k3']:.4f} to the initial policy" if "kl/init/k3" in final else ""),
     ]
