@@ -55,6 +55,8 @@ def train(
     typer.echo(f"MLflow    {summary.mlflow_ui_command}")
     typer.echo(f"          {summary.mlflow_address}")
     typer.echo("Prefect   prefect server start, then http://127.0.0.1:4200")
+    for problem in summary.problems:
+        typer.echo(f"warning: {problem}", err=True)
     if summary.status == "stopped":
         typer.echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)
@@ -119,9 +121,6 @@ def main() -> None:
         cause = " ".join(str(error).split())
         sys.stderr.write(f"error: {type(error).__name__}: {cause} (unexpected; {DEBUG} shows the traceback)\n")
         sys.exit(GrpoError.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; what was journalled and checkpointed is in the run dir\n")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train | monitor - evaluate(final) - report
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tasks.monitoring import monitor
 from tasks.reporting import RunSummary, report
 from tasks.setup import open_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
-from tasks.training import train
+from tasks.training import release_monitor, train
 
 
 @flow(name="grpo")
@@ -37,9 +38,13 @@ def grpo(
         track_inputs(run_path, tracked)
         evaluate(run_path, "base")
         watching = monitor.submit(run_path, tracked)
-        train(run_path)
+        try:
+            train(run_path)
+        finally:
+            release_monitor(run_path)
+            watching.wait()
         alerts = watching.result()
         evaluate(run_path, "final")
         summary = report(run_path, tracked, alerts)
-        track_results(run_path, tracked, "FINISHED")
-    return summary
+        problems = track_results(run_path, tracked, "FINISHED")
+    return replace(summary, problems=problems)

@@ -152,7 +152,7 @@ REGISTRY: tuple[Metric, ...] = (
     _time("time/reward_seconds", "reward functions"),
     _time("time/logps_seconds", "forward passes without gradient (reference, initial, old)"),
     _time("time/update_seconds", "forward and backward passes, optimizer"),
-    _time("time/sync_seconds", "reference sync and its two measurements; 0 without one"),
+    _time("time/sync_seconds", "parameter distance, and at a sync the copy and its two measurements"),
     _time("time/step_seconds", "the whole step"),
     _time("perf/completion_tokens_per_second", "sampled tokens per second of sampling", "tokens/s", "ratio of sums"),
     _time("perf/train_tokens_per_second", "prompt and completion tokens per second of the update", "tokens/s", "ratio of sums"),

@@ -1,10 +1,11 @@
 """The folder of one run: where each thing lies, and nothing else.
 
 config.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
-tracking.json  process.json  train.log  STOP
+alerts.jsonl  tracking.json  process.json  train.log  STOP
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,16 +79,36 @@ class RunDir:
         """Output of a process of the run."""
         return self.path / f"{process}.log"
 
+    @property
+    def alerts_file(self) -> Path:
+        """One JSON line an alert of the monitor; the journal itself has one writer, the training."""
+        return self.path / "alerts.jsonl"
+
+    def add_alert(self, step: int, text: str) -> None:
+        """Append an alert of the monitor."""
+        with self.alerts_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "text": text}) + "\n")
+
+    def alerts(self) -> list[str]:
+        """Return the texts of the monitor's alerts, oldest first."""
+        if not self.alerts_file.exists():
+            return []
+        return [str(json.loads(line)["text"]) for line in self.alerts_file.read_text(encoding="utf-8").split("\n") if line]
+
     def create(self, config: RunConfig) -> None:
-        """Make the folder and write the resolved configuration.
+        """Make the folder and write the resolved configuration; what a start that failed has left there is replaced.
 
         Raises:
             JournalError: the folder already holds a run.
         """
-        if self.journal_file.exists() or self.config_file.exists():
+        if self.journal_file.exists():
             raise JournalError(f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if self.config_file.exists():
+                shutil.rmtree(self.data, ignore_errors=True)
+                for leftover in (self.process_file, self.stop_file, self.alerts_file, self.tracking_file):
+                    leftover.unlink(missing_ok=True)
             self.config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
         except OSError as error:
             raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error

@@ -13,7 +13,8 @@ from prefect.events import emit_event
 from grpo_core.analysis.rules import Alert, RuleBook
 from grpo_core.journal import JournalTail, Record
 from grpo_core.rundir import RunDir
-from tasks.process import process_has_ended
+from tasks.away import prefect_may_be_away
+from tasks.process import end_process, process_has_ended
 from tasks.progress import make_view
 from tasks.tracking import Shipper, TrackedRun, system_metrics
 
@@ -55,9 +56,11 @@ class _Watch:
         self._shipper = Shipper(tracked)
         self._steps = config.training.steps
         self._last_record = self._last_progress = time.monotonic()
-        created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
-        assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
-        self._progress = created
+        self._progress: UUID | None = None
+        with prefect_may_be_away():
+            created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
+            assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
+            self._progress = created
 
     def read(self) -> list[Record]:
         records = list(self._tail.read())
@@ -82,22 +85,27 @@ class _Watch:
         self._shipper.ship_all()
 
     def _raise(self, alert: Alert) -> None:
-        self.alerts.append(alert.text)
-        self._shipper.add_alert(alert)
-        self._emit(EVENT_NAMES[alert.rule.kind], {"step": alert.step, "value": alert.value, "text": alert.text})
         if alert.stops:
             self._run_dir.stop_file.write_text(alert.text + "\n")
+            if alert.rule.kind == "stalled":
+                end_process(self._run_dir.process_file)  # it does not come to the point where it would look for STOP
+        self.alerts.append(alert.text)
+        self._run_dir.add_alert(alert.step, alert.text)
+        self._shipper.add_alert(alert)
+        self._emit(EVENT_NAMES[alert.rule.kind], {"step": alert.step, "value": alert.value, "text": alert.text})
 
     def _emit(self, event: str, payload: dict[str, object]) -> None:
         resource = {"prefect.resource.id": f"grpo.run.{self._tracked.run_id}", "prefect.resource.name": self._tracked.name}
-        emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
+        with prefect_may_be_away():
+            emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
 
     def _show_progress(self, records: list[Record]) -> None:
         steps = [record.step for record in records if record.kind == "step"]
         due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or (steps and steps[-1] == self._steps)
-        if steps and due:
+        if steps and due and self._progress is not None:
             self._last_progress = time.monotonic()
-            update_progress_artifact(self._progress, progress=100.0 * steps[-1] / self._steps)
+            with prefect_may_be_away():
+                update_progress_artifact(self._progress, progress=100.0 * steps[-1] / self._steps)
 
 
 def _plain(value: object) -> object:

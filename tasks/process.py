@@ -5,6 +5,7 @@ of a pipe, its lifeline: when the flow process dies, however it dies, the pipe c
 Its output goes to a file, which outlives both.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -13,9 +14,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo_core.errors import TrainingError
-from grpo_core.training.signals import LIFELINE_VARIABLE
+from grpo_core.lifeline import LIFELINE_VARIABLE
 
 STOP_SECONDS = 25.0
 """How long a child may take to stop after SIGTERM. Prefect kills a cancelled flow after 30 s."""
@@ -53,8 +55,10 @@ def run_child(
         try:
             _wait(child)
         finally:
-            _stop(child)
-            _write_state(state_file, child.pid, child.returncode)
+            try:
+                _stop(child)
+            finally:
+                _write_state(state_file, child.pid, child.returncode)
     finally:
         os.close(write_end)
     if child.returncode:
@@ -102,15 +106,19 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         return
     child.send_signal(signal.SIGTERM)
     try:
-        child.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_SECONDS)
+    finally:  # too slow, or interrupted once more while it was waited for
+        if child.poll() is None:
+            child.kill()
+            child.wait()
 
 
 def _write_state(path: Path | None, pid: int | None, returncode: int | None) -> None:
     if path is not None:
-        path.write_text(json.dumps({"pid": pid, "returncode": returncode}) + "\n")
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"pid": pid, "returncode": returncode}) + "\n")
+        partial.replace(path)
 
 
 def _last_words(module: str, returncode: int, log_file: Path) -> str:
@@ -121,9 +129,36 @@ def _last_words(module: str, returncode: int, log_file: Path) -> str:
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
 
 
+def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
+    """End the running process of `state_file` even if it hangs: SIGTERM, and after `patience` seconds SIGKILL.
+
+    Its `run_child` has not reaped it yet while the state file shows no exit code, so the process id is still its own.
+    """
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
+        facts = _read_state(state_file)
+        if facts is None or facts["returncode"] is not None:
+            return
+        os.kill(facts["pid"], number)
+        deadline = time.monotonic() + seconds
+        while not process_has_ended(state_file) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def ensure_ended(state_file: Path) -> None:
+    """Say that the process has ended if it never began, so that nobody waits for it."""
+    if _read_state(state_file) is None:
+        _write_state(state_file, None, NOT_STARTED)
+
+
 def process_has_ended(state_file: Path) -> bool:
     """Tell whether the process of `state_file` has ended; False before it has started."""
+    facts = _read_state(state_file)
+    return facts is not None and facts["returncode"] is not None
+
+
+def _read_state(state_file: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(state_file.read_text())["returncode"] is not None
+        facts: dict[str, Any] = json.loads(state_file.read_text())
     except (OSError, ValueError):
-        return False
+        return None
+    return facts

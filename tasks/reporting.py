@@ -9,6 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.rundir import RunDir
+from tasks.away import prefect_may_be_away
 from tasks.tracking import TrackedRun
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class RunSummary:
     alerts: tuple[str, ...]
     facts: tuple[str, ...]
     """What the run reached, one line a fact."""
+    problems: tuple[str, ...] = ()
+    """What could not be tracked."""
 
 
 @task(name="report", cache_policy=NO_CACHE)
@@ -45,7 +48,8 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
     facts = tuple(describe_result(records, compare_evaluations(run_dir)))
     markdown = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
     (run_dir.report / "report.md").write_text(markdown)
-    create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
+    with prefect_may_be_away():
+        create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
     return RunSummary(
         run_path=run_path,
         mlflow_run_id=tracked.run_id,

@@ -5,8 +5,8 @@ Exactly once: rows carry the journal's time stamps, and nothing at or below the 
 at the start, is sent again.
 """
 
-import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,15 @@ from grpo_core.errors import TrackingError
 from grpo_core.journal import Record, read_journal
 from grpo_core.rundir import RunDir
 
+logger = logging.getLogger(__name__)
+
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
 """MLflow's limit for one log_batch."""
 END_SECONDS = 60.0
 """How long the end of a run waits for a tracking server that is away."""
-STEP_MARK, EVAL_MARK = "progress/step", "eval/heldout/greedy_accuracy"
-"""Keys that every `step` and every `eval` record holds: their last step in MLflow is the high-water mark."""
+INTERRUPTED_SECONDS = 3.0
+"""The same for a run that was interrupted: Prefect kills a cancelled flow 30 s after it asked."""
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -99,17 +101,20 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     from mlflow.data.code_dataset_source import CodeDatasetSource
     from mlflow.entities import DatasetInput, InputTag
 
+    from grpo_core.data.frozen import load_frozen
+
     run_dir, client = RunDir(run_path), _client(tracked.uri)
     provenance = json.loads(run_dir.provenance_file.read_text())
     for key in ("git_commit", "config_digest", "data_digest", "model_digest"):
-        client.set_tag(tracked.run_id, key, str(provenance[key]))
+        if provenance[key] is not None:
+            client.set_tag(tracked.run_id, key, provenance[key])
     client.log_artifact(tracked.run_id, str(run_dir.config_file))
     client.log_artifact(tracked.run_id, str(run_dir.provenance_file))
     client.log_artifacts(tracked.run_id, str(run_dir.data), "data")
     inputs = []
-    for split, context in (("train", "training"), ("eval", "evaluation")):
-        prompts = [json.loads(line) for line in (run_dir.data / f"{split}.jsonl").read_text().splitlines()]
-        frame = pandas.DataFrame({"prompt": [prompt["text"] for prompt in prompts]})
+    train, held_out = load_frozen(run_dir.data)
+    for split, context, prompts in (("train", "training", train), ("eval", "evaluation", held_out)):
+        frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
         source = CodeDatasetSource({"data.source": run_dir.read_config().data.source, "artifact": f"data/{split}.jsonl"})
         data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
         inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
@@ -117,17 +122,30 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
 
 
 @task(name="track-results", cache_policy=NO_CACHE)
-def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> int:
-    """Ship what is left of the journal, log tables, figures and policy, end the run; return how many records are unshipped."""
-    run_dir, client = RunDir(run_path), _client(tracked.uri)
+def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[str, ...]:
+    """Ship what is left of the journal, log tables, figures and policy, end the run; return what could not be tracked.
+
+    A run that was interrupted has little time left: nothing is waited for and the policy is not copied.
+    """
+    run_dir, client, finished = RunDir(run_path), _client(tracked.uri), status == "FINISHED"
+    problems = []
     shipper = Shipper(tracked)
     for record in read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []:
         shipper.add(record)
-    unshipped = shipper.ship_all()
-    if not unshipped:
-        _log_results(client, run_dir, tracked)
-        client.set_terminated(tracked.run_id, status)
-    return unshipped
+    unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
+    if unshipped:
+        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error})")
+    try:
+        with _short_retries():
+            _log_results(client, run_dir, tracked, with_policy=finished)
+    except Exception as error:  # noqa: BLE001  (a figure that cannot be uploaded does not make a training fail)
+        problems.append(f"artifacts are not all in MLflow ({type(error).__name__}: {error}); they are in {run_dir.path}")
+    try:
+        with _short_retries():
+            client.set_terminated(tracked.run_id, status)
+    except Exception as error:  # noqa: BLE001  (as above)
+        problems.append(f"the MLflow run could not be ended as {status} ({type(error).__name__}: {error})")
+    return tuple(" ".join(problem.split()) for problem in problems)
 
 
 @contextmanager
@@ -137,8 +155,8 @@ def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
         yield
     except BaseException as error:
         status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        with contextlib.suppress(Exception):  # the error that ended the run is the one to be seen
-            track_results.fn(run_path, tracked, status)
+        for problem in track_results.fn(run_path, tracked, status):
+            logger.warning(problem)
         raise
 
 
@@ -151,8 +169,10 @@ class Shipper:
         self._client = _client(tracked.uri)
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
-        self._marks: dict[str, int] | None = None
+        self._marks: dict[str, int] = {}
         self._next_ship = 0.0
+        self.last_error = ""
+        """What the last attempt to send met; empty while all went well."""
 
     def add(self, record: Record) -> None:
         """Take one record; it is sent by a later `ship`."""
@@ -161,7 +181,8 @@ class Shipper:
 
     def add_alert(self, alert: Alert) -> None:
         """Take one alert: a tag that says which bound was crossed by which value at which step."""
-        self._tags[f"alert.{alert.rule.kind}"] = alert.text
+        about = [alert.rule.kind, *([alert.rule.metric] if alert.rule.metric else [])]
+        self._tags[".".join(["alert", *about])] = alert.text
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
@@ -173,14 +194,15 @@ class Shipper:
         try:
             with _short_retries():
                 self._send()
-        except Exception:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
+        except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
+            self.last_error = f"{type(error).__name__}: {error}"
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False
         return True
 
-    def ship_all(self) -> int:
-        """Send everything, waiting up to END_SECONDS for a server that is away; return how many records are left."""
-        deadline = time.monotonic() + END_SECONDS
+    def ship_all(self, seconds: float = END_SECONDS) -> int:
+        """Send everything, waiting up to `seconds` for a server that is away; return how many records are left."""
+        deadline = time.monotonic() + seconds
         while not self.ship() and time.monotonic() < deadline:
             time.sleep(0.2)
         return len(self._waiting)
@@ -188,10 +210,7 @@ class Shipper:
     def _send(self) -> None:
         from mlflow.entities import Metric, RunTag
 
-        if self._marks is None:
-            self._marks = self._high_water_marks()
-        marks = self._marks
-        fresh = [record for record in self._waiting if record.step > marks[record.kind]]
+        fresh = [record for record in self._waiting if record.step > self._mark(record)]
         for records in _batches(fresh):
             rows = [
                 Metric(key, value, record.timestamp_ms, record.step)
@@ -200,18 +219,24 @@ class Shipper:
             ]
             self._client.log_batch(self._tracked.run_id, metrics=rows)
             for record in records:
-                marks[record.kind] = max(marks[record.kind], record.step)
+                self._marks[_mark_key(record)] = record.step
         self._waiting.clear()
         if self._tags:
             self._client.log_batch(self._tracked.run_id, tags=[RunTag(key, text) for key, text in self._tags.items()])
             self._tags.clear()
 
-    def _high_water_marks(self) -> dict[str, int]:
-        def last_step(key: str) -> int:
+    def _mark(self, record: Record) -> int:
+        """Return the last step of this kind of record that MLflow holds, read back once; -1 where it holds none."""
+        key = _mark_key(record)
+        if key not in self._marks:
             history = self._client.get_metric_history(self._tracked.run_id, key)
-            return max((metric.step for metric in history), default=-1)
+            self._marks[key] = max((metric.step for metric in history), default=-1)
+        return self._marks[key]
 
-        return {"step": last_step(STEP_MARK), "eval": last_step(EVAL_MARK)}
+
+def _mark_key(record: Record) -> str:
+    """Return a key that every record of this kind (of evaluations: of this set) holds."""
+    return "progress/step" if record.kind == "step" else f"eval/{record.data['set']}/greedy_accuracy"
 
 
 def _batches(records: list[Record]) -> Iterator[list[Record]]:
@@ -295,16 +320,21 @@ def _params(config: RunConfig) -> list[Any]:
     return [Param(key, str(value)) for key, value in flatten(config).items()]
 
 
-def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
-    for file in (run_dir.journal_file, run_dir.log_file("train")):
+def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy: bool) -> None:
+    for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.eval, run_dir.report):
         if folder.exists():
             client.log_artifacts(tracked.run_id, str(folder), folder.name)
+    # log_table appends to a table of the same name.
+    present = {file.path for file in client.list_artifacts(tracked.run_id, "tables")}
     for name, table in _tables(run_dir).items():
+        if f"tables/{name}.json" in present:
+            continue
         client.log_table(tracked.run_id, data=table, artifact_file=f"tables/{name}.json")
-    _log_policy(client, run_dir, tracked)
+    if with_policy:
+        _log_policy(client, run_dir, tracked)
 
 
 def _tables(run_dir: RunDir) -> Mapping[str, Any]:

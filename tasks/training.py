@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.rundir import RunDir
-from tasks.process import run_child
+from tasks.process import ensure_ended, run_child
 
 
 @task(name="train", cache_policy=NO_CACHE)
@@ -19,3 +19,8 @@ def train(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     python = run_dir.read_config().training.python
     run_child("grpo_core.training", [str(run_path)], run_dir.log_file("train"), python, run_dir.process_file)
+
+
+def release_monitor(run_path: Path) -> None:
+    """Let the monitor end although the training never began (its task failed or was cancelled before it started a process)."""
+    ensure_ended(RunDir(run_path).process_file)

@@ -79,15 +79,11 @@ def _line(axes: Axes, steps: pandas.DataFrame, key: str, label: str, *, style: s
 
 
 def _eval_points(axes: Axes, records: Sequence[Record]) -> None:
-    points = [
-        (record.step, value)
-        for record in records
-        if record.kind == "eval"
-        for key, value in record.metrics.items()
-        if key.endswith("/greedy_accuracy")
-    ]
-    if points:
-        axes.plot(*zip(*points, strict=True), "s", color="black", markersize=5, label="held-out greedy accuracy")
+    for name, marker, label in (("heldout", "s", "held-out greedy accuracy"), ("heldout_sample", ".", "the same, on a sample")):
+        key = f"eval/{name}/greedy_accuracy"
+        points = [(record.step, record.metrics[key]) for record in records if key in record.metrics]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker, color="black", markersize=5, label=label)
 
 
 def _mark_syncs(axes: Axes, syncs: pandas.DataFrame, label: bool = True) -> None:

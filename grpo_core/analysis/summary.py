@@ -95,7 +95,7 @@ def run_status(run_dir: RunDir) -> RunStatus:
         steps=steps,
         last=step_records[-1] if step_records else None,
         num_syncs=sum(record.kind == "ref_sync" for record in records),
-        alerts=tuple(str(record.data.get("text")) for record in records if record.kind == "alert"),
+        alerts=(*(str(record.data.get("text")) for record in records if record.kind == "alert"), *run_dir.alerts()),
     )
 
 

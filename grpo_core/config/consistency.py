@@ -139,6 +139,8 @@ def _rules(config: RunConfig) -> Iterator[Finding]:
         if rule.kind == "kl_budget":
             if rule.metric is None or not rule.metric.startswith("kl/") or not is_registered(rule.metric):
                 yield _error(f"{key}.metric: a kl_budget rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}")
+            elif rule.metric == "kl/old/k3" and optimizer_steps(config) == config.training.steps:
+                yield _error(f"{key}.metric: kl/old/k3 is measured only with several optimizer steps a step, here is one")
         elif rule.metric is not None:
             yield _error(f"{key}.metric: {rule.metric!r} has no effect on a {rule.kind} rule; leave it out")
         if rule.kind == "non_finite" and rule.bound is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.journal import Journal
+from grpo_core.lifeline import exit_with_lifeline
 from grpo_core.rundir import RunDir
 
 
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    exit_with_lifeline()
     try:
         _evaluate(RunDir(options.run_dir), options.policy)
     except GrpoError as error:

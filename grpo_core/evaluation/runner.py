@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = "heldout"
 """The evaluation set that every run has: the held-out split of its own data."""
+HELD_OUT_SAMPLE = "heldout_sample"
+"""The first `evaluation.every_num_prompts` of it: what is evaluated during training has a name, hence curves, of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +74,14 @@ class Evaluator:
     verifier: Reward
     config: RunConfig
 
-    def evaluate(self, prompts: Sequence[Prompt], samples: int) -> EvalResult:
+    def evaluate(self, prompts: Sequence[Prompt], samples: int, name: str = HELD_OUT) -> EvalResult:
         """Return greedy accuracy and, from `samples` completions at the rollout temperature, pass@k.
 
         The random numbers are those of the eval stream at step 0, so every evaluation of a run uses the same.
         """
         greedy = self._complete(prompts, group_size=1, temperature=0.0)
         correct = [row.correct for row in greedy]
-        key = f"eval/{HELD_OUT}"
+        key = f"eval/{name}"
         estimates = {
             f"{key}/greedy_accuracy": proportion(sum(correct), len(correct)),
             f"{key}/greedy_score": mean_estimate([row.score or 0.0 for row in greedy]),

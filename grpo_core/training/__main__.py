@@ -13,8 +13,9 @@ from pathlib import Path
 
 from grpo_core.errors import GrpoError
 from grpo_core.journal import Journal
+from grpo_core.lifeline import lifeline_from_environment
 from grpo_core.rundir import RunDir
-from grpo_core.training.signals import StopRequest, lifeline_from_environment
+from grpo_core.training.signals import StopRequest
 
 
 def main(arguments: list[str] | None = None) -> int:

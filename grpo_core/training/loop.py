@@ -12,7 +12,7 @@ Departures: the reference is synchronised by step count (with mixup), not by out
 
 from dataclasses import asdict
 
-from grpo_core.evaluation.runner import HELD_OUT
+from grpo_core.evaluation.runner import HELD_OUT_SAMPLE
 from grpo_core.policy.checkpoint import TrainingState
 from grpo_core.training.completions import write_completions
 from grpo_core.training.session import Session
@@ -51,8 +51,8 @@ def record(session: Session, result: StepResult) -> None:
 def evaluate(session: Session, step: int) -> None:
     """Journal greedy accuracy on the held-out prompts that are evaluated during training."""
     prompts = session.eval_prompts[: session.config.evaluation.every_num_prompts]
-    result = session.evaluator.evaluate(prompts, samples=0)
-    session.journal.append("eval", step, {"set": HELD_OUT, "metrics": result.metrics(), **result.as_json()})
+    result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
+    session.journal.append("eval", step, {"set": HELD_OUT_SAMPLE, "metrics": result.metrics(), **result.as_json()})
 
 
 def checkpoint(session: Session, state: TrainingState) -> int:

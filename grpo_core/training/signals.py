@@ -9,9 +9,6 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-LIFELINE_VARIABLE = "GRPO_LIFELINE_FD"
-"""Environment variable that holds the number of an inherited pipe; end-of-file on it means that the other end has died."""
-
 
 class StopRequest:
     """Asks `reason()` between steps."""
@@ -52,9 +49,3 @@ class StopRequest:
         if number == signal.SIGINT and self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number)
-
-
-def lifeline_from_environment() -> int | None:
-    """Return the lifeline's file descriptor, None where the process was started by hand."""
-    value = os.environ.get(LIFELINE_VARIABLE)
-    return int(value) if value else None

@@ -1,0 +1,76 @@
+"""Child processes: what a failed one says, and that none outlives its purpose."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_core.errors import TrainingError
+from tasks.process import end_process, ensure_ended, process_has_ended, run_child
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of an importable module whose text a test writes to module.py in its folder."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "child_module"
+
+
+def write(tmp_path: Path, text: str) -> None:
+    (tmp_path / "child_module.py").write_text(text)
+
+
+def test_a_failed_child_is_reported_by_its_last_line(tmp_path: Path, module: str) -> None:
+    write(tmp_path, "import sys\nprint('first')\nprint('the reason', file=sys.stderr)\nsys.exit(2)\n")
+    with pytest.raises(TrainingError, match=r"^the reason$"):
+        run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
+    assert json.loads((tmp_path / "state").read_text())["returncode"] == 2
+
+
+def test_a_killed_child_is_reported_by_the_signal(tmp_path: Path, module: str) -> None:
+    write(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with pytest.raises(TrainingError, match="killed by SIGKILL"):
+        run_child(module, [], tmp_path / "log")
+
+
+def test_an_interpreter_that_is_not_there_ends_the_state_too(tmp_path: Path, module: str) -> None:
+    with pytest.raises(TrainingError, match=r"training\.python: /no/such/python"):
+        run_child(module, [], tmp_path / "log", python="/no/such/python", state_file=tmp_path / "state")
+    assert process_has_ended(tmp_path / "state")
+
+
+def test_a_process_that_never_began_counts_as_ended_once_that_is_said(tmp_path: Path) -> None:
+    assert not process_has_ended(tmp_path / "state")
+    ensure_ended(tmp_path / "state")
+    assert process_has_ended(tmp_path / "state")
+
+
+def test_a_hung_child_that_ignores_sigterm_is_killed(tmp_path: Path, module: str) -> None:
+    write(tmp_path, "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(600)\n")
+    errors: list[TrainingError] = []
+
+    def run() -> None:
+        try:
+            run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
+        except TrainingError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not ((tmp_path / "log").exists() and "ready" in (tmp_path / "log").read_text()):
+        time.sleep(0.05)
+    pid = json.loads((tmp_path / "state").read_text())["pid"]
+    end_process(tmp_path / "state", patience=0.5)
+    thread.join(10)
+    assert "SIGKILL" in str(errors[0])
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_no_file_descriptor_is_left_open(tmp_path: Path, module: str) -> None:
+    write(tmp_path, "pass\n")
+    run_child(module, [], tmp_path / "log")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    run_child(module, [], tmp_path / "log")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
