@@ -11,8 +11,8 @@ from grpo_core.journal import read_journal
 
 
 @pytest.fixture
-def grpo(grpo: Callable[..., Any], finished_run: Any) -> Callable[..., Any]:
-    """The `grpo` command with a store that exists already: making a new SQLite store takes seconds."""
+def refused(grpo: Callable[..., Any], finished_run: Any) -> Callable[..., Any]:
+    """Run the `grpo` command with a store that exists already: making a new SQLite store takes seconds."""
     store = f"sqlite:///{finished_run[0].parent / 'mlflow.db'}"
 
     def run(*arguments: str, cwd: Path, **environment: str) -> Any:
@@ -42,48 +42,48 @@ def expect(done: Any, code: int, *parts: str) -> None:
     ],
 )
 def test_config_errors_are_refused_before_anything_starts(
-    grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path, override: str, parts: list[str]
+    refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path, override: str, parts: list[str]
 ) -> None:
-    expect(grpo("train", str(tiny_yaml), override, cwd=tmp_path), 2, *parts)
+    expect(refused("train", str(tiny_yaml), override, cwd=tmp_path), 2, *parts)
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_config_file(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    expect(grpo("train", str(tiny_yaml.parent / "tini.yaml"), cwd=tmp_path), 2, "tini.yaml", "did you mean")
+def test_missing_config_file(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    expect(refused("train", str(tiny_yaml.parent / "tini.yaml"), cwd=tmp_path), 2, "tini.yaml", "did you mean")
 
 
-def test_missing_data_file(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    expect(grpo("train", str(tiny_yaml), "data.source=file:nowhere.jsonl", cwd=tmp_path), 2, "data.source", "nowhere.jsonl")
+def test_missing_data_file(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    expect(refused("train", str(tiny_yaml), "data.source=file:nowhere.jsonl", cwd=tmp_path), 2, "data.source", "nowhere.jsonl")
 
 
-def test_empty_data_set(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+def test_empty_data_set(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    expect(grpo("train", str(tiny_yaml), "data.source=file:empty.jsonl", cwd=tmp_path), 2, "data.source", "no rows")
+    expect(refused("train", str(tiny_yaml), "data.source=file:empty.jsonl", cwd=tmp_path), 2, "data.source", "no rows")
 
 
-def test_missing_data_column(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+def test_missing_data_column(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1 =", "answer": "2"}) + "\n")
-    done = grpo("train", str(tiny_yaml), "data.source=file:rows.jsonl", cwd=tmp_path)
+    done = refused("train", str(tiny_yaml), "data.source=file:rows.jsonl", cwd=tmp_path)
     expect(done, 2, "data.prompt_column", "'question'", "'query'")
 
 
-def test_unreachable_tracking_server(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    done = grpo("train", str(tiny_yaml), cwd=tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+def test_unreachable_tracking_server(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    done = refused("train", str(tiny_yaml), cwd=tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     expect(done, 2, "tracking.uri http://127.0.0.1:9", "MLFLOW_TRACKING_URI")
 
 
-def test_wrong_model_says_what_was_tried(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    done = grpo("train", str(tiny_yaml), "model.source=nobody/nothing", cwd=tmp_path)
+def test_wrong_model_says_what_was_tried(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    done = refused("train", str(tiny_yaml), "model.source=nobody/nothing", cwd=tmp_path)
     expect(done, 2, "model.source 'nobody/nothing'", "a folder", "the hub")
 
 
 def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
-    grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path
+    refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(
         "def explode(prompts, completions, **columns):\n    raise ZeroDivisionError('no luck')\n"
     )
-    done = grpo(
+    done = refused(
         "train",
         str(tiny_yaml),
         "rewards=[{fn: 'my_rewards:explode'}]",
@@ -100,8 +100,8 @@ def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
     assert records[-1].data["status"] == "failed"
 
 
-def test_debug_shows_the_traceback(grpo: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    done = grpo("train", str(tiny_yaml), "loss.bta=0.1", "--debug", cwd=tmp_path)
+def test_debug_shows_the_traceback(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
+    done = refused("train", str(tiny_yaml), "loss.bta=0.1", "--debug", cwd=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert "error: loss.bta: unknown key" in done.stderr

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_core.journal import read_journal
+from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
-from grpo_core.training.signals import LIFELINE_VARIABLE
 
 REWARDS = ["reasoning_gym", "length"]
 KL_PANEL = {"kl/ref/k1", "kl/ref/k2", "kl/ref/k3", "kl/ref/max", "kl/ref/p95", "kl/ref/se", "kl/ref/seq", "kl/init/k3"}
@@ -205,7 +205,7 @@ def test_evaluations_during_training_are_journalled_and_change_nothing(tiny_run)
     evaluated = tiny_run({"evaluation.every_steps": 1, "evaluation.every_num_prompts": 3}, name="evaluated")
     records = train(evaluated)
     assert [record.step for record in of_kind(records, "eval")] == [1, 2, 3]
-    assert all("eval/heldout/greedy_accuracy" in record.metrics for record in of_kind(records, "eval"))
+    assert all("eval/heldout_sample/greedy_accuracy" in record.metrics for record in of_kind(records, "eval"))
     assert step_figures(records) == expected
     assert_same_weights(evaluated, plain)
 

@@ -30,10 +30,10 @@ def resolved(output: str) -> RunConfig:
 
 
 def test_check_prints_the_resolved_configuration() -> None:
-    done = grpo("check", QUICKSTART, "loss.beta=1e-3")
+    done = grpo("check", QUICKSTART, "loss.beta=1e-3", "rollout.group_size=8")
     assert done.returncode == 0, done.stderr
-    assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, {"loss.beta": 1e-3})
-    assert "advantage_rms_factor: 0.9354" in done.stdout
+    assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, {"loss.beta": 1e-3, "rollout.group_size": 8})
+    assert "advantage_rms_factor: 0.9354" in done.stdout  # sqrt(7 / 8)
     assert "effective beta: 0.001 x mean KL per token" in done.stdout
     assert done.stdout.endswith("0 warning(s); the configuration is valid\n")
 

@@ -1,0 +1,41 @@
+"""RUN_DIR: a run is never overwritten, a start that failed is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import JournalError
+from grpo_core.journal import Journal
+from grpo_core.rundir import RunDir
+
+
+def test_a_folder_with_a_journal_is_refused(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    journal.close()
+    with pytest.raises(JournalError, match="already holds a run"):
+        run_dir.create(tiny_config())
+
+
+def test_what_a_failed_start_left_is_replaced(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    run_dir.data.mkdir()
+    (run_dir.data / "manifest.json").write_text("of the wrong data")
+    run_dir.process_file.write_text('{"pid": null, "returncode": 127}')
+    run_dir.create(tiny_config({"loss.beta": 0.5}))
+    assert run_dir.read_config().loss.beta == 0.5
+    assert not run_dir.data.exists()
+    assert not run_dir.process_file.exists()
+
+
+def test_alerts_are_kept_in_order(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    assert run_dir.alerts() == []
+    run_dir.add_alert(3, "first")
+    run_dir.add_alert(4, "second\u2028with a line separator")
+    assert run_dir.alerts() == ["first", "second\u2028with a line separator"]
