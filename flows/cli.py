@@ -19,7 +19,7 @@ app = typer.Typer(
     help="GRPO experiments that can be trusted and repeated. With --debug, errors show their traceback and Prefect its log.",
 )
 
-ConfigPath = Annotated[Path, typer.Argument(help="YAML configuration, for example configs/quickstart.yaml")]
+ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 DEBUG = "--debug"
 
@@ -36,7 +36,7 @@ QUIET = {
 
 @app.command()
 def train(
-    config: ConfigPath,
+    config: ConfigName,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
 ) -> None:
@@ -47,7 +47,7 @@ def train(
     typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
     from flows.train import grpo
 
-    summary = grpo(str(config), values, str(run_dir) if run_dir else None)
+    summary = grpo(config, overrides=values, run_dir=str(run_dir) if run_dir else None)
     typer.echo()
     for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
         typer.echo(f"  {fact}")
@@ -63,7 +63,7 @@ def train(
 
 
 @app.command()
-def check(config: ConfigPath, overrides: Overrides = None) -> None:
+def check(config: ConfigName, overrides: Overrides = None) -> None:
     """Print the resolved configuration and every warning, without loading a model."""
     import yaml
 

@@ -5,10 +5,15 @@ open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from prefect import flow
+from prefect.states import Cancelled
 
+from flows.naming import name_flow_run, tag_flow_run
+from flows.parameters import Beta, Config, GroupSize, Overrides, RefSyncSteps, RunDirectory, Seed
+from grpo_core.config import merge_knobs
+from tasks.cancellation import RunCancelledError
 from tasks.data import prepare_data
 from tasks.evaluation import evaluate
 from tasks.model import prepare_model
@@ -19,32 +24,42 @@ from tasks.tracking import end_tracking, open_tracking, track_inputs, track_resu
 from tasks.training import release_monitor, train
 
 
-@flow(name="grpo")
+@flow(name="grpo", flow_run_name=name_flow_run)
 def grpo(
-    config: str = "configs/quickstart.yaml", overrides: dict[str, Any] | None = None, run_dir: str | None = None
+    *,
+    config: Config = "quickstart",
+    beta: Beta = None,
+    group_size: GroupSize = None,
+    ref_sync_steps: RefSyncSteps = None,
+    seed: Seed = None,
+    overrides: Overrides = None,
+    run_dir: RunDirectory = None,
 ) -> RunSummary:
     """Train a policy with GRPO and say what came of it.
 
-    Args:
-        config: Path of a YAML configuration.
-        overrides: {key.path: value}, applied over the file.
-        run_dir: Folder of the run; a new one under runs/ if left out.
+    Start from a preset and change what you want to compare: beta, group size, reference sync steps, seed, or any other key as
+    an override. A key that is left out keeps the preset's value; one that is given twice is refused.
     """
-    run_path = open_run(config, overrides or {}, Path(run_dir) if run_dir else None)
+    knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed}
+    run_path = open_run(config, merge_knobs(knobs, overrides or {}), Path(run_dir) if run_dir else None)
+    tag_flow_run(run_path)
     tracked = open_tracking(run_path)
-    with end_tracking(run_path, tracked):
-        data = prepare_data(run_path)
-        prepare_model(run_path, data)
-        track_inputs(run_path, tracked)
-        evaluate(run_path, "base")
-        watching = monitor.submit(run_path, tracked)
-        try:
-            train(run_path)
-        finally:
-            release_monitor(run_path)
-            watching.wait()
-        alerts = watching.result()
-        evaluate(run_path, "final")
-        summary = report(run_path, tracked, alerts)
-        problems = track_results(run_path, tracked, "FINISHED")
+    try:
+        with end_tracking(run_path, tracked):
+            data = prepare_data(run_path)
+            prepare_model(run_path, data)
+            track_inputs(run_path, tracked)
+            evaluate(run_path, "base")
+            watching = monitor.submit(run_path, tracked)
+            try:
+                train(run_path)
+            finally:
+                release_monitor(run_path)
+                watching.wait()
+            alerts = watching.result()
+            evaluate(run_path, "final")
+            summary = report(run_path, tracked, alerts)
+            problems = track_results(run_path, tracked, "FINISHED")
+    except RunCancelledError as error:
+        return cast("RunSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
     return replace(summary, problems=problems)

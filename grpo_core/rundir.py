@@ -1,15 +1,15 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-config.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
+config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
 alerts.jsonl  tracking.json  process.json  train.log  STOP
 """
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_core.config import RunConfig, validate_config
+from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError
 from grpo_core.journal import JOURNAL_FILE
 
@@ -24,6 +24,11 @@ class RunDir:
     def config_file(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.json"
+
+    @property
+    def origin_file(self) -> Path:
+        """The preset, and what was changed of it."""
+        return self.path / "origin.json"
 
     @property
     def provenance_file(self) -> Path:
@@ -95,8 +100,8 @@ class RunDir:
             return []
         return [str(json.loads(line)["text"]) for line in self.alerts_file.read_text(encoding="utf-8").split("\n") if line]
 
-    def create(self, config: RunConfig) -> None:
-        """Make the folder and write the resolved configuration; what a start that failed has left there is replaced.
+    def create(self, config: RunConfig, origin: Origin = Origin()) -> None:  # noqa: B008  (frozen)
+        """Make the folder, write the resolved configuration and its origin; what a failed start has left there is replaced.
 
         Raises:
             JournalError: the folder already holds a run.
@@ -109,6 +114,7 @@ class RunDir:
                 shutil.rmtree(self.data, ignore_errors=True)
                 for leftover in (self.process_file, self.stop_file, self.alerts_file, self.tracking_file):
                     leftover.unlink(missing_ok=True)
+            self.origin_file.write_text(json.dumps(asdict(origin), indent=2) + "\n")
             self.config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
         except OSError as error:
             raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error
@@ -125,3 +131,10 @@ class RunDir:
         except (OSError, ValueError) as error:
             raise JournalError(f"run dir {self.path}: no readable config.json ({error}); give the folder of a run") from error
         return validate_config(values)
+
+    def read_origin(self) -> Origin:
+        """Return where the configuration comes from; a folder that was made by hand has no preset."""
+        if not self.origin_file.exists():
+            return Origin()
+        facts = json.loads(self.origin_file.read_text())
+        return Origin(preset=facts["preset"], changes={key: tuple(pair) for key, pair in facts["changes"].items()})

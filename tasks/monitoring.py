@@ -16,10 +16,12 @@ from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.process import end_process, process_has_ended
 from tasks.progress import make_view
-from tasks.tracking import Shipper, TrackedRun, system_metrics
+from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
+ASK_SECONDS = 5.0
+"""How often MLflow is asked whether somebody wants the run to end."""
 EVENT_NAMES = {"kl_budget": "grpo.kl.budget", "non_finite": "grpo.run.non_finite", "stalled": "grpo.run.stalled"}
 
 
@@ -36,6 +38,9 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
                 view.show(record)
             for alert in watch.alerts_of_silence():
                 view.say(alert.text)
+            reason = watch.obey_mlflow()
+            if reason:
+                view.say(reason)
             if ended:
                 break
             time.sleep(POLL_SECONDS)
@@ -55,7 +60,7 @@ class _Watch:
         self._rules = RuleBook(config.monitor.rules)
         self._shipper = Shipper(tracked)
         self._steps = config.training.steps
-        self._last_record = self._last_progress = time.monotonic()
+        self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._progress: UUID | None = None
         with prefect_may_be_away():
             created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
@@ -80,6 +85,16 @@ class _Watch:
         for alert in alerts:
             self._raise(alert)
         return alerts
+
+    def obey_mlflow(self) -> str | None:
+        """Ask the training to end after its step if somebody wants that in MLflow; return the reason, once."""
+        if time.monotonic() - self._last_asked < ASK_SECONDS or self._run_dir.stop_file.exists():
+            return None
+        self._last_asked = time.monotonic()
+        reason = stop_requested(self._tracked)
+        if reason:
+            self._run_dir.stop_file.write_text(reason + "\n")
+        return reason
 
     def finish(self) -> None:
         self._shipper.ship_all()

@@ -2,11 +2,12 @@
 
 A child runs in a session of its own, so that what is sent to the flow's process group does not reach it twice. It holds one end
 of a pipe, its lifeline: when the flow process dies, however it dies, the pipe closes and the child stops cleanly.
-Its output goes to a file, which outlives both.
+Its output goes to a file, which outlives both, and from there, line by line, to the flow run's log.
 """
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,11 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
+from prefect.exceptions import MissingContextError
+from prefect.runtime import deployment
+
 from grpo_core.errors import TrainingError
 from grpo_core.lifeline import LIFELINE_VARIABLE
+from tasks.cancellation import CancelWatch
 
-STOP_SECONDS = 25.0
-"""How long a child may take to stop after SIGTERM. Prefect kills a cancelled flow after 30 s."""
+STOP_SECONDS = 20.0
+"""How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""
 POLL_SECONDS = 0.1
 NOT_STARTED = 127
 """Exit code in the state file of a process that could not be started; the shell's."""
@@ -29,7 +35,9 @@ NOT_STARTED = 127
 def run_child(
     module: str, arguments: Sequence[str], log_file: Path, python: str | None = None, state_file: Path | None = None
 ) -> None:
-    """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted.
+    """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
+
+    A training that is stopped in a long step is left to finish it: it checkpoints and ends by itself (`training/signals.py`).
 
     Args:
         module: what to run.
@@ -40,7 +48,9 @@ def run_child(
 
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
+        RunCancelledError: the flow run was cancelled and Prefect did not deliver it.
     """
+    output = _Output(log_file)
     read_end, write_end = os.pipe()
     try:
         try:
@@ -53,12 +63,13 @@ def run_child(
             os.close(read_end)
         _write_state(state_file, child.pid, None)
         try:
-            _wait(child)
+            _wait(child, output)
         finally:
             try:
                 _stop(child)
             finally:
-                _write_state(state_file, child.pid, child.returncode)
+                output.forward()
+                _write_state(state_file, child.pid, child.returncode, left=child.returncode is None)
     finally:
         os.close(write_end)
     if child.returncode:
@@ -94,30 +105,63 @@ def _start(command: list[str], output: int, lifeline: int) -> subprocess.Popen[b
         raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
 
 
-def _wait(child: subprocess.Popen[bytes]) -> None:
+class _Output:
+    """What a child writes, handed on to the flow run's log."""
+
+    def __init__(self, log_file: Path) -> None:
+        """Start after what earlier processes have written."""
+        self._file = log_file
+        self._position = log_file.stat().st_size if log_file.exists() else 0
+        try:
+            self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
+        except MissingContextError:  # called outside a flow run
+            self._logger = logging.getLogger(__name__)
+
+    def forward(self) -> None:
+        """Hand on the lines that are complete."""
+        with self._file.open("rb") as file:
+            file.seek(self._position)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(complete) + len(newline)
+        for line in complete.decode(errors="replace").splitlines():
+            if line.strip():
+                self._logger.info("%s: %s", self._file.stem, line)
+
+
+def _wait(child: subprocess.Popen[bytes], output: _Output) -> None:
     """Poll instead of blocking: an exception that a signal handler raises is then delivered at once."""
-    while child.poll() is None:
-        time.sleep(POLL_SECONDS)
+    with CancelWatch() as cancellation:
+        while child.poll() is None:
+            time.sleep(POLL_SECONDS)
+            output.forward()
+            cancellation.check()
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End a child that is still running: SIGTERM, which finishes the step and checkpoints, then SIGKILL."""
+    """Ask a child that is still running to end: SIGTERM, which finishes the step and checkpoints.
+
+    At a terminal its end is waited for, and a second Ctrl-C kills it. A worker's flow would itself be killed while it waits:
+    it leaves the child to its end.
+    """
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGTERM)
-    try:
+    if deployment.id is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
-    finally:  # too slow, or interrupted once more while it was waited for
+        return
+    try:
+        child.wait()
+    finally:
         if child.poll() is None:
             child.kill()
             child.wait()
 
 
-def _write_state(path: Path | None, pid: int | None, returncode: int | None) -> None:
+def _write_state(path: Path | None, pid: int | None, returncode: int | None, left: bool = False) -> None:
     if path is not None:
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"pid": pid, "returncode": returncode}) + "\n")
+        partial.write_text(json.dumps({"pid": pid, "returncode": returncode, "left": left}) + "\n")
         partial.replace(path)
 
 
@@ -151,9 +195,9 @@ def ensure_ended(state_file: Path) -> None:
 
 
 def process_has_ended(state_file: Path) -> bool:
-    """Tell whether the process of `state_file` has ended; False before it has started."""
+    """Tell whether the process of `state_file` has ended or was left to its end; False before it has started."""
     facts = _read_state(state_file)
-    return facts is not None and facts["returncode"] is not None
+    return facts is not None and (facts["returncode"] is not None or facts["left"])
 
 
 def _read_state(state_file: Path) -> dict[str, Any] | None:

@@ -1,7 +1,14 @@
-"""Configuration: what can be set (`schema`), how it is read (`loading`), which combinations make sense (`consistency`)."""
+"""Configuration: what can be set (`schema`), how it is read (`loading`), which combinations make sense (`consistency`).
+
+`presets` finds files by name, `knobs` are flat names of the keys that are swept most, `origin` is what a run changes of its
+preset.
+"""
 
 from grpo_core.config.consistency import check_consistency
+from grpo_core.config.knobs import merge_knobs
 from grpo_core.config.loading import apply_overrides, load_config, parse_overrides, validate_config
+from grpo_core.config.origin import Origin, find_origin, run_name
+from grpo_core.config.presets import find_config, preset_names
 from grpo_core.config.schema import (
     AdvantageConfig,
     DataConfig,
@@ -27,6 +34,7 @@ __all__ = [
     "ModelConfig",
     "MonitorConfig",
     "OptimizerConfig",
+    "Origin",
     "ReferenceConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -36,7 +44,12 @@ __all__ = [
     "TrainingConfig",
     "apply_overrides",
     "check_consistency",
+    "find_config",
+    "find_origin",
     "load_config",
+    "merge_knobs",
     "parse_overrides",
+    "preset_names",
+    "run_name",
     "validate_config",
 ]

@@ -100,10 +100,16 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
 
 def _optimizer(config: RunConfig) -> Iterator[Finding]:
     optimizer, updates = config.optimizer, optimizer_steps(config)
-    if optimizer.warmup_steps >= updates:
+    length = f"the run's {updates} optimizer steps (training.steps x loss.epochs_per_rollout x loss.minibatches)"
+    if optimizer.warmup_steps >= updates and optimizer.schedule != "constant":
         yield _error(
-            f"optimizer.warmup_steps: {optimizer.warmup_steps} must be below the run's {updates} optimizer steps "
-            "(training.steps x loss.epochs_per_rollout x loss.minibatches)"
+            f"optimizer.warmup_steps: {optimizer.warmup_steps} must be below {length}, or optimizer.schedule "
+            f"{optimizer.schedule} never begins"
+        )
+    elif optimizer.warmup_steps > updates:
+        yield _warning(
+            f"optimizer.warmup_steps: {optimizer.warmup_steps} is beyond {length}; the rate reaches only "
+            f"{updates}/{optimizer.warmup_steps} of optimizer.lr"
         )
     for beta in optimizer.adam_betas:
         if not 0 <= beta < 1:

@@ -11,17 +11,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from grpo_core.config.consistency import check_consistency
+from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Return the validated configuration of a YAML file (None = all defaults) with {key.path: value} overrides applied last.
+    """Return the validated configuration of a YAML file or preset (None = all defaults), {key.path: value} overrides last.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
-    values = {} if path is None else _read_yaml(Path(path))
+    values = {} if path is None else _read_yaml(find_config(path))
     return validate_config(apply_overrides(values, overrides or {}))
 
 
@@ -43,8 +44,12 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     """Return `values` with each key path set; a number in a path indexes a list (`rewards.0.weight`).
 
     Raises:
-        ConfigError: a path passes through something that has no keys.
+        ConfigError: a path passes through something that has no keys, or lies inside another one.
     """
+    for key in overrides:
+        outer = next((other for other in overrides if key.startswith(f"{other}.")), None)
+        if outer is not None:
+            raise ConfigError(f"{key}: given twice, by itself and as a part of {outer}; give it once")
     result: dict[str, Any] = _deep_copy(values)
     for key, value in overrides.items():
         _set(result, key, value)

@@ -224,7 +224,7 @@ class TrackingConfig(Section):
     log_policy: bool = True
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: str | None = None
-    """Name of the run; null = what differs from the defaults in beta, group size, sync steps and seed."""
+    """Name of the run; null = the preset, beta, group size, sync steps, seed, and what else was changed."""
 
 
 class RunConfig(Section):

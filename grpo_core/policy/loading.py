@@ -116,7 +116,17 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model folder's weight files, in name order."""
     digest = hashlib.sha256()
-    for file in sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+    for file in _weight_files(folder):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
+
+
+def weights_identity(folder: Path) -> str:
+    """Return a digest of the weight files' paths, sizes and times: while it stays the same, so does `weights_digest`."""
+    facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in _weight_files(folder)]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern))

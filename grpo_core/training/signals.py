@@ -1,6 +1,7 @@
 """How a training is asked to stop: SIGTERM or SIGINT, a file STOP, or the lifeline (the process that started it has died).
 
-Each means the same: finish the step, checkpoint, journal `end`, exit. A second SIGINT exits at once.
+Each means the same: finish the step, checkpoint, journal `end`, exit. A second SIGINT exits at once. A process that has not
+come to the end of its step STOP_LIMIT_SECONDS after a signal hangs; the kernel ends it then.
 """
 
 import os
@@ -8,6 +9,8 @@ import select
 import signal
 from pathlib import Path
 from types import FrameType
+
+STOP_LIMIT_SECONDS = 900
 
 
 class StopRequest:
@@ -48,4 +51,6 @@ class StopRequest:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._signal == signal.SIGINT:
             raise KeyboardInterrupt
+        # SIGALRM keeps its default action, which needs no Python code to run: it also ends a process that hangs in a kernel.
+        signal.alarm(STOP_LIMIT_SECONDS)
         self._signal = signal.Signals(number)

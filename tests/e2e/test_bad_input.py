@@ -38,7 +38,7 @@ def expect(done: Any, code: int, *parts: str) -> None:
         ("loss.bta=0.1", ["loss.bta", "unknown key", "did you mean loss.beta"]),
         ("loss.beta=-1", ["loss.beta", "greater than or equal to 0", "-1"]),
         ("reference={mixup_alpha: 0.5}", ["reference.mixup_alpha: 0.5", "reference.sync_steps is null"]),
-        ("optimizer.warmup_steps=4", ["optimizer.warmup_steps: 4", "4 optimizer steps"]),
+        ("optimizer={schedule: linear, warmup_steps: 4}", ["optimizer.warmup_steps: 4", "4 optimizer steps"]),
     ],
 )
 def test_config_errors_are_refused_before_anything_starts(

@@ -52,7 +52,7 @@ def test_check_prints_each_warning() -> None:
     [
         ([QUICKSTART, "loss.bta=1"], "did you mean loss.beta?"),
         ([QUICKSTART, "loss.beta"], "expected key.path=value"),
-        ([QUICKSTART, "optimizer.warmup_steps=70"], "optimizer.warmup_steps: 70 must be below"),
+        ([QUICKSTART, "optimizer.warmup_steps=70", "optimizer.schedule=linear"], "optimizer.warmup_steps: 70 must be below"),
         (["configs/quikstart.yaml"], "did you mean configs/quickstart.yaml?"),
     ],
 )

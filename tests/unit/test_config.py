@@ -142,6 +142,13 @@ def test_an_override_given_twice_is_refused() -> None:
         parse_overrides(["loss.beta=1", "loss.beta=1"])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_override_inside_another_is_refused_in_either_order(order: int) -> None:
+    pairs = [("loss", {"beta": 1}), ("loss.beta", 2)][::order]
+    with pytest.raises(ConfigError, match=r"loss\.beta: given twice, by itself and as a part of loss"):
+        apply_overrides({}, dict(pairs))
+
+
 @pytest.mark.parametrize(
     ("key", "said"), [("rewards.1.weight", "not an index of a list of 1"), ("loss.beta.x", "is a value, not a section")]
 )
@@ -222,7 +229,7 @@ ERRORS = [
     ({"loss.minibatches": 100}, ["loss.minibatches", "100", "64"]),
     ({"loss.clip_eps": None, "loss.clip_eps_high": 0.3}, ["loss.clip_eps_high", "0.3", "loss.clip_eps null"]),
     ({"reference.mixup_alpha": 0.6}, ["reference.mixup_alpha", "0.6", "reference.sync_steps is null"]),
-    ({"optimizer.warmup_steps": 100}, ["optimizer.warmup_steps", "100"]),
+    ({"optimizer.warmup_steps": 100, "optimizer.schedule": "cosine"}, ["optimizer.warmup_steps: 100", "cosine never begins"]),
     ({"optimizer.adam_betas": [0.9, 1.0]}, ["optimizer.adam_betas", "1.0"]),
     ({"evaluation.verifier": "format"}, ["evaluation.verifier", "'format'", "reasoning_gym"]),
     ({"evaluation.k": [1, 8]}, ["evaluation.k", "8", "evaluation.samples 4"]),
@@ -249,6 +256,7 @@ WARNINGS = [
     ({"reference.sync_steps": 1}, ["loss.beta: 0.04", "reference.sync_steps 1"]),
     ({"loss.kl_estimator": "k1", "loss.aggregation": "token-mean"}, ["loss.kl_estimator: k1"]),
     ({"data.eval_fraction": 0}, ["data.eval_fraction: 0"]),
+    ({"optimizer.warmup_steps": 200}, ["optimizer.warmup_steps: 200", "100 optimizer steps", "100/200 of optimizer.lr"]),
 ]
 
 

@@ -1,0 +1,33 @@
+"""What a flow run is called and tagged in Prefect's UI: what its configuration differs in."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import get_client
+from prefect.runtime import flow_run
+
+from grpo_core.config import find_origin, merge_knobs, run_name
+from grpo_core.config.knobs import KNOBS
+from grpo_core.errors import ConfigError
+from grpo_core.rundir import RunDir
+from tasks.away import prefect_may_be_away
+
+
+def name_flow_run() -> str:
+    """Return the name of the flow run that is about to start, from its parameters: `quickstart β=0 G=8 sync=10 seed=0`."""
+    given: dict[str, Any] = flow_run.parameters
+    knobs = {name: given.get(name) for name in KNOBS}
+    try:
+        return run_name(*find_origin(given["config"], merge_knobs(knobs, given.get("overrides") or {})))
+    except ConfigError:  # the flow refuses it with its reason a moment later
+        return f"{given['config']} (refused)"
+
+
+def tag_flow_run(run_path: Path) -> None:
+    """Add what a list of runs is filtered by to the tags of this flow run: preset, model and data."""
+    run_dir = RunDir(run_path)
+    config = run_dir.read_config()
+    tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}"}
+    with prefect_may_be_away(), get_client(sync_client=True) as client:
+        known = client.read_flow_run(flow_run.id)
+        client.update_flow_run(known.id, tags={*known.tags, *tags})

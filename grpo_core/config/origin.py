@@ -1,0 +1,62 @@
+"""Where a configuration comes from: a preset and what was changed of it. Names and descriptions of runs are made of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_core.config.flat import flatten
+from grpo_core.config.knobs import KNOBS
+from grpo_core.config.loading import load_config
+from grpo_core.config.presets import find_config
+from grpo_core.config.schema import RunConfig
+from grpo_core.errors import ConfigError
+
+NAMED_CHANGES = 2
+"""How many changes beside the knobs a name tells."""
+NAMED_CHARACTERS = 24
+"""Longer values are cut in a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A preset and the keys whose value is another than the preset's."""
+
+    preset: str = "run"
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """{key.path: (the preset's value, the run's value)}."""
+
+
+def find_origin(source: str, overrides: Mapping[str, Any]) -> tuple[RunConfig, Origin]:
+    """Return the configuration of a file (or preset) with overrides, and what it differs in from the file alone.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    config = load_config(source, overrides)
+    try:
+        before = flatten(load_config(source))
+    except ConfigError:  # the file alone is not valid: everything is the run's own
+        before = {}
+    now = flatten(config)
+    changes = {
+        key: (before.get(key), now.get(key)) for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)
+    }
+    return config, Origin(preset=find_config(source).stem, changes=changes)
+
+
+def run_name(config: RunConfig, origin: Origin) -> str:
+    """Return what tells runs apart: `quickstart β=0 G=8 sync=10 seed=0`, then what else was changed of the preset."""
+    sync = config.reference.sync_steps or "never"
+    knobs = f"β={config.loss.beta:g} G={config.rollout.group_size} sync={sync} seed={config.training.seed}"
+    others = [
+        f"{key}={_short(value)}"
+        for key, (_, value) in origin.changes.items()
+        if key not in KNOBS.values() and not key.startswith("tracking.")
+    ]
+    more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
+    return " ".join([origin.preset, knobs, *others[:NAMED_CHANGES], *more])
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= NAMED_CHARACTERS else f"{text[: NAMED_CHARACTERS - 1]}…"

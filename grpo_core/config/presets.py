@@ -1,0 +1,33 @@
+"""Presets: the files in `configs/`, which can be named without folder and suffix."""
+
+import difflib
+from pathlib import Path
+
+from grpo_core.errors import ConfigError
+
+SUFFIX = ".yaml"
+FOLDERS = (Path("configs"), Path(__file__).resolve().parents[2] / "configs")
+"""Where presets are looked for: where the command runs, then beside the package."""
+
+
+def find_config(name: Path | str) -> Path:
+    """Return the path of a configuration: a preset's (`quickstart`), or `name` itself where it is a path.
+
+    Raises:
+        ConfigError: it looks like the name of a preset and there is none of that name.
+    """
+    path = Path(name)
+    if path.exists() or path.suffix or len(path.parts) != 1:
+        return path
+    for folder in FOLDERS:
+        if (folder / f"{name}{SUFFIX}").is_file():
+            return folder / f"{name}{SUFFIX}"
+    presets = preset_names()
+    close = difflib.get_close_matches(str(name), presets, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"config {name}: no such preset{hint} (presets: {', '.join(presets)}; or give the path of a YAML file)")
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets."""
+    return sorted({file.stem for folder in FOLDERS for file in folder.glob(f"*{SUFFIX}")})

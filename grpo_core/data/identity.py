@@ -1,0 +1,42 @@
+"""Which inputs decide the prompts: two preparations of the same identity give the same prompts."""
+
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+from grpo_core.config import RunConfig
+
+TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+PACKAGES = ("pandas", "reasoning-gym", "tokenizers", "transformers")
+
+
+def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
+    """Return a digest of everything that decides the prompts of `config`, None where that is not known before they are read.
+
+    It covers the keys that matter, the content of a `file:` source, the tokenizer's files, this package's code and the versions
+    of the packages that read and render. What a hub data set holds is known only to the hub.
+    """
+    kind, _, name = config.data.source.partition(":")
+    if kind == "hub":
+        return None
+    parts = {
+        "data": config.data.model_dump(mode="json"),
+        "max_prompt_tokens": config.rollout.max_prompt_tokens,
+        "source": _digest([Path(name).expanduser()]) if kind == "file" else None,
+        "tokenizer": _digest(sorted(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern))),
+        "code": _digest(sorted(Path(__file__).parent.glob("*.py"))),
+        "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(files: list[Path]) -> str:
+    """Return the SHA-256 of names and contents; a file that is not there counts as absent, and its reader will say so."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()

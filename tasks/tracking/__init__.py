@@ -1,0 +1,223 @@
+"""The only writer to MLflow: a run is opened before anything costly, fed by the monitor, and ended whatever happens.
+
+`store` is where it is, `description` what its page says first, `shipper` how the journal gets there.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.config import run_name
+from grpo_core.errors import TrackingError
+from grpo_core.journal import read_journal
+from grpo_core.rundir import RunDir
+from tasks.tracking.description import STOP_TAG, params, start_tags
+from tasks.tracking.shipper import END_SECONDS, Shipper
+from tasks.tracking.store import TrackedRun, make_client, short_retries, tracking_uri
+
+__all__ = [
+    "Shipper",
+    "TrackedRun",
+    "end_tracking",
+    "open_tracking",
+    "stop_requested",
+    "system_metrics",
+    "track_inputs",
+    "track_results",
+]
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED_SECONDS = 3.0
+"""How long a run that was interrupted waits for a tracking server that is away; Prefect kills a cancelled flow after 30 s."""
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@task(name="open-tracking", cache_policy=NO_CACHE)
+def open_tracking(run_path: Path) -> TrackedRun:
+    """Create the MLflow run and remember it in tracking.json, before anything costly is done.
+
+    Raises:
+        TrackingError: the store or server cannot be used.
+    """
+    from mlflow.entities import Param
+
+    run_dir = RunDir(run_path)
+    config, origin = run_dir.read_config(), run_dir.read_origin()
+    uri = tracking_uri(config, run_path)
+    name = config.tracking.run_name or run_name(config, origin)
+    try:
+        with short_retries():
+            client = make_client(uri)
+            experiment_id = _experiment(client, uri, config.tracking.experiment, run_path)
+            run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_path))
+            client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in params(config).items()])
+    except Exception as error:  # mlflow raises unrelated types for each store
+        cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        raise TrackingError(
+            f"tracking.uri {uri}: the tracking server cannot be used ({cause}); start it, correct tracking.uri or "
+            "MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
+        ) from error
+    tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
+    run_dir.tracking_file.write_text(json.dumps(asdict(tracked), indent=2) + "\n")
+    return tracked
+
+
+@task(name="track-inputs", cache_policy=NO_CACHE)
+def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
+    """Log what the run is made with: config, provenance, frozen prompts, and the data set as an input."""
+    import mlflow
+    import pandas
+    from mlflow.data.code_dataset_source import CodeDatasetSource
+    from mlflow.entities import DatasetInput, InputTag
+
+    from grpo_core.data.frozen import load_frozen
+
+    run_dir, client = RunDir(run_path), make_client(tracked.uri)
+    provenance = json.loads(run_dir.provenance_file.read_text())
+    for key in ("git_commit", "config_digest", "data_digest", "model_digest"):
+        if provenance[key] is not None:
+            client.set_tag(tracked.run_id, key, provenance[key])
+    for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file):
+        client.log_artifact(tracked.run_id, str(file))
+    client.log_artifacts(tracked.run_id, str(run_dir.data), "data")
+    inputs = []
+    train, held_out = load_frozen(run_dir.data)
+    for split, context, prompts in (("train", "training", train), ("eval", "evaluation", held_out)):
+        frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
+        source = CodeDatasetSource({"data.source": run_dir.read_config().data.source, "artifact": f"data/{split}.jsonl"})
+        data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
+        inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
+    client.log_inputs(tracked.run_id, datasets=inputs)
+
+
+@task(name="track-results", cache_policy=NO_CACHE)
+def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[str, ...]:
+    """Ship what is left of the journal, log tables, figures and policy, end the run; return what could not be tracked.
+
+    A run that was interrupted has little time left: nothing is waited for and the policy is not copied.
+    """
+    run_dir, client, finished = RunDir(run_path), make_client(tracked.uri), status == "FINISHED"
+    problems = []
+    shipper = Shipper(tracked)
+    for record in read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []:
+        shipper.add(record)
+    unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
+    if unshipped:
+        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error})")
+    try:
+        with short_retries():
+            _log_results(client, run_dir, tracked, with_policy=finished)
+    except Exception as error:  # noqa: BLE001  (a figure that cannot be uploaded does not make a training fail)
+        problems.append(f"artifacts are not all in MLflow ({type(error).__name__}: {error}); they are in {run_dir.path}")
+    try:
+        with short_retries():
+            client.set_terminated(tracked.run_id, status)
+    except Exception as error:  # noqa: BLE001  (as above)
+        problems.append(f"the MLflow run could not be ended as {status} ({type(error).__name__}: {error})")
+    return tuple(" ".join(problem.split()) for problem in problems)
+
+
+@contextmanager
+def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
+    """End the MLflow run with the right status if what is inside is interrupted (KILLED) or fails (FAILED)."""
+    try:
+        yield
+    except BaseException as error:
+        status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        for problem in track_results.fn(run_path, tracked, status):
+            logger.warning(problem)
+        raise
+
+
+def stop_requested(tracked: TrackedRun) -> str | None:
+    """Return why somebody wants the run to end, from its tag `grpo.stop` or its deletion in the MLflow UI; None otherwise."""
+    try:
+        with short_retries():
+            run = make_client(tracked.uri).get_run(tracked.run_id)
+    except Exception:  # noqa: BLE001  (the server is away: nobody can ask for anything there)
+        return None
+    if run.info.lifecycle_stage == "deleted":
+        return "the MLflow run was deleted"
+    reason = run.data.tags.get(STOP_TAG)
+    return None if reason is None else f"asked for in MLflow (tag {STOP_TAG}: {reason or 'no reason given'})"
+
+
+@contextmanager
+def system_metrics(tracked: TrackedRun) -> Iterator[None]:
+    """Log CPU, memory and GPU use of this machine while inside."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    watcher = SystemMetricsMonitor(tracked.run_id, resume_logging=True, tracking_uri=tracked.uri)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.finish()
+
+
+def _experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    local = uri.startswith("sqlite")
+    location = (run_path.resolve().parent / "mlartifacts").as_uri() if local else None
+    # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy: bool) -> None:
+    for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
+        if file.exists():
+            client.log_artifact(tracked.run_id, str(file))
+    for folder in (run_dir.completions, run_dir.eval, run_dir.report):
+        if folder.exists():
+            client.log_artifacts(tracked.run_id, str(folder), folder.name)
+    # log_table appends to a table of the same name.
+    present = {file.path for file in client.list_artifacts(tracked.run_id, "tables")}
+    for name, table in _tables(run_dir).items():
+        if f"tables/{name}.json" in present:
+            continue
+        client.log_table(tracked.run_id, data=table, artifact_file=f"tables/{name}.json")
+    if with_policy:
+        _log_policy(client, run_dir, tracked)
+
+
+def _tables(run_dir: RunDir) -> Mapping[str, Any]:
+    """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
+    import pandas
+
+    from grpo_core.analysis.tables import sync_table
+
+    tables = {}
+    if run_dir.journal_file.exists():
+        tables["ref_syncs"] = sync_table(read_journal(run_dir.journal_file))
+    steps = sorted(run_dir.completions.glob("*.parquet"))
+    if steps:
+        tables["completions_last_step"] = pandas.read_parquet(steps[-1])
+    for file in sorted(run_dir.eval.glob("*.parquet")):
+        tables[f"completions_eval_{file.stem}"] = pandas.read_parquet(file)
+    return tables
+
+
+def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
+    from grpo_core.policy.checkpoint import list_checkpoints
+    from grpo_core.policy.loading import weights_digest
+
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    if not checkpoints:
+        return
+    policy = checkpoints[-1] / "policy"
+    client.set_tag(tracked.run_id, "policy_path", str(policy.resolve()))
+    client.set_tag(tracked.run_id, "policy_digest", weights_digest(policy))
+    if run_dir.read_config().tracking.log_policy:
+        client.log_artifacts(tracked.run_id, str(policy), "policy")

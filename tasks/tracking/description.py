@@ -1,0 +1,52 @@
+"""What MLflow's pages say about a run before its first figure: name, description, tags, parameters."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from grpo_core.config import Origin, RunConfig
+from grpo_core.config.flat import flatten
+
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as the description."""
+STOP_TAG = "grpo.stop"
+"""Set on a running MLflow run, by hand or by a program, it ends the training after its step; its value is the reason."""
+
+
+def describe_run(config: RunConfig, origin: Origin, run_path: Path) -> str:
+    """Return the description, in Markdown: what differs from the preset, how to see more, how to stop."""
+    rows = [f"| `{key}` | {_cell(before)} | {_cell(now)} |" for key, (before, now) in origin.changes.items()]
+    table = ["| key | preset | this run |", "|---|---|---|", *rows] if rows else ["Exactly as the preset says."]
+    lines = [
+        f"**{origin.preset}**: {config.model.source} on {config.data.source}",
+        "",
+        *table,
+        "",
+        f"Where it is: `grpo status {shlex.quote(str(run_path.resolve()))}`. "
+        f"To end it after its step, set the tag `{STOP_TAG}` here.",
+    ]
+    return "\n".join(lines)
+
+
+def start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, str]:
+    """Return the tags with which a run begins."""
+    from prefect.runtime import flow_run
+
+    return {
+        NOTE: describe_run(config, origin, run_path),
+        "preset": origin.preset,
+        "seed": str(config.training.seed),
+        "run_dir": str(run_path.resolve()),
+        "prefect.flow_run_id": str(flow_run.id or ""),
+        "prefect.flow_run_url": str(flow_run.ui_url or ""),
+        "mlflow.source.name": "grpo",
+    }
+
+
+def params(config: RunConfig) -> dict[str, str]:
+    """Return the flattened configuration; the compare page and parallel coordinates use it as it is."""
+    return {key: str(value) for key, value in flatten(config).items()}
+
+
+def _cell(value: Any) -> str:
+    return "null" if value is None else str(value).replace("|", "\\|")

@@ -1,0 +1,109 @@
+"""Journal records in, batches out, each figure exactly once.
+
+Rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow at the start,
+is sent again.
+"""
+
+import time
+from collections.abc import Iterator
+
+from grpo_core.analysis.rules import Alert
+from grpo_core.journal import Record
+from tasks.tracking.store import TrackedRun, make_client, short_retries
+
+SHIP_SECONDS = 1.0
+MAX_METRICS = 1000
+"""MLflow's limit for one log_batch."""
+END_SECONDS = 60.0
+"""How long the end of a run waits for a tracking server that is away."""
+
+
+class Shipper:
+    """Collects records and sends them in batches; while the server is away they wait here."""
+
+    def __init__(self, tracked: TrackedRun) -> None:
+        """Continue where an earlier shipper of the same run ended."""
+        self._tracked = tracked
+        self._client = make_client(tracked.uri)
+        self._waiting: list[Record] = []
+        self._tags: dict[str, str] = {}
+        self._marks: dict[str, int] = {}
+        self._next_ship = 0.0
+        self.last_error = ""
+        """What the last attempt to send met; empty while all went well."""
+
+    def add(self, record: Record) -> None:
+        """Take one record; it is sent by a later `ship`."""
+        if record.metrics:
+            self._waiting.append(record)
+
+    def add_alert(self, alert: Alert) -> None:
+        """Take one alert: a tag that says which bound was crossed by which value at which step."""
+        about = [alert.rule.kind, *([alert.rule.metric] if alert.rule.metric else [])]
+        self._tags[".".join(["alert", *about])] = alert.text
+
+    def ship(self) -> bool:
+        """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
+        if not (self._waiting or self._tags):
+            return True
+        if time.monotonic() < self._next_ship:
+            return False
+        self._next_ship = time.monotonic() + SHIP_SECONDS
+        try:
+            with short_retries():
+                self._send()
+        except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
+            self.last_error = f"{type(error).__name__}: {error}"
+            self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
+            return False
+        return True
+
+    def ship_all(self, seconds: float = END_SECONDS) -> int:
+        """Send everything, waiting up to `seconds` for a server that is away; return how many records are left."""
+        deadline = time.monotonic() + seconds
+        while not self.ship() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return len(self._waiting)
+
+    def _send(self) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        fresh = [record for record in self._waiting if record.step > self._mark(record)]
+        for records in _batches(fresh):
+            rows = [
+                Metric(key, value, record.timestamp_ms, record.step)
+                for record in records
+                for key, value in record.metrics.items()
+            ]
+            self._client.log_batch(self._tracked.run_id, metrics=rows)
+            for record in records:
+                self._marks[_mark_key(record)] = record.step
+        self._waiting.clear()
+        if self._tags:
+            self._client.log_batch(self._tracked.run_id, tags=[RunTag(key, text) for key, text in self._tags.items()])
+            self._tags.clear()
+
+    def _mark(self, record: Record) -> int:
+        """Return the last step of this kind of record that MLflow holds, read back once; -1 where it holds none."""
+        key = _mark_key(record)
+        if key not in self._marks:
+            history = self._client.get_metric_history(self._tracked.run_id, key)
+            self._marks[key] = max((metric.step for metric in history), default=-1)
+        return self._marks[key]
+
+
+def _mark_key(record: Record) -> str:
+    """Return a key that every record of this kind (of evaluations: of this set) holds."""
+    return "progress/step" if record.kind == "step" else f"eval/{record.data['set']}/greedy_accuracy"
+
+
+def _batches(records: list[Record]) -> Iterator[list[Record]]:
+    """Cut records into runs of at most MAX_METRICS figures; a record is never split, so a mark covers all its keys."""
+    batch: list[Record] = []
+    for record in records:
+        if batch and sum(len(other.metrics) for other in batch) + len(record.metrics) > MAX_METRICS:
+            yield batch
+            batch = []
+        batch.append(record)
+    if batch:
+        yield batch

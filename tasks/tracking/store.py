@@ -1,0 +1,63 @@
+"""Where a run is tracked, and how its MLflow server is reached.
+
+Explicit run ids and `MlflowClient` throughout: the fluent API has one active run a process and ends failed runs as FINISHED.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_core.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """Where a run is tracked."""
+
+    uri: str
+    experiment_id: str
+    run_id: str
+    name: str
+
+    @property
+    def address(self) -> str:
+        """The run's page: below the server's address, or below the one that `mlflow ui` prints."""
+        base = self.uri if self.uri.startswith("http") else "http://127.0.0.1:5000"
+        return f"{base.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+    @property
+    def ui_command(self) -> str:
+        """What to type to look at it."""
+        return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}, then"
+
+
+def tracking_uri(config: RunConfig, run_path: Path) -> str:
+    """Return `tracking.uri`, else MLFLOW_TRACKING_URI, else SQLite beside the run directories."""
+    configured = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return configured or f"sqlite:///{run_path.resolve().parent / 'mlflow.db'}"
+
+
+def make_client(uri: str) -> Any:
+    """Return a client of a tracking store or server."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def short_retries() -> Iterator[None]:
+    """Let the caller decide how long to wait: MLflow's own retries would block for minutes."""
+    names = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

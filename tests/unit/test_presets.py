@@ -1,0 +1,128 @@
+"""Presets by name, knobs beside overrides, and what a run is called."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.config import (
+    Origin,
+    RunConfig,
+    apply_overrides,
+    find_config,
+    find_origin,
+    load_config,
+    merge_knobs,
+    preset_names,
+    run_name,
+    validate_config,
+)
+from grpo_core.config.flat import flatten
+from grpo_core.config.knobs import KNOBS
+from grpo_core.errors import ConfigError
+from grpo_core.rundir import RunDir
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_a_preset_is_found_by_its_name_wherever_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_config("quickstart") == CONFIGS / "quickstart.yaml"
+    assert load_config("quickstart") == load_config(CONFIGS / "quickstart.yaml")
+
+
+def test_a_preset_of_the_folder_where_the_command_runs_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.yaml").write_text("loss: {beta: 0.75}\n")
+    (tmp_path / "configs" / "mine.yaml").write_text("{}\n")
+    assert load_config("quickstart").loss.beta == 0.75
+    assert load_config("mine") == RunConfig()
+    assert {"mine", "quickstart", "gsm8k_smollm2_cpu"} <= set(preset_names())
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"config quikstart: no such preset; did you mean quickstart\? \(presets: .*gsm8k_smol"
+    ):
+        load_config("quikstart")
+
+
+def test_a_file_without_suffix_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart").write_text("loss: {beta: 0.5}\n")
+    assert load_config("quickstart").loss.beta == 0.5
+
+
+def test_every_knob_is_a_key() -> None:
+    assert set(KNOBS.values()) <= flatten(RunConfig()).keys()
+
+
+def test_knobs_become_overrides_and_those_left_out_do_not() -> None:
+    knobs = {"beta": 0.0, "group_size": None, "ref_sync_steps": 7, "seed": 3}
+    assert merge_knobs(knobs, {"training.steps": 5}) == {
+        "training.steps": 5,
+        "loss.beta": 0.0,
+        "reference.sync_steps": 7,
+        "training.seed": 3,
+    }
+
+
+def test_a_sync_period_of_0_is_a_fixed_reference() -> None:
+    assert load_config("quickstart", merge_knobs({"ref_sync_steps": 0}, {})).reference.sync_steps is None
+
+
+@pytest.mark.parametrize("overrides", [{"loss.beta": 0.1}, {"loss": {"beta": 0.1}}])
+def test_a_knob_given_twice_is_refused_with_both_values(overrides: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.beta: given twice, as the parameter beta \(0\.2\) and in overrides"):
+        merge_knobs({"beta": 0.2}, overrides)
+
+
+def test_origin_lists_what_differs_from_the_preset_and_nothing_else() -> None:
+    config, origin = find_origin("quickstart", {"loss.beta": 0.04, "training.steps": 60, "rewards.0.weight": 2.0})
+    assert origin == Origin(preset="quickstart", changes={"rewards.0.weight": (1.0, 2.0), "training.steps": (50, 60)})
+    assert config == load_config("quickstart", {"training.steps": 60, "rewards.0.weight": 2.0})
+
+
+def test_origin_lists_keys_that_only_one_of_the_two_has() -> None:
+    _, origin = find_origin("quickstart", {"rewards": [{"fn": "reasoning_gym"}, {"fn": "length"}]})
+    assert origin.changes["rewards.1.fn"] == (None, "length")
+
+
+def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "half.yaml"
+    path.write_text("reference: {mixup_alpha: 0.5}\n")
+    config, origin = find_origin(str(path), {"reference.sync_steps": 5})
+    assert (config.reference.mixup_alpha, config.reference.sync_steps) == (0.5, 5)
+    assert origin.changes["reference.sync_steps"] == (None, 5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({}, "quickstart β=0.04 G=6 sync=12 seed=0"),
+        ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "quickstart β=0 G=8 sync=10 seed=0"),
+        ({"reference.sync_steps": None, "training.seed": 2}, "quickstart β=0.04 G=6 sync=never seed=2"),
+        ({"training.steps": 20, "tracking.experiment": "x"}, "quickstart β=0.04 G=6 sync=12 seed=0 training.steps=20"),
+        (
+            {"training.steps": 20, "data.size": 500, "model.source": "m" * 40, "optimizer.lr": 1e-4},
+            f"quickstart β=0.04 G=6 sync=12 seed=0 model.source={'m' * 23}… data.size=500 +2 more",
+        ),
+    ],
+)
+def test_a_run_is_named_by_what_differs(overrides: dict[str, Any], name: str) -> None:
+    assert run_name(*find_origin("quickstart", overrides)) == name
+
+
+def test_a_run_dir_keeps_its_origin(tmp_path: Path) -> None:
+    config, origin = find_origin("quickstart", {"evaluation.k": [1, 2], "training.steps": 20})
+    RunDir(tmp_path / "run").create(config, origin)
+    read = RunDir(tmp_path / "run").read_origin()
+    assert run_name(config, read) == run_name(config, origin)
+    assert {key: list(pair) for key, pair in read.changes.items()} == json.loads(json.dumps(origin.changes))
+
+
+def test_a_run_dir_made_by_hand_has_no_preset(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(validate_config(apply_overrides({}, {})).model_dump(mode="json")))
+    assert RunDir(tmp_path).read_origin() == Origin()
