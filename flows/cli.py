@@ -4,13 +4,16 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
-from grpo_core.errors import GrpoError
+from grpo_core.errors import GrpoError, StackError
+
+if TYPE_CHECKING:
+    from tasks.reporting import RunSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,12 +25,15 @@ app = typer.Typer(
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 DEBUG = "--debug"
+STACK_FOLDER = Path(".grpo")
+StackFolder = Annotated[Path, typer.Option("--folder", help="Folder of the stack: state, databases, artifacts and logs.")]
 
 QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
@@ -44,22 +50,66 @@ def train(
     values = parse_overrides(overrides or [])
     for warning in check_consistency(load_config(config, values)):
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
+    _use_stack()
     from flows.train import grpo
 
-    summary = grpo(config, overrides=values, run_dir=str(run_dir) if run_dir else None)
-    typer.echo()
-    for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
-        typer.echo(f"  {fact}")
-    typer.echo(f"\nreport    {summary.run_path}/report/report.md (figures beside it)")
-    typer.echo(f"MLflow    {summary.mlflow_ui_command}")
-    typer.echo(f"          {summary.mlflow_address}")
-    typer.echo("Prefect   prefect server start, then http://127.0.0.1:4200")
-    for problem in summary.problems:
-        typer.echo(f"warning: {problem}", err=True)
+    summary = grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
+    _show(summary)
     if summary.status == "stopped":
         typer.echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)
+
+
+@app.command()
+def evaluate(
+    policy: Annotated[str, typer.Argument(help="A run dir, a checkpoint, an MLflow run id, or a model.")],
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="Data source, all of whose rows are evaluated.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Preset or file with the settings; left out, those of the policy's run.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the evaluation; a new one under runs/ if left out.")] = None,
+) -> None:
+    """Evaluate a policy on its held-out prompts or on any data: the flow `grpo-evaluate`."""
+    values = parse_overrides(overrides or [])
+    _use_stack()
+    from flows.evaluate import grpo_evaluate
+
+    _show(grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(run_dir) if run_dir else None))
+
+
+def _use_stack() -> None:
+    """Run in the servers of the stack that is up here, if there is one; what the user has set comes first.
+
+    Raises:
+        StackError: a stack was started here and is gone.
+    """
+    from flows.stack.state import read_stack
+
+    stack = read_stack(STACK_FOLDER)
+    if stack is None:
+        typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
+        return
+    if not (stack.alive("prefect") and stack.alive("mlflow")):
+        raise StackError(f"{STACK_FOLDER}: the stack that was started here is not running; `grpo up` or `grpo down` first")
+    os.environ.setdefault("PREFECT_API_URL", stack.api)
+    os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
+    typer.echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
+
+
+def _show(summary: "RunSummary") -> None:
+    """Say what came of a run and where to look at it."""
+    typer.echo()
+    for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
+        typer.echo(f"  {fact}")
+    typer.echo(f"\nreport    {summary.run_path}/report/report.md")
+    where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
+    for label, text in zip(("MLflow", ""), where, strict=False):
+        typer.echo(f"{label:10}{text}")
+    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    typer.echo(f"Prefect   {server or 'prefect server start, then http://127.0.0.1:4200'}")
+    for problem in summary.problems:
+        typer.echo(f"warning: {problem}", err=True)
 
 
 @app.command()
@@ -78,8 +128,64 @@ def check(config: ConfigName, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def status(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
-    """Say where a run is."""
+def up(
+    folder: StackFolder = STACK_FOLDER,
+    prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Runs at a time; more than one share this machine's GPUs.")] = 1,
+) -> None:
+    """Start the local stack: Prefect server, MLflow server, deployments, one worker."""
+    from flows.stack import control
+
+    stack = control.up(folder, prefect_port, mlflow_port, slots, typer.echo)
+    typer.echo(f"\nlogs and data are in {stack.folder}; a first run:")
+    typer.echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
+
+
+@app.command()
+def down(
+    folder: StackFolder = STACK_FOLDER,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds that running trainings have to finish their step.")] = 300,
+) -> None:
+    """End what `grpo up` started, after cancelling its runs."""
+    from flows.stack import control
+
+    if not control.down(folder, patience, typer.echo):
+        typer.echo(f"nothing is up in {folder}")
+
+
+@app.command()
+def status(
+    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run; left out: the local stack.")] = None,
+    folder: StackFolder = STACK_FOLDER,
+) -> None:
+    """Say where a run is, or how the local stack is."""
+    if run_dir is None:
+        _stack_status(folder)
+    else:
+        _run_status(run_dir)
+
+
+def _stack_status(folder: Path) -> None:
+    from flows.stack import control
+    from flows.stack.runs import count_runs
+
+    stack, conditions = control.status(folder)
+    if stack is None:
+        typer.echo(f"nothing is up in {folder}; start it with `grpo up`")
+        raise typer.Exit(1)
+    addresses = {"prefect": stack.prefect_address, "mlflow": stack.mlflow_address}
+    for name, condition in conditions.items():
+        process = stack.processes.get(name)
+        typer.echo(f"{name:8} {condition:10} process {process.pid if process else '-':<8} {addresses.get(name, '')}")
+    counts = count_runs(stack)
+    typer.echo("runs     " + (", ".join(f"{count} {state.lower()}" for state, count in counts.items()) or "none under way"))
+    if set(conditions.values()) != {"ready"}:
+        typer.echo("`grpo up` starts what is missing")
+        raise typer.Exit(1)
+
+
+def _run_status(run_dir: Path) -> None:
     from grpo_core.analysis.summary import run_status
     from grpo_core.rundir import RunDir
 

@@ -1,4 +1,4 @@
-"""What a flow run is called and tagged in Prefect's UI: what its configuration differs in."""
+"""What flow runs are called and tagged in Prefect's UI: what they differ in."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,23 @@ from grpo_core.errors import ConfigError
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 
+NAME_CHARACTERS = 200
+
 
 def name_flow_run() -> str:
     """Return the name of the flow run that is about to start, from its parameters: `quickstart β=0 G=8 sync=10 seed=0`."""
     given: dict[str, Any] = flow_run.parameters
     knobs = {name: given.get(name) for name in KNOBS}
     try:
-        return run_name(*find_origin(given["config"], merge_knobs(knobs, given.get("overrides") or {})))
-    except ConfigError:  # the flow refuses it with its reason a moment later
-        return f"{given['config']} (refused)"
+        return run_name(*find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {}))))
+    except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
+        return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
+
+
+def name_evaluation_run() -> str:
+    """Return the name of the evaluation that is about to start: `runs/20261121-101500-quickstart on its held-out prompts`."""
+    given: dict[str, Any] = flow_run.parameters
+    return f"{given['policy']} on {given.get('data') or given.get('config') or 'its held-out prompts'}"
 
 
 def tag_flow_run(run_path: Path) -> None:

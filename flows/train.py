@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.states import Cancelled
 
 from flows.naming import name_flow_run, tag_flow_run
-from flows.parameters import Beta, Config, GroupSize, Overrides, RefSyncSteps, RunDirectory, Seed
+from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from grpo_core.config import merge_knobs
 from tasks.cancellation import RunCancelledError
 from tasks.data import prepare_data
@@ -27,21 +27,30 @@ from tasks.training import release_monitor, train
 @flow(name="grpo", flow_run_name=name_flow_run)
 def grpo(
     *,
-    config: Config = "quickstart",
-    beta: Beta = None,
-    group_size: GroupSize = None,
-    ref_sync_steps: RefSyncSteps = None,
-    seed: Seed = None,
-    overrides: Overrides = None,
-    run_dir: RunDirectory = None,
+    config: Name = "quickstart",
+    beta: NonNegativeFloat | None = None,
+    group_size: PositiveInt | None = None,
+    ref_sync_steps: NonNegativeInt | None = None,
+    seed: NonNegativeInt | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+    run_dir: str | None = None,
 ) -> RunSummary:
     """Train a policy with GRPO and say what came of it.
 
     Start from a preset and change what you want to compare: beta, group size, reference sync steps, seed, or any other key as
     an override. A key that is left out keeps the preset's value; one that is given twice is refused.
+
+    Args:
+        config: Name of a preset (a file in `configs/`), or path of a YAML file.
+        beta: `loss.beta`, the weight of the KL term. 0 = no KL in the loss; it is measured all the same.
+        group_size: `rollout.group_size`, G: completions of one prompt.
+        ref_sync_steps: `reference.sync_steps`: the reference becomes the policy every so many steps. 0 = never.
+        seed: `training.seed`, of prompt order and sampling.
+        overrides: Any other keys, for example {"training.steps": 20, "optimizer.lr": 2e-6}.
+        run_dir: Folder of the run; left out, a new one under `runs/`.
     """
     knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed}
-    run_path = open_run(config, merge_knobs(knobs, overrides or {}), Path(run_dir) if run_dir else None)
+    run_path = open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None)
     tag_flow_run(run_path)
     tracked = open_tracking(run_path)
     try:

@@ -7,6 +7,7 @@
     |- RewardError       a reward function raised or broke its signature
     |- JournalError      a journal or RUN_DIR cannot be used as asked
     |- TrackingError     the MLflow server or store cannot be used
+    |- StackError        the local stack cannot be started, stopped or reached
     `- TrainingError     the training process failed or was stopped by a rule
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
@@ -50,6 +51,12 @@ class JournalError(GrpoError):
 
 class TrackingError(GrpoError):
     """The tracking server or store cannot be reached or refuses the run."""
+
+    exit_code = 2
+
+
+class StackError(GrpoError):
+    """The local stack of servers and worker cannot be started, stopped or reached."""
 
     exit_code = 2
 

@@ -7,7 +7,7 @@ preset.
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.knobs import merge_knobs
 from grpo_core.config.loading import apply_overrides, load_config, parse_overrides, validate_config
-from grpo_core.config.origin import Origin, find_origin, run_name
+from grpo_core.config.origin import Origin, changes_between, find_origin, run_name
 from grpo_core.config.presets import find_config, preset_names
 from grpo_core.config.schema import (
     AdvantageConfig,
@@ -43,6 +43,7 @@ __all__ = [
     "TrackingConfig",
     "TrainingConfig",
     "apply_overrides",
+    "changes_between",
     "check_consistency",
     "find_config",
     "find_origin",

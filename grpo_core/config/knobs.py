@@ -16,8 +16,10 @@ FIXED_REFERENCE = 0
 """The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
 
-def merge_knobs(knobs: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `overrides` with the given knobs (those that are not None) added under their key paths.
+def merge_knobs(
+    knobs: Mapping[str, Any], overrides: Mapping[str, Any], keys: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return `overrides` with the given knobs (those that are not None) added under their key paths (None = those of KNOBS).
 
     Raises:
         ConfigError: a knob's key is also among the overrides.
@@ -29,7 +31,7 @@ def merge_knobs(knobs: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     for name, value in knobs.items():
         if value is None:
             continue
-        key = KNOBS[name]
+        key = (keys or KNOBS)[name]
         for other in overrides:
             if other == key or key.startswith(f"{other}."):
                 raise ConfigError(

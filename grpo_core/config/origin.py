@@ -34,14 +34,16 @@ def find_origin(source: str, overrides: Mapping[str, Any]) -> tuple[RunConfig, O
     """
     config = load_config(source, overrides)
     try:
-        before = flatten(load_config(source))
+        preset = load_config(source)
     except ConfigError:  # the file alone is not valid: everything is the run's own
-        before = {}
-    now = flatten(config)
-    changes = {
-        key: (before.get(key), now.get(key)) for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)
-    }
-    return config, Origin(preset=find_config(source).stem, changes=changes)
+        preset = None
+    return config, Origin(preset=find_config(source).stem, changes=changes_between(preset, config))
+
+
+def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return {key.path: (value before, value now)} of every key whose value differs; None = there was nothing before."""
+    old, new = {} if before is None else flatten(before), flatten(now)
+    return {key: (old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)}
 
 
 def run_name(config: RunConfig, origin: Origin) -> str:

@@ -54,6 +54,15 @@ def build_prompts(
     return PromptSplit(train=train, eval=held_out, num_too_long=num_too_long, num_duplicates=num_duplicates)
 
 
+def hold_out_all(split: PromptSplit) -> PromptSplit:
+    """Return the split in which every distinct prompt is held out: a data set on which nothing is trained."""
+    rows = sorted((*split.train, *split.eval), key=lambda prompt: prompt.id)
+    distinct = {prompt.text: prompt for prompt in reversed(rows)}
+    held_out = tuple(sorted(distinct.values(), key=lambda prompt: prompt.id))
+    dropped = split.num_duplicates + len(rows) - len(held_out)
+    return PromptSplit(train=(), eval=held_out, num_too_long=split.num_too_long, num_duplicates=dropped)
+
+
 def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
     _check_columns(rows[0], config)
     for index, row in enumerate(rows):

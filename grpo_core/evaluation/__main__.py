@@ -1,4 +1,4 @@
-"""The evaluation process: `python -m grpo_core.evaluation RUN_DIR --policy base|final`.
+"""The evaluation process: `python -m grpo_core.evaluation RUN_DIR --policy base|final [--set NAME] [--step N]`.
 
 Writes eval/<policy>.json (figures with intervals), eval/<policy>.parquet (every completion), and an `eval` record.
 """
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
+from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.journal import Journal
 from grpo_core.lifeline import exit_with_lifeline
 from grpo_core.rundir import RunDir
@@ -24,12 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--policy", choices=("base", "final"), required=True, help="the initial policy, or the newest checkpoint's"
     )
+    parser.add_argument("--set", default=HELD_OUT, dest="name", help="name of the evaluation set in metric keys")
+    parser.add_argument("--step", type=int, default=0, help="step after which the initial policy was saved, if it was")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     exit_with_lifeline()
     try:
-        _evaluate(RunDir(options.run_dir), options.policy)
+        _evaluate(RunDir(options.run_dir), options.policy, options.name, options.step)
     except GrpoError as error:
         if options.debug:
             traceback.print_exc()
@@ -38,16 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _evaluate(run_dir: RunDir, policy: str) -> None:
+def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     import pandas
 
     from grpo_core.data.frozen import load_frozen
-    from grpo_core.evaluation.runner import HELD_OUT, open_evaluator
+    from grpo_core.evaluation.runner import open_evaluator
     from grpo_core.policy.checkpoint import list_checkpoints, read_state
     from grpo_core.policy.loading import resolve_model
 
     config = run_dir.read_config()
-    step, folder = 0, resolve_model(config.model.source, config.model.trust_remote_code)
+    folder = resolve_model(config.model.source, config.model.trust_remote_code)
     if policy == "final":
         checkpoints = list_checkpoints(run_dir.checkpoints)
         if not checkpoints:
@@ -55,10 +58,10 @@ def _evaluate(run_dir: RunDir, policy: str) -> None:
         step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
     _, prompts = load_frozen(run_dir.data)
     evaluator = open_evaluator(config, folder)
-    result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples)
+    result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples, name)
     run_dir.eval.mkdir(exist_ok=True)
     pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
-    facts = {"policy": policy, "set": HELD_OUT, "step": step, **result.as_json()}
+    facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
     (run_dir.eval / f"{policy}.json").write_text(json.dumps(facts, indent=2) + "\n")
     journal = Journal(run_dir.journal_file)
     journal.append("eval", step, {**facts, "metrics": result.metrics()})

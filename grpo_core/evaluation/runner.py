@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.config import RunConfig
+from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
@@ -20,11 +21,6 @@ from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-HELD_OUT = "heldout"
-"""The evaluation set that every run has: the held-out split of its own data."""
-HELD_OUT_SAMPLE = "heldout_sample"
-"""The first `evaluation.every_num_prompts` of it: what is evaluated during training has a name, hence curves, of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

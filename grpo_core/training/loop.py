@@ -12,7 +12,7 @@ Departures: the reference is synchronised by step count (with mixup), not by out
 
 from dataclasses import asdict
 
-from grpo_core.evaluation.runner import HELD_OUT_SAMPLE
+from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.policy.checkpoint import TrainingState
 from grpo_core.training.completions import write_completions
 from grpo_core.training.session import Session

@@ -23,7 +23,7 @@ def describe_run(config: RunConfig, origin: Origin, run_path: Path) -> str:
         *table,
         "",
         f"Where it is: `grpo status {shlex.quote(str(run_path.resolve()))}`. "
-        f"To end it after its step, set the tag `{STOP_TAG}` here.",
+        f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
     ]
     return "\n".join(lines)
 

@@ -37,7 +37,12 @@ class TrackedRun:
 def tracking_uri(config: RunConfig, run_path: Path) -> str:
     """Return `tracking.uri`, else MLFLOW_TRACKING_URI, else SQLite beside the run directories."""
     configured = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return configured or f"sqlite:///{run_path.resolve().parent / 'mlflow.db'}"
+    return configured or default_uri(run_path.parent)
+
+
+def default_uri(runs_folder: Path) -> str:
+    """Return the SQLite store beside run directories."""
+    return f"sqlite:///{runs_folder.resolve() / 'mlflow.db'}"
 
 
 def make_client(uri: str) -> Any:

@@ -1,0 +1,63 @@
+"""Flow "grpo-evaluate": evaluate a checkpoint, a run or any model on any data set.
+
+open_evaluation - open_tracking - prepare_evaluation_data - prepare_model - evaluate - report_evaluation
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from prefect import flow
+from prefect.states import Cancelled
+
+from flows.naming import name_evaluation_run
+from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
+from grpo_core.config import merge_knobs
+from tasks.cancellation import RunCancelledError
+from tasks.evaluation import evaluate
+from tasks.evaluation_run import open_evaluation, prepare_evaluation_data, report_evaluation
+from tasks.model import prepare_model
+from tasks.reporting import RunSummary
+from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
+
+KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples"}
+
+
+@flow(name="grpo-evaluate", flow_run_name=name_evaluation_run)
+def grpo_evaluate(
+    *,
+    policy: Name,
+    data: str | None = None,
+    config: str | None = None,
+    num_prompts: PositiveInt | None = None,
+    samples: NonNegativeInt | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+    run_dir: str | None = None,
+) -> RunSummary:
+    """Evaluate a policy: greedy accuracy and pass@k with their intervals, and every completion.
+
+    Without `data` and `config` it is evaluated on the prompts that its own run held out.
+
+    Args:
+        policy: A run dir (its newest checkpoint), a checkpoint, an MLflow run id, or any model that `model.source` takes.
+        data: A data source, all of whose rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`.
+        config: Preset or file with the data, rewards and evaluation settings to use; left out, those of the policy's run.
+        num_prompts: `evaluation.num_prompts`: at most so many prompts.
+        samples: `evaluation.samples`: sampled completions of each prompt, for pass@k. 0 = greedy only.
+        overrides: Any other keys, for example {"data.prompt_column": "problem"}.
+        run_dir: Folder of the evaluation; left out, a new one under `runs/`.
+    """
+    knobs = merge_knobs({"data": data, "num_prompts": num_prompts, "samples": samples}, overrides, KEYS)
+    plan = open_evaluation(policy, config, data, knobs, Path(run_dir) if run_dir else None)
+    tracked = open_tracking(plan.run_path)
+    try:
+        with end_tracking(plan.run_path, tracked):
+            prompts = prepare_evaluation_data(plan)
+            prepare_model(plan.run_path, prompts)
+            track_inputs(plan.run_path, tracked)
+            evaluate(plan.run_path, "base", plan.set_name, plan.step)
+            summary = report_evaluation(plan, tracked)
+            problems = track_results(plan.run_path, tracked, "FINISHED")
+    except RunCancelledError as error:
+        return cast("RunSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
+    return replace(summary, problems=problems)

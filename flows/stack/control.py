@@ -1,0 +1,214 @@
+"""Up, down and status of the local stack."""
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from flows.stack.ports import choose_port
+from flows.stack.prefect_setup import set_up_prefect
+from flows.stack.processes import ProcessId, end_processes, family, marked_processes, start_process
+from flows.stack.runs import cancel_runs, count_runs
+from flows.stack.services import MLFLOW, PREFECT, SERVICES, WORKER, Service, environment, mark
+from flows.stack.state import CLIENT_SETTINGS, Stack, read_stack
+from grpo_core.errors import StackError
+
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+START_SECONDS = 120.0
+END_SECONDS = 15.0
+POLL_SECONDS = 0.2
+SETTINGS_MARK = "# Written by `grpo up`, removed by `grpo down`."
+
+Say = Callable[[str], None]
+
+
+def up(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: int, say: Say) -> Stack:
+    """Start what of the stack does not run yet and return once everything is ready.
+
+    Args:
+        folder: where state, databases, artifacts and logs are.
+        prefect_port: of Prefect's API and UI; None = 4200 or the next free one.
+        mlflow_port: of MLflow; None = 5000 or the next free one.
+        slots: runs at a time.
+        say: takes a line for each thing that is ready.
+
+    Raises:
+        StackError: a port is busy, there is no prefect.yaml, or a service does not become ready; what this call had started
+            is ended again.
+    """
+    if not Path("prefect.yaml").is_file():
+        raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with _only_one(folder):
+        stack = _planned(folder, prefect_port, mlflow_port)
+        running = [service.name for service in SERVICES if stack.alive(service.name)]
+        try:
+            return _start(stack, slots, say)
+        except BaseException:
+            started = read_stack(folder)
+            if started is not None:
+                _end(started, [service for service in reversed(SERVICES) if service.name not in running], END_SECONDS)
+                if not running:
+                    _forget(started)
+            raise
+
+
+def down(folder: Path, patience: float, say: Say) -> bool:
+    """End what `up` has started in this folder and nothing else; return whether there was anything.
+
+    Runs under way are cancelled first: each finishes its step and checkpoints.
+
+    Args:
+        folder: of the stack.
+        patience: how long, in seconds, running trainings may take to finish their step before they are killed.
+        say: takes a line for each thing that happens.
+
+    Raises:
+        StackError: the state of the stack cannot be read.
+    """
+    if not folder.is_dir():
+        return False
+    with _only_one(folder):
+        stack = read_stack(folder)
+        if stack is None:
+            return False
+        _end_runs(stack, patience, say)
+        waiting = count_runs(stack)["SCHEDULED"]
+        for name in _end(stack, list(reversed(SERVICES)), END_SECONDS):
+            say(f"{name:8} ended")
+        end_processes(marked_processes(mark(stack)), END_SECONDS)
+        if waiting:
+            say(f"{waiting} run(s) are still scheduled; they start with the next `grpo up`")
+        _forget(stack)
+    return True
+
+
+def status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
+    """Return the stack of a folder and the condition of each service: `ready`, `not ready` or `ended`."""
+    stack = read_stack(folder)
+    if stack is None:
+        return None, {}
+    return stack, {service.name: _condition(stack, service) for service in SERVICES}
+
+
+def _condition(stack: Stack, service: Service) -> str:
+    if not stack.alive(service.name):
+        return "ended"
+    return "ready" if service.healthy(stack) else "not ready"
+
+
+def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None) -> Stack:
+    """Return the stack to start: the one that there is, with its ports, or a new one."""
+    known = read_stack(folder)
+    if known is None or not any(known.alive(service.name) for service in SERVICES):
+        new = Stack(
+            folder=folder,
+            prefect_port=choose_port("prefect", prefect_port, PREFECT_PORT),
+            mlflow_port=choose_port("mlflow", mlflow_port, MLFLOW_PORT),
+        )
+        new.write()
+        return new
+    for name, given, now in (("prefect", prefect_port, known.prefect_port), ("mlflow", mlflow_port, known.mlflow_port)):
+        if given not in (None, now):
+            raise StackError(f"--{name}-port {given}: the stack of {folder} is up with {now}; run `grpo down` first")
+    return known
+
+
+def _start(stack: Stack, slots: int, say: Say) -> Stack:
+    _tell_clients(stack)
+    for service in (PREFECT, MLFLOW):
+        stack = _ensure_started(stack, service)
+    _await_ready(stack, PREFECT)
+    say(f"Prefect  {stack.prefect_address}")
+    set_up_prefect(stack, slots)
+    say("         work pool and deployments are registered")
+    _await_ready(stack, MLFLOW)
+    say(f"MLflow   {stack.mlflow_address}")
+    stack = _ensure_started(stack, WORKER)
+    _await_ready(stack, WORKER)
+    say(f"worker   takes {slots} run(s) at a time")
+    return stack
+
+
+def _ensure_started(stack: Stack, service: Service) -> Stack:
+    if stack.alive(service.name):
+        return stack
+    process = start_process(service.command(stack), environment(stack), stack.log_file(service.name))
+    return stack.with_process(service.name, process)
+
+
+def _await_ready(stack: Stack, service: Service) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not service.healthy(stack):
+        ended = not stack.alive(service.name)
+        if ended or time.monotonic() > deadline:
+            how = "ended" if ended else f"is not ready after {START_SECONDS:.0f} s"
+            log = stack.log_file(service.name)
+            raise StackError(f"{service.name}: {how}; its log, {log}, ends with:\n{_tail(log)}")
+        time.sleep(POLL_SECONDS)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in lines[-5:])
+
+
+def _end_runs(stack: Stack, patience: float, say: Say) -> None:
+    """Cancel the runs, and wait for their processes: they are in sessions of their own, and outlive the worker."""
+    if not _run_processes(stack):
+        return
+    say(f"cancelling {cancel_runs(stack) or 'the'} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
+    deadline = time.monotonic() + patience
+    while _run_processes(stack):
+        if time.monotonic() > deadline:
+            killed = end_processes(_run_processes(stack), END_SECONDS)
+            say(f"{killed} process(es) were not ready in {patience:.0f} s and were killed; their last checkpoint stays")
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _run_processes(stack: Stack) -> list[ProcessId]:
+    """Return the processes of the stack that belong to runs: all but the services."""
+    servers = {member for service in (PREFECT, MLFLOW) for member in _family(stack, service)}
+    worker = {stack.processes[WORKER.name]} if WORKER.name in stack.processes else set()
+    numbers = {member.pid for member in servers | worker}
+    return [process for process in marked_processes(mark(stack)) if process.pid not in numbers]
+
+
+def _family(stack: Stack, service: Service) -> list[ProcessId]:
+    return family(stack.processes[service.name]) if service.name in stack.processes else []
+
+
+def _end(stack: Stack, services: list[Service], patience: float) -> list[str]:
+    """End services, the later started first, each with what descends from it; return the names of those that were running."""
+    ended = []
+    for service in services:
+        if stack.alive(service.name):
+            end_processes(_family(stack, service), patience)
+            ended.append(service.name)
+    return ended
+
+
+def _tell_clients(stack: Stack) -> None:
+    """Let the `prefect` command find the server when it runs here, without an exported variable."""
+    if CLIENT_SETTINGS.exists() and not CLIENT_SETTINGS.read_text().startswith(SETTINGS_MARK):
+        raise StackError(f"{CLIENT_SETTINGS}: is not from `grpo up`, which writes this file; move it away")
+    CLIENT_SETTINGS.write_text(f'{SETTINGS_MARK}\n[api]\nurl = "{stack.api}"\n\n[client]\nmax_retries = 10\n')
+
+
+def _forget(stack: Stack) -> None:
+    stack.forget()
+    if CLIENT_SETTINGS.exists() and CLIENT_SETTINGS.read_text().startswith(SETTINGS_MARK):
+        CLIENT_SETTINGS.unlink()
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Keep a second `up` or `down` of the same folder out."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StackError(f"{folder}: another `grpo up` or `grpo down` is at work here; wait for it") from error
+        yield

@@ -1,0 +1,61 @@
+"""What a Prefect server needs before a run can be started: work pool, deployments, and an automation that finds dead runs."""
+
+import subprocess
+import sys
+
+import httpx
+
+from flows.stack.services import HEARTBEAT_SECONDS, POOL, environment
+from flows.stack.state import Stack
+from grpo_core.errors import StackError
+
+SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
+"""A run without a heartbeat for so long has no process any more; a paused laptop must not count as dead."""
+AUTOMATION = "runs without a heartbeat are crashed"
+
+
+def set_up_prefect(stack: Stack, slots: int) -> None:
+    """Create or update the work pool with `slots` runs at a time, every deployment of prefect.yaml, and the automation.
+
+    Raises:
+        StackError: Prefect refuses; the message is its own.
+    """
+    _prefect(stack, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    _prefect(stack, "work-pool", "set-concurrency-limit", POOL, str(slots))
+    _prefect(stack, "--no-prompt", "deploy", "--all")
+    _watch_heartbeats(stack)
+
+
+def _prefect(stack: Stack, *arguments: str) -> None:
+    command = [sys.executable, "-m", "prefect", *arguments]
+    done = subprocess.run(command, env=environment(stack), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
+        raise StackError(f"`prefect {' '.join(arguments)}` failed: {said}")
+
+
+def _watch_heartbeats(stack: Stack) -> None:
+    """A worker that is killed leaves its runs `Running` for ever, and they hold their slots."""
+    states = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")]
+    automation = {
+        "name": AUTOMATION,
+        "description": f"A run that has sent no heartbeat for {SILENCE_SECONDS} s has lost its process.",
+        "trigger": {
+            "type": "event",
+            "posture": "Proactive",
+            "after": ["prefect.flow-run.heartbeat"],
+            "expect": ["prefect.flow-run.heartbeat", *states],
+            "match": {"prefect.resource.id": ["prefect.flow-run.*"]},
+            "for_each": ["prefect.resource.id"],
+            "threshold": 1,
+            "within": SILENCE_SECONDS,
+        },
+        "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": f"no heartbeat for {SILENCE_SECONDS} s"}],
+    }
+    try:
+        with httpx.Client(base_url=stack.api, timeout=10) as client:
+            named = {"automations": {"name": {"any_": [AUTOMATION]}}}
+            if not client.post("/automations/filter", json=named).raise_for_status().json():
+                client.post("/automations/", json=automation).raise_for_status()
+    except httpx.HTTPError as error:
+        raise StackError(f"{stack.api}: the automation {AUTOMATION!r} cannot be created ({error})") from error

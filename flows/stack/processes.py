@@ -1,0 +1,117 @@
+"""Start processes that outlive this command, and end exactly those."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CLOCK_TOLERANCE = 2.0
+"""Seconds by which the creation time of one process may be read differently."""
+POLL_SECONDS = 0.1
+MARK = "GRPO_STACK"
+"""Environment variable that every process of a stack inherits, whatever becomes of its parents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessId:
+    """One process for good: a number is used again, a number with its time of creation is not."""
+
+    pid: int
+    created: float
+    """Seconds since the epoch."""
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> ProcessId:
+    """Start a process in a session of its own, its output appended to a file."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log, _heeding_interrupts():
+        started = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    return ProcessId(pid=started.pid, created=psutil.Process(started.pid).create_time())
+
+
+@contextlib.contextmanager
+def _heeding_interrupts() -> Iterator[None]:
+    """A shell's `&` leaves SIGINT ignored, and children inherit that; Prefect's worker stops by sending SIGINT to itself."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def find_process(process: ProcessId) -> psutil.Process | None:
+    """Return the live process, None where it has ended or its number is another one's now."""
+    try:
+        found = psutil.Process(process.pid)
+        same = abs(found.create_time() - process.created) < CLOCK_TOLERANCE
+        return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.Error:
+        return None
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Tell whether it still runs."""
+    return find_process(process) is not None
+
+
+def family(process: ProcessId) -> list[ProcessId]:
+    """Return a live process and all that descend from it."""
+    found = find_process(process)
+    if found is None:
+        return []
+    members = []
+    with contextlib.suppress(psutil.Error):
+        for member in (found, *found.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                members.append(ProcessId(pid=member.pid, created=member.create_time()))
+    return members
+
+
+def marked_processes(mark: str) -> list[ProcessId]:
+    """Return the live processes that carry a stack's mark, those whose parents have died included."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(ProcessId(pid=process.pid, created=process.create_time()))
+    return found
+
+
+def end_processes(processes: Iterable[ProcessId], patience: float) -> int:
+    """End processes: SIGTERM, and SIGKILL to those still there after `patience` seconds; return how many those were."""
+    remaining = list(processes)
+    _send(remaining, signal.SIGTERM)
+    remaining = wait_for_end(remaining, patience)
+    _send(remaining, signal.SIGKILL)
+    wait_for_end(remaining, patience)
+    return len(remaining)
+
+
+def wait_for_end(processes: Iterable[ProcessId], patience: float) -> list[ProcessId]:
+    """Wait until all have ended, at most `patience` seconds; return those that have not."""
+    deadline = time.monotonic() + patience
+    remaining = [process for process in processes if is_alive(process)]
+    while remaining and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        remaining = [process for process in remaining if is_alive(process)]
+    return remaining
+
+
+def _send(processes: Iterable[ProcessId], number: signal.Signals) -> None:
+    for process in processes:
+        if is_alive(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)

@@ -1,0 +1,88 @@
+"""What of the stack was started, remembered in one folder: state, databases, artifacts, logs and process ids.
+
+.grpo/stack.json      ports and processes          .grpo/logs/<service>.log
+.grpo/prefect/        Prefect's home and database  .grpo/mlflow/  MLflow's database and artifacts
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from flows.stack.processes import ProcessId, is_alive
+from grpo_core.errors import StackError
+
+DEFAULT_FOLDER = Path(".grpo")
+CLIENT_SETTINGS = Path("prefect.toml")
+"""Written where the stack is started: Prefect's own settings file, so that the `prefect` command finds the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The stack of one folder."""
+
+    folder: Path
+    prefect_port: int
+    mlflow_port: int
+    processes: dict[str, ProcessId] = field(default_factory=dict)
+    """By service name."""
+
+    @property
+    def prefect_address(self) -> str:
+        """Prefect's UI."""
+        return f"http://127.0.0.1:{self.prefect_port}"
+
+    @property
+    def api(self) -> str:
+        """Prefect's API."""
+        return f"{self.prefect_address}/api"
+
+    @property
+    def mlflow_address(self) -> str:
+        """MLflow's UI and tracking server."""
+        return f"http://127.0.0.1:{self.mlflow_port}"
+
+    def log_file(self, service: str) -> Path:
+        """Output of a service."""
+        return self.folder / "logs" / f"{service}.log"
+
+    def alive(self, service: str) -> bool:
+        """Tell whether the process that was started as this service still runs."""
+        return service in self.processes and is_alive(self.processes[service])
+
+    def with_process(self, service: str, process: ProcessId) -> Self:
+        """Return the stack with one more process, after writing it down."""
+        stack = replace(self, processes={**self.processes, service: process})
+        stack.write()
+        return stack
+
+    def write(self) -> None:
+        """Remember it."""
+        facts = {key: value for key, value in asdict(self).items() if key != "folder"}
+        partial = _file(self.folder).with_suffix(".partial")
+        partial.write_text(json.dumps(facts, indent=2) + "\n")
+        partial.replace(_file(self.folder))
+
+    def forget(self) -> None:
+        """Remove what says that there is a stack; databases, artifacts and logs stay."""
+        _file(self.folder).unlink(missing_ok=True)
+
+
+def read_stack(folder: Path) -> Stack | None:
+    """Return the stack of a folder, None where none was started.
+
+    Raises:
+        StackError: its file cannot be read.
+    """
+    try:
+        facts = json.loads(_file(folder).read_text())
+        processes = {name: ProcessId(**process) for name, process in facts.pop("processes").items()}
+        return Stack(folder=folder, processes=processes, **facts)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StackError(f"{_file(folder)}: cannot be read ({error}); end its processes by hand and remove it") from error
+
+
+def _file(folder: Path) -> Path:
+    return folder / "stack.json"
