@@ -132,7 +132,7 @@ def up(
     folder: StackFolder = STACK_FOLDER,
     prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
-    slots: Annotated[int, typer.Option(min=1, help="Runs at a time; more than one share this machine's GPUs.")] = 1,
+    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time (1); more share this machine's GPUs.")] = None,
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, one worker."""
     from flows.stack import control

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from prefect.runtime import deployment
 from grpo_core.errors import TrainingError
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from tasks.cancellation import CancelWatch
+from tasks.slots import held_slot
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""
@@ -51,32 +52,43 @@ def run_child(
         RunCancelledError: the flow run was cancelled and Prefect did not deliver it.
     """
     output = _Output(log_file)
-    read_end, write_end = os.pipe()
-    try:
-        try:
-            with log_file.open("ab") as log:
-                child = _start([python or sys.executable, "-m", module, *arguments], log.fileno(), read_end)
-        except BaseException:
-            _write_state(state_file, None, NOT_STARTED)  # whoever waits for its end need not wait
-            raise
-        finally:
-            os.close(read_end)
-        _write_state(state_file, child.pid, None)
-        try:
-            _wait(child, output)
-        finally:
+    command = [python or sys.executable, "-m", module, *arguments]
+    with CancelWatch() as cancellation:
+
+        def wait() -> None:
+            time.sleep(POLL_SECONDS)
+            cancellation.check()
+
+        with held_slot(wait) as slot, _lifeline() as lifeline:
+            child = _start(command, log_file, lifeline, slot, state_file)
             try:
-                _stop(child)
+                while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+                    wait()
+                    output.forward()
             finally:
-                output.forward()
-                _write_state(state_file, child.pid, child.returncode, left=child.returncode is None)
-    finally:
-        os.close(write_end)
+                try:
+                    _stop(child)
+                finally:
+                    output.forward()
+                    _write_state(state_file, child.pid, child.returncode, left=child.returncode is None)
     if child.returncode:
         raise TrainingError(_last_words(module, child.returncode, log_file))
 
 
-def _start(command: list[str], output: int, lifeline: int) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _lifeline() -> Iterator[int]:
+    """Yield the end of a pipe that a child inherits; the other end is closed when this process leaves, however it does."""
+    read_end, write_end = os.pipe()
+    try:
+        yield read_end
+    finally:
+        for end in (read_end, write_end):
+            os.close(end)
+
+
+def _start(
+    command: list[str], log_file: Path, lifeline: int, slot: tuple[int, ...], state_file: Path | None
+) -> subprocess.Popen[bytes]:
     # The repository root must be importable in the child, whichever interpreter runs it.
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
@@ -92,17 +104,21 @@ def _start(command: list[str], output: int, lifeline: int) -> subprocess.Popen[b
         "TRANSFORMERS_VERBOSITY": "error",
     }
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        )
+        with log_file.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(lifeline, *slot),
+                start_new_session=True,
+            )
     except OSError as error:
+        _write_state(state_file, None, NOT_STARTED)  # whoever waits for its end need not wait
         raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
+    _write_state(state_file, child.pid, None)
+    return child
 
 
 class _Output:
@@ -126,15 +142,6 @@ class _Output:
         for line in complete.decode(errors="replace").splitlines():
             if line.strip():
                 self._logger.info("%s: %s", self._file.stem, line)
-
-
-def _wait(child: subprocess.Popen[bytes], output: _Output) -> None:
-    """Poll instead of blocking: an exception that a signal handler raises is then delivered at once."""
-    with CancelWatch() as cancellation:
-        while child.poll() is None:
-            time.sleep(POLL_SECONDS)
-            output.forward()
-            cancellation.check()
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

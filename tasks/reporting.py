@@ -1,5 +1,6 @@
 """Task: figures, a Markdown report, and the summary of a run."""
 
+import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,12 +44,15 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
 
     run_dir = RunDir(run_path)
     records = read_journal(run_dir.journal_file)
-    save_figures(records, run_dir.report)
+    figures = save_figures(records, run_dir.report)
     status = run_status(run_dir)
     facts = tuple(describe_result(records, compare_evaluations(run_dir)))
-    markdown = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
-    (run_dir.report / "report.md").write_text(markdown)
+    text = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
+    linked = [f"![{figure.stem}]({figure.name})" for figure in figures]
+    (run_dir.report / "report.md").write_text("\n\n".join([text, *linked]) + "\n")
     with prefect_may_be_away():
+        # Prefect keeps the text alone: the figures travel inside it.
+        markdown = "\n\n".join([text, *map(_inlined, figures)])
         create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
     return RunSummary(
         run_path=run_path,
@@ -81,13 +85,12 @@ def _markdown(
         *_table(syncs.round(4).astype(str).values.tolist(), list(syncs.columns)),
         "",
         "## Figures",
-        "",
-        "![reward](reward.png)",
-        "",
-        "![KL](kl.png)",
-        "",
     ]
     return "\n".join(lines)
+
+
+def _inlined(figure: Path) -> str:
+    return f"![{figure.stem}](data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()})"
 
 
 def _table(rows: list[list[str]], columns: list[str]) -> list[str]:

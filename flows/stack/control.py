@@ -23,14 +23,14 @@ SETTINGS_MARK = "# Written by `grpo up`, removed by `grpo down`."
 Say = Callable[[str], None]
 
 
-def up(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: int, say: Say) -> Stack:
+def up(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: int | None, say: Say) -> Stack:
     """Start what of the stack does not run yet and return once everything is ready.
 
     Args:
         folder: where state, databases, artifacts and logs are.
         prefect_port: of Prefect's API and UI; None = 4200 or the next free one.
         mlflow_port: of MLflow; None = 5000 or the next free one.
-        slots: runs at a time.
+        slots: runs at a time; None = 1, or what the stack that is up has.
         say: takes a line for each thing that is ready.
 
     Raises:
@@ -41,10 +41,10 @@ def up(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: i
         raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
-        stack = _planned(folder, prefect_port, mlflow_port)
+        stack = _planned(folder, prefect_port, mlflow_port, slots)
         running = [service.name for service in SERVICES if stack.alive(service.name)]
         try:
-            return _start(stack, slots, say)
+            return _start(stack, say)
         except BaseException:
             started = read_stack(folder)
             if started is not None:
@@ -98,7 +98,7 @@ def _condition(stack: Stack, service: Service) -> str:
     return "ready" if service.healthy(stack) else "not ready"
 
 
-def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None) -> Stack:
+def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: int | None) -> Stack:
     """Return the stack to start: the one that there is, with its ports, or a new one."""
     known = read_stack(folder)
     if known is None or not any(known.alive(service.name) for service in SERVICES):
@@ -106,28 +106,31 @@ def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None) ->
             folder=folder,
             prefect_port=choose_port("prefect", prefect_port, PREFECT_PORT),
             mlflow_port=choose_port("mlflow", mlflow_port, MLFLOW_PORT),
+            slots=slots or 1,
         )
         new.write()
         return new
     for name, given, now in (("prefect", prefect_port, known.prefect_port), ("mlflow", mlflow_port, known.mlflow_port)):
         if given not in (None, now):
             raise StackError(f"--{name}-port {given}: the stack of {folder} is up with {now}; run `grpo down` first")
+    if slots not in (None, known.slots):
+        raise StackError(f"--slots {slots}: the stack of {folder} is up with {known.slots}; run `grpo down` first")
     return known
 
 
-def _start(stack: Stack, slots: int, say: Say) -> Stack:
+def _start(stack: Stack, say: Say) -> Stack:
     _tell_clients(stack)
     for service in (PREFECT, MLFLOW):
         stack = _ensure_started(stack, service)
     _await_ready(stack, PREFECT)
     say(f"Prefect  {stack.prefect_address}")
-    set_up_prefect(stack, slots)
+    set_up_prefect(stack)
     say("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
     say(f"MLflow   {stack.mlflow_address}")
     stack = _ensure_started(stack, WORKER)
     _await_ready(stack, WORKER)
-    say(f"worker   takes {slots} run(s) at a time")
+    say(f"worker   takes {stack.slots} run(s) at a time")
     return stack
 
 

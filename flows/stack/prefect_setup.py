@@ -14,14 +14,14 @@ SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
 AUTOMATION = "runs without a heartbeat are crashed"
 
 
-def set_up_prefect(stack: Stack, slots: int) -> None:
-    """Create or update the work pool with `slots` runs at a time, every deployment of prefect.yaml, and the automation.
+def set_up_prefect(stack: Stack) -> None:
+    """Create or update the work pool with its limit, every deployment of prefect.yaml, and the automation.
 
     Raises:
         StackError: Prefect refuses; the message is its own.
     """
     _prefect(stack, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-    _prefect(stack, "work-pool", "set-concurrency-limit", POOL, str(slots))
+    _prefect(stack, "work-pool", "set-concurrency-limit", POOL, str(stack.slots))
     _prefect(stack, "--no-prompt", "deploy", "--all")
     _watch_heartbeats(stack)
 

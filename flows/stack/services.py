@@ -11,6 +11,7 @@ import httpx
 from flows.stack.ports import HOST
 from flows.stack.processes import MARK
 from flows.stack.state import Stack
+from tasks.slots import FOLDER_VARIABLE, SLOTS_VARIABLE
 
 POOL = "grpo"
 WORKER_NAME = "grpo-local"
@@ -50,6 +51,8 @@ def environment(stack: Stack) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_TRACKING_URI": stack.mlflow_address,
+        SLOTS_VARIABLE: str(stack.slots),
+        FOLDER_VARIABLE: str(folder / "slots"),
         "PYTHONUNBUFFERED": "1",
     }
 

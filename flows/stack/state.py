@@ -24,6 +24,8 @@ class Stack:
     folder: Path
     prefect_port: int
     mlflow_port: int
+    slots: int
+    """Runs at a time."""
     processes: dict[str, ProcessId] = field(default_factory=dict)
     """By service name."""
 
