@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train test test-slow check format metrics clean setup
+.PHONY: help train up down test test-slow check format metrics clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -28,6 +28,12 @@ setup: $(VENV)/.installed  ## create .venv and install everything, once
 train: setup  ## the main job: GRPO on SmolLM2-135M, embedded Prefect and MLflow (CONFIG=..., ARGS="key=value ...")
 	$(BIN)/grpo train $(CONFIG) $(ARGS)
 
+up: setup  ## the local stack: Prefect, MLflow, deployments, a worker (ARGS="--slots 2 ...")
+	$(BIN)/grpo up $(ARGS)
+
+down: setup  ## end what `up` started
+	$(BIN)/grpo down $(ARGS)
+
 test: setup  ## the default tests
 	$(BIN)/pytest
 
@@ -47,6 +53,6 @@ format: setup  ## rewrite to the house format
 metrics: setup  ## regenerate METRICS.md from the registry
 	$(BIN)/python -m grpo_core.metrics > METRICS.md
 
-clean:  ## remove the environment and caches; runs/ stays
+clean:  ## remove the environment and caches; runs/ and .grpo/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

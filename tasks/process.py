@@ -69,7 +69,7 @@ def run_child(
                 try:
                     _stop(child)
                 finally:
-                    output.forward()
+                    output.forward(last=True)
                     _write_state(state_file, child.pid, child.returncode, left=child.returncode is None)
     if child.returncode:
         raise TrainingError(_last_words(module, child.returncode, log_file))
@@ -133,12 +133,13 @@ class _Output:
         except MissingContextError:  # called outside a flow run
             self._logger = logging.getLogger(__name__)
 
-    def forward(self) -> None:
-        """Hand on the lines that are complete."""
+    def forward(self, last: bool = False) -> None:
+        """Hand on the lines that are complete; the last time, also one that is not."""
         with self._file.open("rb") as file:
             file.seek(self._position)
-            complete, newline, _ = file.read().rpartition(b"\n")
-        self._position += len(complete) + len(newline)
+            text = file.read()
+        complete = text if last else text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
         for line in complete.decode(errors="replace").splitlines():
             if line.strip():
                 self._logger.info("%s: %s", self._file.stem, line)

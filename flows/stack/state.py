@@ -82,7 +82,7 @@ def read_stack(folder: Path) -> Stack | None:
         return Stack(folder=folder, processes=processes, **facts)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StackError(f"{_file(folder)}: cannot be read ({error}); end its processes by hand and remove it") from error
 
 

@@ -31,14 +31,16 @@ def describe_run(config: RunConfig, origin: Origin, run_path: Path) -> str:
 def start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, str]:
     """Return the tags with which a run begins."""
     from prefect.runtime import flow_run
+    from prefect.utilities.urls import url_for
 
+    flow_run_id = str(flow_run.id or "")
     return {
         NOTE: describe_run(config, origin, run_path),
         "preset": origin.preset,
         "seed": str(config.training.seed),
         "run_dir": str(run_path.resolve()),
-        "prefect.flow_run_id": str(flow_run.id or ""),
-        "prefect.flow_run_url": str(flow_run.ui_url or ""),
+        "prefect.flow_run_id": flow_run_id,
+        "prefect.flow_run_url": (url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None) or "",
         "mlflow.source.name": "grpo",
     }
 

@@ -1,6 +1,8 @@
 """The whole flow on the tiny model: what it prints, what lies in the RUN_DIR, what MLflow holds."""
 
 import json
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,14 +35,14 @@ def history(mlflow_run: tuple[Any, Any], key: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key)]
 
 
-def test_prints_progress_the_paired_result_and_how_to_open_the_uis(finished_run: Any) -> None:
+def test_prints_progress_the_paired_result_and_how_to_open_the_uis(finished_run: Any, prefect_api: str) -> None:
     output = finished_run[1].stdout
     assert f"step {STEPS}/{STEPS}  reward " in output
     assert "reference synchronised (alpha 1)" in output
     assert "held-out greedy accuracy (10 prompts)" in output
     assert "paired difference, 95 % interval" in output
     assert "mlflow ui --backend-store-uri sqlite:///" in output
-    assert "prefect server start" in output
+    assert f"Prefect   {prefect_api.removesuffix('/api')}" in output
     assert "Traceback" not in output + finished_run[1].stderr
 
 
@@ -147,3 +149,24 @@ def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml
     tracked = json.loads((run_dir / "tracking.json").read_text())
     tags = MlflowClient(tracking_uri=tracked["uri"]).get_run(tracked["run_id"]).data.tags
     assert reason in tags["alert.kl_budget.kl/init/k3"]
+
+
+def test_a_tag_set_in_mlflow_ends_the_training_after_its_step(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run_dir = tmp_path / "runs" / "tagged"
+
+    def tag_once_it_trains() -> None:
+        while not ((run_dir / "journal.jsonl").exists() and '"kind":"step"' in (run_dir / "journal.jsonl").read_text()):
+            time.sleep(0.2)
+        tracked = json.loads((run_dir / "tracking.json").read_text())
+        MlflowClient(tracking_uri=tracked["uri"]).set_tag(tracked["run_id"], "grpo.stop", "seen enough")
+
+    threading.Thread(target=tag_once_it_trains, daemon=True).start()
+    steps = ("training.steps=100000", "evaluation.every_steps=null", "evaluation.samples=0")
+    done = grpo("train", str(tiny_yaml), *steps, "--run-dir", "runs/tagged", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "asked for in MLflow (tag grpo.stop: seen enough)" in done.stderr
+    end = next(record for record in read_journal(run_dir / "journal.jsonl") if record.kind == "end")
+    assert end.data["status"] == "stopped"
+    assert (run_dir / "eval" / "final.json").exists()

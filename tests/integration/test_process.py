@@ -1,6 +1,8 @@
 """Child processes: what a failed one says, and that none outlives its purpose."""
 
 import json
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -74,3 +76,66 @@ def test_no_file_descriptor_is_left_open(tmp_path: Path, module: str) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     run_child(module, [], tmp_path / "log")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def as_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as a worker's flow would: Prefect reads these variables where there is no run."""
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+
+
+def interrupt_when_ready(log: Path) -> None:
+    """Raise KeyboardInterrupt in the main thread once the child has written `ready`."""
+    while not (log.exists() and "ready" in log.read_text()):
+        time.sleep(0.05)
+    signal.raise_signal(signal.SIGINT)
+
+
+FINISHES_ITS_STEP = """
+import signal, sys, time
+stopping = []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
+print('ready', flush=True)
+while not stopping: time.sleep(0.05)
+time.sleep({step})
+open({out!r}, 'w').write('checkpoint')
+"""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
+def test_a_worker_leaves_a_child_that_is_in_a_long_step_to_its_end(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, as_deployment: None
+) -> None:
+    monkeypatch.setattr("tasks.process.STOP_SECONDS", 0.3)
+    write(tmp_path, FINISHES_ITS_STEP.format(step=2, out=str(tmp_path / "saved")))
+    threading.Thread(target=interrupt_when_ready, args=(tmp_path / "log",), daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
+    assert not (tmp_path / "saved").exists()
+    assert process_has_ended(tmp_path / "state")  # for the monitor, which need not wait for it
+    pid = json.loads((tmp_path / "state").read_text())["pid"]
+    os.waitpid(pid, 0)
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
+def test_at_a_terminal_the_end_of_the_step_is_waited_for(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.process.STOP_SECONDS", 0.1)
+    write(tmp_path, FINISHES_ITS_STEP.format(step=1, out=str(tmp_path / "saved")))
+    threading.Thread(target=interrupt_when_ready, args=(tmp_path / "log",), daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
+def test_what_a_child_writes_is_logged_line_by_line_and_only_once(
+    tmp_path: Path, module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "train.log").write_text("of an earlier process\n")
+    write(tmp_path, "import time\nprint('one', flush=True)\ntime.sleep(0.5)\nprint('two')\nprint('no end', end='')\n")
+    run_child(module, [], tmp_path / "train.log")
+    assert [record.getMessage() for record in caplog.records if record.name == "tasks.process"] == [
+        "train: one",
+        "train: two",
+        "train: no end",
+    ]

@@ -1,0 +1,259 @@
+"""The local stack as a user works with it: up, deployments, cancelling, down; real servers, a real worker, a real training."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from flows.stack.ports import is_free
+from flows.stack.processes import marked_processes
+from flows.stack.state import Stack, read_stack
+from grpo_core.journal import read_journal
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")
+pytestmark = pytest.mark.timeout(600)
+
+
+class Project:
+    """A folder with the project in it, and commands that run there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Link the project's parts into `folder`."""
+        self.folder = folder
+        for part in PARTS:
+            (folder / part).symlink_to(ROOT / part)
+
+    def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command line of the project's environment."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
+        environment = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(self.folder / "home"), "COLUMNS": "400"}
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def grpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `grpo`."""
+        return self.run("flows.cli", *arguments)
+
+    @property
+    def stack(self) -> Stack:
+        """The stack that is up."""
+        stack = read_stack(self.folder / ".grpo")
+        assert stack is not None
+        return stack
+
+    def start(self, deployment: str, *parameters: str) -> str:
+        """Start a deployment; return the id of its flow run."""
+        pairs = [word for parameter in parameters for word in ("--param", parameter)]
+        done = self.run("prefect", "deployment", "run", deployment, *pairs)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID" in line)
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask Prefect."""
+        return httpx.request(method, f"{self.stack.api}{path}", json=body, timeout=30).raise_for_status().json()
+
+    def flow_run(self, run_id: str) -> Any:
+        """Return a flow run."""
+        return self.api("GET", f"/flow_runs/{run_id}")
+
+    def finished(self, run_id: str) -> Any:
+        """Wait for the end of a flow run and return it."""
+        return wait_for(lambda: (run := self.flow_run(run_id)) and run["end_time"] and run)
+
+    def run_dir(self, run_id: str) -> Path:
+        """Return the folder that a flow run was given."""
+        return self.folder / self.flow_run(run_id)["parameters"]["run_dir"]
+
+    def task_states(self, run_id: str) -> dict[str, str]:
+        """Return {task: name of its state} of a flow run."""
+        tasks = self.api("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}})
+        return {task["name"].rsplit("-", 1)[0]: task["state_name"] for task in tasks}
+
+
+def wait_for(condition: Any, seconds: float = 180) -> Any:
+    """Return the condition's first value that is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.3)
+    return value
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) -> Iterator[Project]:
+    project = Project(tmp_path_factory.mktemp("project"))
+    (project.folder / "configs").mkdir()
+    (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
+    done = project.grpo("up")
+    try:
+        assert done.returncode == 0, done.stderr + done.stdout
+        yield project
+    finally:
+        assert project.grpo("down", "--patience", "20").returncode == 0
+
+
+@pytest.fixture(scope="module")
+def finished(project: Project) -> str:
+    """A finished run of grpo/train."""
+    run_id = project.start("grpo/train", "config=tiny", "beta=0", "ref_sync_steps=3", 'run_dir="runs/one"')
+    assert project.finished(run_id)["state_type"] == "COMPLETED"
+    return run_id
+
+
+def test_up_again_changes_nothing_and_status_tells_the_addresses(project: Project) -> None:
+    before = project.stack
+    assert project.grpo("up").returncode == 0
+    assert project.stack == before
+    status = project.grpo("status")
+    assert status.returncode == 0
+    assert status.stdout.count(" ready ") == 3
+    assert before.prefect_address in status.stdout
+    assert before.mlflow_address in status.stdout
+
+
+def test_up_with_another_port_is_refused_while_it_is_up(project: Project) -> None:
+    done = project.grpo("up", "--mlflow-port", "1")
+    assert done.returncode == 2
+    assert f"is up with {project.stack.mlflow_port}; run `grpo down` first" in done.stderr
+
+
+def test_a_run_is_named_and_tagged_by_what_differs(project: Project, finished: str) -> None:
+    run = project.flow_run(finished)
+    assert run["name"] == "tiny β=0 G=4 sync=3 seed=0"
+    assert {"grpo", "preset:tiny", "data:reasoning_gym:chain_sum"} <= set(run["tags"])
+    assert {"open-run", "prepare-data", "read-prompts", "prepare-model", "train", "monitor", "report"} <= project.task_states(
+        finished
+    ).keys()
+
+
+def test_the_report_and_the_progress_are_artifacts_of_the_run(project: Project, finished: str) -> None:
+    found = project.api("POST", "/artifacts/filter", {"flow_runs": {"id": {"any_": [finished]}}})
+    artifacts = {artifact["key"]: artifact["data"] for artifact in found}
+    assert artifacts["training-progress"] == 100.0
+    assert artifacts["training-report"].count("](data:image/png;base64,iVBOR") == 2
+    assert project.stack.mlflow_address in artifacts["training-report"]
+
+
+def test_a_reference_sync_is_an_event_of_prefect(project: Project, finished: str) -> None:
+    def synced() -> Any:
+        found = project.api("POST", "/events/filter", {"filter": {"event": {"name": ["grpo.ref.synced"]}}})
+        return [event["payload"]["step"] for event in found["events"]]
+
+    assert wait_for(synced, 30) == [3]
+
+
+def test_the_steps_are_in_the_log_of_the_run(project: Project, finished: str) -> None:
+    found = project.api("POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [finished]}}, "limit": 200})
+    messages = [log["message"] for log in found]
+    assert [step for step in range(1, 5) if not any(message.startswith(f"step {step}/4 ") for message in messages)] == []
+
+
+def test_mlflow_names_the_run_and_says_what_differs(project: Project, finished: str) -> None:
+    from mlflow import MlflowClient
+
+    tracked = json.loads((project.run_dir(finished) / "tracking.json").read_text())
+    assert tracked["uri"] == project.stack.mlflow_address
+    run = MlflowClient(tracking_uri=tracked["uri"]).get_run(tracked["run_id"])
+    assert run.info.run_name == "tiny β=0 G=4 sync=3 seed=0"
+    assert run.info.status == "FINISHED"
+    assert "| `loss.beta` | 0.04 | 0.0 |" in run.data.tags["mlflow.note.content"]
+    assert "| `reference.sync_steps` | 2 | 3 |" in run.data.tags["mlflow.note.content"]
+    assert run.data.tags["prefect.flow_run_url"] == f"{project.stack.prefect_address}/runs/flow-run/{finished}"
+
+
+def test_an_evaluation_of_a_run_in_mlflow_on_other_data(project: Project, finished: str) -> None:
+    rows = [{"question": f"{a} + 1 =", "answer": str(a + 1)} for a in range(5)]
+    (project.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tracked = json.loads((project.run_dir(finished) / "tracking.json").read_text())
+    overrides = {"rewards": [{"fn": "exact_answer"}]}
+    run_id = project.start(
+        "grpo-evaluate/evaluate",
+        f'policy="{tracked["run_id"]}"',
+        "data=file:sums.jsonl",
+        f"overrides={json.dumps(overrides)}",
+        'run_dir="runs/evaluation"',
+    )
+    assert project.finished(run_id)["state_type"] == "COMPLETED"
+    facts = json.loads((project.run_dir(run_id) / "eval" / "base.json").read_text())
+    assert (facts["set"], facts["step"], facts["num_prompts"]) == ("sums", 4, 5)
+    from mlflow import MlflowClient
+
+    evaluation = json.loads((project.run_dir(run_id) / "tracking.json").read_text())
+    history = MlflowClient(tracking_uri=evaluation["uri"]).get_metric_history(evaluation["run_id"], "eval/sums/greedy_accuracy")
+    assert [metric.step for metric in history] == [4]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "reason"),
+    [
+        ("beta=-1", "-1 is less than the minimum of 0"),
+        ("group_size=two", "'group_size'"),
+        ("bta=1", "not found on the deployment"),
+    ],
+)
+def test_a_wrong_parameter_makes_no_run(project: Project, parameter: str, reason: str) -> None:
+    done = project.run("prefect", "deployment", "run", "grpo/train", "--param", parameter)
+    assert done.returncode == 1
+    assert reason in done.stdout + done.stderr
+
+
+def test_a_wrong_override_fails_the_run_with_its_reason_before_anything_starts(project: Project) -> None:
+    run_id = project.start("grpo/train", "config=tiny", "beta=0.1", 'overrides={"loss.beta": 0.2}', 'run_dir="runs/twice"')
+    run = project.finished(run_id)
+    assert run["state_type"] == "FAILED"
+    assert run["name"].startswith("refused: loss.beta: given twice, as the parameter beta (0.1)")
+    assert not project.run_dir(run_id).exists()
+
+
+def test_preparation_is_cached_and_cancelling_finishes_the_step_and_leaves_no_process(project: Project, finished: str) -> None:
+    from mlflow import MlflowClient
+
+    run_id = project.start("grpo/train", "config=tiny", 'overrides={"training.steps": 100000}', 'run_dir="runs/cancelled"')
+    journal = project.folder / "runs" / "cancelled" / "journal.jsonl"
+    wait_for(lambda: journal.exists() and '"kind":"step"' in journal.read_text())
+    assert project.run("prefect", "flow-run", "cancel", run_id).returncode == 0
+    assert wait_for(lambda: (run := project.flow_run(run_id))["state_type"] == "CANCELLED" and run)
+    states = project.task_states(run_id)
+    assert (states["read-prompts"], states["digest-weights"]) == ("Cached", "Cached")
+    data = [folder / "data" / "manifest.json" for folder in (project.run_dir(finished), journal.parent)]
+    assert data[0].read_text() == data[1].read_text()
+    end = read_journal(journal)[-1]
+    assert (end.kind, end.data["reason"]) == ("end", "SIGTERM")
+    assert (journal.parent / "checkpoints" / f"step_{end.step:06d}" / "manifest.json").exists()
+    services = {process.pid for process in project.stack.processes.values()}
+    running = [process.pid for process in marked_processes(str((project.folder / ".grpo").resolve()))]
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in running if pid not in services]
+    assert [command for command in commands if "grpo_core" in command or "prefect.engine" in command] == []
+    tracked = json.loads((journal.parent / "tracking.json").read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    assert client.get_run(tracked["run_id"]).info.status == "KILLED"
+    shipped = [metric.step for metric in client.get_metric_history(tracked["run_id"], "progress/step")]
+    assert shipped == list(range(1, end.step + 1))
+
+
+def test_down_leaves_no_process_no_port_and_no_settings(project: Project) -> None:
+    stack = project.stack
+    run_id = project.start("grpo/train", "config=tiny", 'overrides={"training.steps": 100000}', 'run_dir="runs/down"')
+    journal = project.run_dir(run_id) / "journal.jsonl"
+    wait_for(lambda: journal.exists() and '"kind":"step"' in journal.read_text())
+    done = project.grpo("down")
+    assert done.returncode == 0, done.stderr
+    assert "cancelling 1 run(s)" in done.stdout
+    assert read_journal(journal)[-1].kind == "end"
+    assert marked_processes(str((project.folder / ".grpo").resolve())) == []
+    assert is_free(stack.prefect_port)
+    assert is_free(stack.mlflow_port)
+    assert not (project.folder / "prefect.toml").exists()
+    assert "nothing is up" in project.grpo("down").stdout
+    assert project.grpo("status").returncode == 1
