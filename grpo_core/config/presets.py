@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo_core.errors import ConfigError
 
-SUFFIX = ".yaml"
+SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
 FOLDERS = (Path("configs"), Path(__file__).resolve().parents[2] / "configs")
 """Where presets are looked for: where the command runs, then beside the package."""
 
@@ -17,7 +17,7 @@ def find_config(name: Path | str) -> Path:
         ConfigError: it looks like the name of a preset and there is none of that name.
     """
     path = Path(name)
-    if path.exists() or path.suffix or len(path.parts) != 1:
+    if path.is_file() or path.suffix in SUFFIXES or len(path.parts) != 1:
         return path
     for folder in FOLDERS:
         if (folder / f"{name}{SUFFIX}").is_file():

@@ -32,6 +32,11 @@ def test_a_preset_is_found_by_its_name_wherever_the_command_runs(tmp_path: Path,
     assert load_config("quickstart") == load_config(CONFIGS / "quickstart.yaml")
 
 
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_by_its_name(name: str) -> None:
+    assert load_config(name) == load_config(CONFIGS / f"{name}.yaml")
+
+
 def test_a_preset_of_the_folder_where_the_command_runs_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
