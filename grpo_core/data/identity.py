@@ -5,10 +5,14 @@ import importlib.metadata
 import json
 from pathlib import Path
 
+from grpo_core import types
 from grpo_core.config import RunConfig
+from grpo_core.policy import loading
 
-TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-PACKAGES = ("pandas", "reasoning-gym", "tokenizers", "transformers")
+TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(loading.__file__))
+"""What reads, renders and represents prompts."""
+PACKAGES = ("pandas", "pyarrow", "reasoning-gym", "tokenizers", "transformers")
 
 
 def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
@@ -22,10 +26,11 @@ def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
         return None
     parts = {
         "data": config.data.model_dump(mode="json"),
+        "trust_remote_code": config.model.trust_remote_code,
         "max_prompt_tokens": config.rollout.max_prompt_tokens,
         "source": _digest([Path(name).expanduser()]) if kind == "file" else None,
         "tokenizer": _digest(sorted(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern))),
-        "code": _digest(sorted(Path(__file__).parent.glob("*.py"))),
+        "code": _digest(list(CODE)),
         "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
