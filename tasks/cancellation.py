@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Self
 
 import httpx
-from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
+
+from tasks.context import deployed_flow_run
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class CancelWatch:
     """Asks the API for the state of this flow run, in a thread, while inside; does nothing outside of deployments."""
 
     def __init__(self) -> None:
-        """Take the run of the current context."""
-        self._run_id = flow_run.id if deployment.id is not None else None
+        """Take the run for which a worker started this process."""
+        self._run_id = deployed_flow_run()
         self._cancelled = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="cancel-watch", daemon=True)

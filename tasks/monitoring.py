@@ -14,7 +14,7 @@ from grpo_core.analysis.rules import Alert, RuleBook
 from grpo_core.journal import JournalTail, Record
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
-from tasks.process import end_process, process_has_ended
+from tasks.process import end_process, process_has_ended, process_has_started
 from tasks.progress import make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
@@ -81,6 +81,8 @@ class _Watch:
         return records
 
     def alerts_of_silence(self) -> list[Alert]:
+        if not process_has_started(self._run_dir.process_file):
+            self._last_record = time.monotonic()  # it waits for a slot
         alerts = self._rules.check_silence(time.monotonic() - self._last_record)
         for alert in alerts:
             self._raise(alert)

@@ -1,4 +1,4 @@
-"""Start, watch and stop the processes that hold the GPU; the only sender of signals to them.
+"""Start, watch and stop the processes that hold the GPU; in a run, the only sender of signals to them.
 
 A child runs in a session of its own, so that what is sent to the flow's process group does not reach it twice. It holds one end
 of a pipe, its lifeline: when the flow process dies, however it dies, the pipe closes and the child stops cleanly.
@@ -19,11 +19,11 @@ from typing import Any
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
-from prefect.runtime import deployment
 
 from grpo_core.errors import TrainingError
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from tasks.cancellation import CancelWatch
+from tasks.context import deployed_flow_run
 from tasks.slots import held_slot
 
 STOP_SECONDS = 20.0
@@ -154,7 +154,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGTERM)
-    if deployment.id is not None:
+    if deployed_flow_run() is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
         return
@@ -188,7 +188,7 @@ def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
     """
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
         facts = _read_state(state_file)
-        if facts is None or facts["returncode"] is not None:
+        if facts is None or facts["returncode"] is not None or facts["left"]:
             return
         os.kill(facts["pid"], number)
         deadline = time.monotonic() + seconds
@@ -200,6 +200,12 @@ def ensure_ended(state_file: Path) -> None:
     """Say that the process has ended if it never began, so that nobody waits for it."""
     if _read_state(state_file) is None:
         _write_state(state_file, None, NOT_STARTED)
+
+
+def process_has_started(state_file: Path) -> bool:
+    """Tell whether the process of `state_file` has been started: it may have to wait for a slot."""
+    facts = _read_state(state_file)
+    return facts is not None and facts["pid"] is not None
 
 
 def process_has_ended(state_file: Path) -> bool:

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from prefect import get_run_logger
-from prefect.runtime import deployment
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from grpo_core.config import RunConfig
 from grpo_core.journal import Record
+from tasks.context import deployed_flow_run
 
 ROWS = 12
 """Steps that the live table shows."""
@@ -35,9 +35,9 @@ class View(AbstractContextManager["View"], Protocol):
 
 def make_view(config: RunConfig) -> View:
     """Return the view for where this process runs."""
-    if deployment.id is None and sys.stdout.isatty():
+    if deployed_flow_run() is None and sys.stdout.isatty():
         return LiveTable(config)
-    return PlainLines(config, to_log=deployment.id is not None)
+    return PlainLines(config, to_log=deployed_flow_run() is not None)
 
 
 class PlainLines:

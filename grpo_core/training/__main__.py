@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         return _fail(journal, f"{type(error).__name__}: {error}", GrpoError.exit_code)
     finally:
+        stop.close()
         journal.close()
 
 

@@ -18,6 +18,7 @@ from grpo_core.config import run_name
 from grpo_core.errors import TrackingError
 from grpo_core.journal import read_journal
 from grpo_core.rundir import RunDir
+from tasks.cancellation import RunCancelledError
 from tasks.tracking.description import STOP_TAG, params, start_tags
 from tasks.tracking.shipper import END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, short_retries, tracking_uri
@@ -132,7 +133,8 @@ def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        killed = isinstance(error, RunCancelledError) or not isinstance(error, Exception)
+        status: Status = "KILLED" if killed else "FAILED"
         for problem in track_results.fn(run_path, tracked, status):
             logger.warning(problem)
         raise

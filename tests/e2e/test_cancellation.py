@@ -1,5 +1,6 @@
 """A flow process notices that its run is cancelled even where no signal comes."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from prefect import flow, get_client
 from prefect.states import Cancelling, Running
 
 from tasks.cancellation import RunCancelledError
-from tasks.process import process_has_ended, run_child
+from tasks.context import FLOW_RUN_VARIABLE
+from tasks.process import run_child
 
 
 @flow(name="somebody-elses")
@@ -22,8 +24,7 @@ def flow_run_id(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Id of a running flow run, which this process takes for its own."""
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(some_flow, state=Running())
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(run.id))
+    monkeypatch.setenv(FLOW_RUN_VARIABLE, str(run.id))
     monkeypatch.setattr("tasks.cancellation.ASK_SECONDS", 0.2)
     monkeypatch.setattr("tasks.cancellation.GRACE_SECONDS", 0.5)
     return str(run.id)
@@ -42,10 +43,12 @@ def test_a_child_is_stopped_when_the_api_says_cancelling(flow_run_id: str, tmp_p
     with pytest.raises(RunCancelledError, match="Prefect had not delivered it"):
         run_child("child_module", [], tmp_path / "log", state_file=tmp_path / "state")
     assert time.monotonic() - started > 0.5
-    assert process_has_ended(tmp_path / "state")
+    assert json.loads((tmp_path / "state").read_text())["returncode"] == 0
+    assert "stopped" in (tmp_path / "log").read_text()
 
 
 def test_a_run_that_is_not_cancelled_goes_on(flow_run_id: str, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "child_module.py").write_text("import time\ntime.sleep(2)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run_child("child_module", [], tmp_path / "log")
+    run_child("child_module", [], tmp_path / "log", state_file=tmp_path / "state")
+    assert json.loads((tmp_path / "state").read_text())["returncode"] == 0

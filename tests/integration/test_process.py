@@ -5,11 +5,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grpo_core.errors import TrainingError
+from tasks.context import FLOW_RUN_VARIABLE
 from tasks.process import end_process, ensure_ended, process_has_ended, run_child
 
 
@@ -80,8 +82,16 @@ def test_no_file_descriptor_is_left_open(tmp_path: Path, module: str) -> None:
 
 @pytest.fixture
 def as_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run as a worker's flow would: Prefect reads these variables where there is no run."""
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    """Run as in a process that a worker started."""
+    monkeypatch.setenv(FLOW_RUN_VARIABLE, "a-flow-run")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, even where the tests run in the background of a script, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt_when_ready(log: Path) -> None:
@@ -104,7 +114,7 @@ open({out!r}, 'w').write('checkpoint')
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # it is left
 def test_a_worker_leaves_a_child_that_is_in_a_long_step_to_its_end(
-    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, as_deployment: None
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, as_deployment: None, interruptible: None
 ) -> None:
     monkeypatch.setattr("tasks.process.STOP_SECONDS", 0.3)
     write(tmp_path, FINISHES_ITS_STEP.format(step=2, out=str(tmp_path / "saved")))
@@ -118,7 +128,9 @@ def test_a_worker_leaves_a_child_that_is_in_a_long_step_to_its_end(
     assert (tmp_path / "saved").read_text() == "checkpoint"
 
 
-def test_at_a_terminal_the_end_of_the_step_is_waited_for(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_the_end_of_the_step_is_waited_for(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, interruptible: None
+) -> None:
     monkeypatch.setattr("tasks.process.STOP_SECONDS", 0.1)
     write(tmp_path, FINISHES_ITS_STEP.format(step=1, out=str(tmp_path / "saved")))
     threading.Thread(target=interrupt_when_ready, args=(tmp_path / "log",), daemon=True).start()
