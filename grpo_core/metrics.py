@@ -14,7 +14,7 @@ from typing import Literal
 
 from grpo_core.errors import JournalError
 
-When = Literal["step", "multi_update", "sync", "eval"]
+When = Literal["step", "multi_update", "sync", "filter", "eval"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +157,11 @@ REGISTRY: tuple[Metric, ...] = (
     _time("perf/completion_tokens_per_second", "sampled tokens per second of sampling", "tokens/s", "ratio of sums"),
     _time("perf/train_tokens_per_second", "prompt and completion tokens per second of the update", "tokens/s", "ratio of sums"),
     _time("perf/peak_memory_gib", "peak memory: allocated on the GPU, resident set on a CPU", "GiB", "max so far"),
+    # Filtering
+    _m("filter/zero_variance_group_frac", "groups left out: all rewards equal", "-", "0..1", "share of groups", when="filter"),
+    _m("filter/truncated_frac", "completions left out: truncated", "-", "0..1", "share of completions", when="filter"),
+    _m("filter/kept_frac", "completions that the loss sees", "-", "0..1", "share of completions", when="filter"),
+    _m("filter/overlong_penalty", "soft overlong penalty", "DAPO eq. 13", "reward", "mean over completions", when="filter"),
     # Progress
     _m("progress/step", "step", "-", "steps", "last"),
     _m("progress/optimizer_step", "optimizer steps so far", "-", "steps", "last"),

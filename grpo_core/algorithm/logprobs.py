@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grpo_core.algorithm.kl import full_kl
+
 CHUNK_TOKENS = 2048
 
 
@@ -46,13 +48,48 @@ def token_logps(
     return torch.cat([logps for logps, _ in results]), torch.cat([entropy for _, entropy in results])
 
 
+def token_full_kl(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    ref_hidden: Tensor,
+    ref_head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Tensor:
+    """Return [N] exact KL(policy || reference) over the vocabulary at each position, in nats, with gradient for the policy.
+
+    Args:
+        hidden: [N, H] last hidden states of the policy.
+        head: its projection to the vocabulary.
+        ref_hidden: [N, H'] those of the reference at the same positions.
+        ref_head: its projection.
+        temperature: both policies are scaled by it.
+        chunk_tokens: how many tokens are projected at once; it changes memory, not the result.
+    """
+
+    def chunk(states: Tensor, ref_states: Tensor) -> Tensor:
+        ref_all_logps = _all_logps(ref_states, ref_head, temperature).detach()
+        return full_kl(_all_logps(states, head, temperature), ref_all_logps)
+
+    starts = range(0, hidden.shape[0], chunk_tokens)
+    pieces = [(hidden[start : start + chunk_tokens], ref_hidden[start : start + chunk_tokens]) for start in starts]
+    if not pieces:
+        return hidden.new_zeros(0, dtype=torch.float32)
+    recompute = len(pieces) > 1 and torch.is_grad_enabled()
+    return torch.cat([checkpoint(chunk, *piece, use_reentrant=False) if recompute else chunk(*piece) for piece in pieces])
+
+
+def _all_logps(hidden: Tensor, head: Callable[[Tensor], Tensor], temperature: float) -> Tensor:
+    """At least fp32: the difference of two log-probabilities is what KL and ratios are made of."""
+    logits = head(hidden)
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
+
+
 def _chunk_logps(
     hidden: Tensor, head: Callable[[Tensor], Tensor], token_ids: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    # At least fp32: the difference of two log-probabilities is what KL and ratios are made of.
-    logits = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    all_logps = torch.log_softmax(logits, dim=-1)
+    all_logps = _all_logps(hidden, head, temperature)
     logps = all_logps.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
         entropy = -(all_logps.exp() * all_logps).sum(dim=-1)

@@ -2,11 +2,16 @@
 
 Symbols          code
   rho_t          exp(log_ratio)   pi_theta / pi_old of one token
-  A              advantages       [B], broadcast over the tokens of a completion
+  s              the ratio of a whole completion, length-normalised
+  A              advantages       [B], broadcast over the tokens of a completion, or [B, T]
   l_t            per-token loss   [B, T]
 
   l_t = -min(rho_t A, clip(rho_t, 1 - eps, 1 + eps_high) A) + beta KL_t       (1)  DeepSeekMath, arXiv:2402.03300, eq. 3
   L   = sum_{i,t} w_{i,t} l_{i,t}                                             (2)
+  s   = exp(mean_t log rho_t), in place of rho_t in (1)                       (3)  GSPO, arXiv:2507.18071, eq. 7
+  l_t = -max(min(rho_t A, clip(rho_t) A), c A)  where A < 0                   (4)  dual clip, arXiv:1912.09729
+
+The KL term keeps the token ratio where the surrogate uses (3).
 
 Every aggregation is a choice of the weights w in (2). With m the loss mask, n_i = sum_t m_{i,t}, S the sequences with at
 least one loss token, N the loss tokens and L_max = `max_completion_tokens`:
@@ -28,8 +33,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_core.algorithm.kl import Estimator, per_token_kl
+from grpo_core.algorithm.kl import Correction, Estimator, kl_term
 
+Ratio = Literal["token", "sequence"]
 Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -65,26 +71,52 @@ class LossTerms:
     kl: Tensor
     """Scalar: the estimator's share before beta."""
     ratio: Tensor
-    """[B, T] rho_t, no gradient."""
+    """[B, T] the ratio that the surrogate used, no gradient."""
+    log_ratio: Tensor
+    """[B, T] log rho_t of each token, no gradient."""
 
 
-def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_eps: float | None, clip_eps_high: float | None) -> Tensor:
+def surrogate_log_ratio(log_ratio: Tensor, loss_mask: Tensor, level: Ratio) -> Tensor:
+    """Return the [B, T] log ratios that the surrogate uses: each token's own, or eq. (3) for every token of a completion.
+
+    Args:
+        log_ratio: [B, T] log pi_theta - log pi_old, with gradient; 0 outside the mask.
+        loss_mask: [B, T] bool.
+        level: `token` or `sequence`.
+    """
+    if level == "token":
+        return log_ratio
+    lengths = loss_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = (log_ratio * loss_mask).sum(dim=1, keepdim=True) / lengths
+    return mean.expand_as(log_ratio)
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_eps: float | None,
+    clip_eps_high: float | None,
+    dual_clip: float | None = None,
+) -> Tensor:
     """Return the [B, T] per-token policy loss of eq. (1).
 
     Args:
         log_ratio: [B, T] log pi_theta - log pi_old, with gradient.
-        advantages: [B].
+        advantages: [B] or [B, T].
         clip_eps: eps; None = no clipping.
         clip_eps_high: eps_high of DAPO's clip-higher; None = the same as `clip_eps`.
+        dual_clip: c of eq. (4), above 1 + eps_high; None = off.
     """
+    per_token = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     # Where the advantage is 0 the surrogate is 0 whatever the ratio; an overflowing one would make it 0 * inf = NaN.
-    ratio = torch.where(advantages.unsqueeze(1) == 0, 0.0, log_ratio).exp()
-    gain = ratio * advantages.unsqueeze(1)
-    if clip_eps is None:
-        return -gain
-    upper = 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
-    clipped_gain = ratio.clamp(1 - clip_eps, upper) * advantages.unsqueeze(1)
-    return -torch.minimum(gain, clipped_gain)
+    ratio = torch.where(per_token == 0, 0.0, log_ratio).exp()
+    gain = ratio * per_token
+    if clip_eps is not None:
+        upper = 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
+        gain = torch.minimum(gain, ratio.clamp(1 - clip_eps, upper) * per_token)
+    if dual_clip is not None:
+        gain = torch.where(per_token < 0, torch.maximum(gain, dual_clip * per_token), gain)
+    return -gain
 
 
 def token_weights(
@@ -112,8 +144,13 @@ def grpo_loss(
     denominators: Denominators,
     beta: float,
     kl_estimator: Estimator = "k3",
+    kl_correction: Correction = "none",
+    full_kl: Tensor | None = None,
     clip_eps: float | None = 0.2,
     clip_eps_high: float | None = None,
+    dual_clip: float | None = None,
+    ratio: Ratio = "token",
+    sampler_weights: Tensor | None = None,
     aggregation: Aggregation = "seq-mean-token-mean",
 ) -> LossTerms:
     """Return eq. (2) over the rows given, as a share of the optimizer step that `denominators` describes.
@@ -123,20 +160,32 @@ def grpo_loss(
         old_per_token_logps: [B, T] policy that made the rollouts (the trainer's own forward pass). Where nothing was
             updated in between, pass `per_token_logps.detach()`: the ratio is 1 and carries the gradient.
         ref_per_token_logps: [B, T] reference.
-        advantages: [B].
+        advantages: [B], or [B, T] where they differ from token to token (KL in the reward, whitening).
         loss_mask: [B, T] bool.
         denominators: of the whole optimizer step.
         beta: weight of the KL term; at 0 the estimator is measured and does not enter the total.
         kl_estimator: which estimator enters the loss.
+        kl_correction: see `kl.kl_term`.
+        full_kl: [B, T] exact KL over the vocabulary, with gradient; what the estimator `full` takes.
         clip_eps: see `clipped_surrogate`.
         clip_eps_high: see `clipped_surrogate`.
+        dual_clip: see `clipped_surrogate`.
+        ratio: see `surrogate_log_ratio`.
+        sampler_weights: [B, T] pi_old / pi_sampler, truncated or masked, no gradient: they weigh the surrogate where the
+            sampler's numbers differ from the trainer's (`mismatch.py`). None = the sampler is the policy.
         aggregation: see the module docstring.
     """
     # Masked before any exponential: an infinity at a masked position would make its zero weight a NaN gradient.
     log_ratio = torch.where(loss_mask, per_token_logps - old_per_token_logps, 0.0)
     ref_log_ratio = torch.where(loss_mask, ref_per_token_logps - per_token_logps, 0.0)
     weights = token_weights(loss_mask, aggregation, denominators, log_ratio.dtype)
-    policy = (weights * clipped_surrogate(log_ratio, advantages, clip_eps, clip_eps_high)).sum()
-    kl = (weights * per_token_kl(ref_log_ratio, kl_estimator)).sum()
+    used = surrogate_log_ratio(log_ratio, loss_mask, ratio)
+    surrogate = clipped_surrogate(used, advantages, clip_eps, clip_eps_high, dual_clip)
+    if sampler_weights is not None:
+        surrogate = surrogate * sampler_weights
+    policy = (weights * surrogate).sum()
+    kl = (weights * kl_term(ref_log_ratio, log_ratio, kl_estimator, kl_correction, full_kl)).sum()
     total = policy + beta * kl if beta else policy
-    return LossTerms(total=total, policy=policy.detach(), kl=kl.detach(), ratio=log_ratio.detach().exp())
+    return LossTerms(
+        total=total, policy=policy.detach(), kl=kl.detach(), ratio=used.detach().exp(), log_ratio=log_ratio.detach()
+    )

@@ -53,11 +53,81 @@ def _batch(config: RunConfig) -> Iterator[Finding]:
         )
     if rollout.group_size == 1:
         yield _warning("rollout.group_size: 1 gives every completion an advantage of 0; only the KL term trains")
-    single_update = loss.epochs_per_rollout == 1 and loss.minibatches == 1
-    if single_update and loss.clip_eps_high is not None:
+    inert = {"clip_eps_high": loss.clip_eps_high is not None, "dual_clip": loss.dual_clip is not None}
+    inert["ratio"] = loss.ratio == "sequence"
+    for key in (name for name, given in inert.items() if given and _single_update(config)):
         yield _warning(
-            "loss.clip_eps_high: has no effect with loss.epochs_per_rollout 1 and loss.minibatches 1, where every ratio is 1"
+            f"loss.{key}: has no effect with loss.epochs_per_rollout 1 and loss.minibatches 1, where every ratio is 1"
         )
+
+
+def _single_update(config: RunConfig) -> bool:
+    return config.loss.epochs_per_rollout == 1 and config.loss.minibatches == 1
+
+
+def _advantages(config: RunConfig) -> Iterator[Finding]:
+    advantage, group_size = config.advantage, config.rollout.group_size
+    standardised = advantage.baseline == "group_mean" and advantage.scale == "group_std"
+    if advantage.reward_norm == "none":
+        for key in ("reward_shift", "reward_scale"):
+            if not getattr(advantage, key):
+                yield _error(f"advantage.{key}: false has no effect with advantage.reward_norm none; leave it out")
+    else:
+        if not advantage.reward_shift and not advantage.reward_scale:
+            yield _error(
+                f"advantage.reward_norm: {advantage.reward_norm} does nothing with advantage.reward_shift and "
+                "advantage.reward_scale both false; set one, or reward_norm to none"
+            )
+        only_shifts = advantage.reward_shift and not advantage.reward_scale
+        if advantage.reward_clip is None and (standardised or only_shifts):
+            why = "group_std undoes every shift and scale" if standardised else "every baseline undoes a shift"
+            yield _error(
+                f"advantage.reward_norm: {advantage.reward_norm} changes nothing here: {why} "
+                f"(advantage.baseline {advantage.baseline}, advantage.scale {advantage.scale}); set it to none"
+            )
+    bound = (group_size - 1) / math.sqrt(group_size)
+    token_level = config.loss.kl_placement == "reward" or advantage.whiten_advantages
+    if advantage.advantage_clip is not None and standardised and not token_level and advantage.advantage_clip >= bound:
+        yield _error(
+            f"advantage.advantage_clip: {advantage.advantage_clip} is never reached: of {group_size} completions no advantage "
+            f"exceeds (G-1)/sqrt(G) = {bound:.4g}; lower it or leave it out"
+        )
+
+
+def _kl(config: RunConfig) -> Iterator[Finding]:
+    loss = config.loss
+    if loss.kl_placement == "reward":
+        if loss.kl_estimator != "k1":
+            yield _error(
+                f"loss.kl_estimator: {loss.kl_estimator} contradicts loss.kl_placement reward, which subtracts k1; set it to k1"
+            )
+        if loss.kl_correction != "none":
+            yield _error("loss.kl_correction: importance has no effect with loss.kl_placement reward; set it to none")
+        if loss.beta == 0:
+            yield _error("loss.kl_placement: reward has no effect with loss.beta 0; set it to loss")
+    if loss.kl_estimator == "full" and loss.kl_correction != "none":
+        yield _error(
+            "loss.kl_correction: importance contradicts loss.kl_estimator full, which samples no token; set it to none"
+        )
+    plain = loss.beta > 0 and loss.kl_placement == "loss" and loss.kl_correction == "none"
+    if plain and not _single_update(config) and loss.kl_estimator != "full":
+        yield _warning(
+            f"loss.kl_correction: none, with several optimizer steps a rollout: {loss.kl_estimator} is then biased; importance "
+            "corrects it"
+        )
+
+
+def _filtering(config: RunConfig) -> Iterator[Finding]:
+    buffer, limit = config.filtering.overlong_buffer_tokens, config.rollout.max_completion_tokens
+    if buffer is not None and buffer > limit:
+        yield _error(f"filtering.overlong_buffer_tokens: {buffer} is more than rollout.max_completion_tokens {limit}; lower it")
+    if buffer is not None and config.filtering.mask_truncated_completions:
+        yield _warning(
+            "filtering: mask_truncated_completions leaves out the completions that overlong_buffer_tokens penalises most"
+        )
+    sampler = config.loss
+    if sampler.sampler_correction == "none" and (sampler.sampler_level != "token" or sampler.sampler_bound != 2.0):
+        yield _error("loss.sampler_level, loss.sampler_bound: have no effect with loss.sampler_correction none; leave them out")
 
 
 def _clipping(config: RunConfig) -> Iterator[Finding]:
@@ -66,6 +136,9 @@ def _clipping(config: RunConfig) -> Iterator[Finding]:
         yield _error(
             f"loss.clip_eps_high: {loss.clip_eps_high} contradicts loss.clip_eps null (no clipping); set both or neither"
         )
+    upper = 1 + (loss.clip_eps_high or loss.clip_eps or 0.0)
+    if loss.dual_clip is not None and loss.dual_clip <= upper:
+        yield _error(f"loss.dual_clip: {loss.dual_clip} must be above the upper clip 1 + {upper - 1:g} = {upper:g}")
 
 
 def _sampling(config: RunConfig) -> Iterator[Finding]:
@@ -92,9 +165,11 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
             f"loss.beta: {loss.beta} has no effect with reference.sync_steps 1 and reference.mixup_alpha 1: the reference "
             "is the policy that made the rollouts, so KL and its gradient are 0"
         )
-    if loss.beta > 0 and loss.kl_estimator == "k1" and loss.aggregation != "seq-mean-token-mean":
+    k1_in_loss = loss.beta > 0 and loss.kl_estimator == "k1" and loss.kl_placement == "loss" and loss.kl_correction == "none"
+    if k1_in_loss and loss.aggregation != "seq-mean-token-mean":
         yield _warning(
-            "loss.kl_estimator: k1 in the loss has an expected gradient of 0 under sum or constant aggregation; k2 regularises"
+            "loss.kl_estimator: k1 in the loss has an expected gradient of 0 under sum or constant aggregation; "
+            "loss.kl_correction importance, or k2, regularises"
         )
 
 
@@ -156,7 +231,7 @@ def _rules(config: RunConfig) -> Iterator[Finding]:
             yield _error(f"{key}.bound: a {rule.kind} rule needs a bound in {unit}")
 
 
-CHECKS = (_batch, _clipping, _sampling, _reference, _optimizer, _evaluation, _rewards, _rules)
+CHECKS = (_batch, _clipping, _advantages, _kl, _filtering, _sampling, _reference, _optimizer, _evaluation, _rewards, _rules)
 
 
 def optimizer_steps(config: RunConfig) -> int:

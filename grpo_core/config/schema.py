@@ -88,7 +88,16 @@ class RolloutConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """What a reward is compared with."""
+    """From rewards to advantages: shape the rewards, compare them, shape the advantages, in this order (ROLL's)."""
+
+    reward_norm: Literal["none", "group", "batch"] = "none"
+    """Normalise rewards before they are compared; see `reward_shift` and `reward_scale`."""
+    reward_shift: bool = True
+    """With `reward_norm`: subtract the mean."""
+    reward_scale: bool = True
+    """With `reward_norm`: divide by the standard deviation."""
+    reward_clip: float | None = Field(default=None, gt=0)
+    """Rewards are clamped to [-reward_clip, reward_clip], after the normalisation; null = not at all."""
 
     baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
     """Subtracted from each reward."""
@@ -96,6 +105,21 @@ class AdvantageConfig(Section):
     """Divides the difference; standard deviations are Bessel-corrected."""
     advantage_eps: float = Field(default=1e-4, gt=0)
     """Added to the standard deviation."""
+    whiten_advantages: bool = False
+    """Normalise advantages once more, over the loss tokens of the step, so that long completions weigh more."""
+    advantage_clip: float | None = Field(default=None, gt=0)
+    """Advantages are clamped to [-advantage_clip, advantage_clip], last; null = not at all."""
+
+
+class FilterConfig(Section):
+    """Which completions the loss leaves out; shares are journalled, and group statistics keep all rewards."""
+
+    drop_zero_variance_groups: bool = False
+    """Groups whose rewards are all equal leave the loss and its denominators, with them their KL term."""
+    mask_truncated_completions: bool = False
+    """Completions that were cut at `max_completion_tokens` leave the loss and its denominators (DAPO)."""
+    overlong_buffer_tokens: int | None = Field(default=None, ge=1)
+    """Soft overlong penalty (DAPO): within so many tokens of the limit the reward falls linearly, by 1 at the limit."""
 
 
 class LossConfig(Section):
@@ -103,12 +127,26 @@ class LossConfig(Section):
 
     beta: float = Field(default=0.04, ge=0)
     """Weight of the KL term. 0 = no KL in the loss; every KL is measured all the same."""
-    kl_estimator: Literal["k3", "k1", "k2"] = "k3"
-    """Estimator that enters the loss; all are measured whatever it is."""
+    kl_estimator: Literal["k3", "k1", "k2", "full"] = "k3"
+    """What enters the loss: an estimator, or the exact KL over the vocabulary; k1, k2, k3 are measured whatever it is."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """`reward`: k1 of each token is subtracted from the advantages as return-to-go, after their normalisation."""
+    kl_correction: Literal["none", "importance"] = "none"
+    """`importance`: the KL term is weighted by the token's ratio, which also makes the gradient of k1 and k3 that of the KL."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Importance ratio of the surrogate: of each token, or of the completion (GSPO)."""
     clip_eps: float | None = Field(default=0.2, gt=0, lt=1)
     """Ratios are clipped to [1 - clip_eps, 1 + clip_eps]; null = no clipping."""
     clip_eps_high: float | None = Field(default=None, gt=0)
     """Upper bound 1 + clip_eps_high instead (DAPO's clip-higher); null = clip_eps."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Where the advantage is negative, ratios above this add nothing; above 1 + clip_eps_high (ROLL: 1 + 2 clip_eps)."""
+    sampler_correction: Literal["none", "truncate", "mask"] = "none"
+    """Weights between the sampler's and the trainer's probabilities: none, truncated at `sampler_bound`, or 0 above it."""
+    sampler_level: Literal["token", "sequence"] = "token"
+    """One such weight for each token, or one for a completion."""
+    sampler_bound: float = Field(default=2.0, ge=1)
+    """Bound of the sampler correction."""
     aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "seq-mean-token-mean"
     )
@@ -236,6 +274,7 @@ class RunConfig(Section):
     """Reward functions; the total is their weighted sum."""
     rollout: RolloutConfig = RolloutConfig()
     advantage: AdvantageConfig = AdvantageConfig()
+    filtering: FilterConfig = FilterConfig()
     loss: LossConfig = LossConfig()
     reference: ReferenceConfig = ReferenceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

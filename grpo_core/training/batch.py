@@ -1,7 +1,7 @@
 """One step's rollouts as tensors, and how they are cut into micro-batches."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -33,7 +33,9 @@ class RolloutBatch:
     scores: ScoredCompletions
     """Rewards of the B completions."""
     advantages: Tensor
-    """[B] fp32."""
+    """[B] fp32, or [B, T] where shaping made them differ from token to token."""
+    filtered: Mapping[str, float] = field(default_factory=dict)
+    """`filter/*` figures: shares of what the loss leaves out; empty where nothing is filtered."""
 
     @property
     def num_rows(self) -> int:
@@ -44,6 +46,11 @@ class RolloutBatch:
     def num_loss_tokens(self) -> int:
         """N."""
         return int(self.loss_mask.sum())
+
+    @property
+    def measured_mask(self) -> Tensor:
+        """[B, T] where figures are measured: the loss tokens, or all tokens where filtering left none."""
+        return self.loss_mask if self.num_loss_tokens else self.completion_mask
 
     def lengths(self) -> Tensor:
         """[B] completion tokens, the end token included."""

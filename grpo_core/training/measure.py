@@ -69,7 +69,7 @@ def reward_figures(batch: RolloutBatch, correct: Sequence[bool]) -> Figures:
     stds = group_std(total, batch.group_size)
     accepted = torch.tensor(correct).view(-1, batch.group_size)
     best = total.nan_to_num(nan=-math.inf).view(-1, batch.group_size).amax(dim=1)
-    advantages = batch.advantages.double().cpu()
+    advantages = (batch.advantages if batch.advantages.dim() == 1 else batch.advantages[batch.loss_mask]).double().cpu()
     return figures | {
         "group/reward_std/mean": float(stds.mean()),
         "group/reward_std/min": float(stds.min()),

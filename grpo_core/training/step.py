@@ -42,17 +42,21 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
     return session.explorer.explore(prompts, key, clock)
 
 
-def update(session: Session, batch: RolloutBatch, step: int, clock: Clock) -> tuple[UpdateResult, measure.StepLogps]:
-    """Score the completions under every policy of interest and take the step's optimizer steps."""
+def update(
+    session: Session, batch: RolloutBatch, step: int, clock: Clock
+) -> tuple[RolloutBatch, UpdateResult, measure.StepLogps]:
+    """Score the completions under every policy of interest, shape their advantages and take the step's optimizer steps."""
     updater = session.updater
     with clock("logps"):
         ref_logps, _ = batch_logps(session.reference.model, batch, session.forward)
         initial_logps = _initial_logps(session, batch, ref_logps, step)
-        measured = None if updater.single_update else batch_logps(session.policy, batch, session.forward)
+        measured = batch_logps(session.policy, batch, session.forward) if updater.needs_old_logps else None
+    measured_old = None if measured is None else measured[0]
+    batch = updater.shape(batch, ref_logps, measured_old)
     with clock("update"):
-        result = updater.update(batch, ref_logps, None if measured is None else measured[0], step)
+        result = updater.update(batch, ref_logps, measured_old, step)
     old_logps, entropy = measured or (result.first_logps, result.first_entropy)
-    return result, measure.StepLogps(old=old_logps, ref=ref_logps, initial=initial_logps, entropy=entropy)
+    return batch, result, measure.StepLogps(old=old_logps, ref=ref_logps, initial=initial_logps, entropy=entropy)
 
 
 def _initial_logps(session: Session, batch: RolloutBatch, ref_logps: Tensor, step: int) -> Tensor | None:
@@ -77,8 +81,8 @@ def sync_reference(session: Session, batch: RolloutBatch, ref_logps: Tensor, dis
         step=step,
         alpha=settings.mixup_alpha,
         sync_count=reference.sync_count,
-        kl_before=measure.masked_mean(k3(ref_logps - policy_logps), batch.loss_mask),
-        kl_after=measure.masked_mean(k3(synced_logps - policy_logps), batch.loss_mask),
+        kl_before=measure.masked_mean(k3(ref_logps - policy_logps), batch.measured_mask),
+        kl_after=measure.masked_mean(k3(synced_logps - policy_logps), batch.measured_mask),
         param_distance=distance,
     )
 
@@ -87,7 +91,7 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     """Run the step after `state`."""
     step, clock = state.step + 1, Clock()
     batch = explore(session, prompts_for(session, step), step, clock)
-    result, logps = update(session, batch, step, clock)
+    batch, result, logps = update(session, batch, step, clock)
     with clock("sync"):
         distance = session.reference.distance(session.policy)
         sync = sync_reference(session, batch, logps.ref, distance, step)
@@ -102,10 +106,11 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     )
     metrics = measure.registry_figures(
         [
-            measure.kl_figures(logps, batch.sampling_per_token_logps, batch.loss_mask),
-            {"policy/entropy": measure.masked_mean(logps.entropy, batch.loss_mask)},
+            measure.kl_figures(logps, batch.sampling_per_token_logps, batch.measured_mask),
+            {"policy/entropy": measure.masked_mean(logps.entropy, batch.measured_mask)},
             measure.reward_figures(batch, _accepted(session, batch)),
             measure.completion_figures(batch),
+            batch.filtered,
             measure.update_figures(result.steps),
             measure.reference_figures(after, sync, distance),
             measure.progress_figures(after),

@@ -1,7 +1,7 @@
 """The updates on one step's rollouts: mu passes, each of `minibatches` optimizer steps, each of some micro-batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,11 +9,14 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from grpo_core.algorithm.kl import k3
+from grpo_core.algorithm.kl import k1, k3
 from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
-from grpo_core.config import LossConfig
+from grpo_core.algorithm.mismatch import sampler_weights
+from grpo_core.algorithm.shaping import shape_advantages
+from grpo_core.config import AdvantageConfig, LossConfig
+from grpo_core.policy.reference import Reference
 from grpo_core.training.batch import RolloutBatch, microbatches, split_minibatches
-from grpo_core.training.forward import ForwardSettings, rows_logps
+from grpo_core.training.forward import ForwardSettings, rows_logps, rows_logps_and_full_kl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +57,10 @@ class Updater:
     """Applies the GRPO loss to a policy."""
 
     policy: PreTrainedModel
+    reference: Reference
     optimizer: AdamW
     schedule: LambdaLR
+    advantage: AdvantageConfig
     loss: LossConfig
     forward: ForwardSettings
     max_completion_tokens: int
@@ -66,6 +71,24 @@ class Updater:
     def single_update(self) -> bool:
         """Whether the rollouts are used for one optimizer step, so that every ratio is 1."""
         return self.loss.epochs_per_rollout == 1 and self.loss.minibatches == 1
+
+    @property
+    def needs_old_logps(self) -> bool:
+        """Whether the rollout policy's log-probabilities are needed before the first pass, which otherwise gives them."""
+        return not self.single_update or self.loss.kl_placement == "reward"
+
+    def shape(self, batch: RolloutBatch, ref_logps: Tensor, old_logps: Tensor | None) -> RolloutBatch:
+        """Return the batch with the advantages that the loss sees: KL as a reward, whitening and clip applied."""
+        in_reward = self.loss.kl_placement == "reward"
+        shaped = shape_advantages(
+            batch.advantages,
+            batch.loss_mask,
+            beta=self.loss.beta,
+            k1_per_token=None if old_logps is None or not in_reward else k1(ref_logps - old_logps),
+            whiten=self.advantage.whiten_advantages,
+            clip=self.advantage.advantage_clip,
+        )
+        return replace(batch, advantages=shaped)
 
     def update(self, batch: RolloutBatch, ref_logps: Tensor, old_logps: Tensor | None, step: int) -> UpdateResult:
         """Take all optimizer steps of one step.
@@ -93,8 +116,16 @@ class Updater:
         denominators = Denominators.of(batch.loss_mask[list(rows)], self.max_completion_tokens)
         terms, all_logps, all_entropy = [], [], []
         for piece in microbatches(batch, rows, self.forward.max_tokens):
-            logps, entropy = rows_logps(self.policy, batch, piece, self.forward)
-            share = self._loss(batch, piece, logps=logps, ref_logps=ref_logps, old_logps=old_logps, denominators=denominators)
+            logps, entropy, full_kl = self._policy_logps(batch, piece)
+            share = self._loss(
+                batch,
+                piece,
+                logps=logps,
+                ref_logps=ref_logps,
+                old_logps=old_logps,
+                denominators=denominators,
+                full_kl=full_kl,
+            )
             share.total.backward()  # type: ignore[no-untyped-call]
             terms.append(share)
             all_logps.append(logps.detach())
@@ -103,6 +134,12 @@ class Updater:
         grad_norm = self._apply()
         report = self._report(batch, rows, terms, grad_norm, lr)
         return report, torch.cat(all_logps), torch.cat(all_entropy)
+
+    def _policy_logps(self, batch: RolloutBatch, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return log-probabilities, entropies and, where the loss takes it, the exact KL of some rows."""
+        if self.loss.kl_estimator == "full":
+            return rows_logps_and_full_kl(self.policy, self.reference.model, batch, rows, self.forward)
+        return *rows_logps(self.policy, batch, rows, self.forward), None
 
     def _loss(
         self,
@@ -113,19 +150,39 @@ class Updater:
         ref_logps: Tensor,
         old_logps: Tensor | None,
         denominators: Denominators,
+        full_kl: Tensor | None,
     ) -> LossTerms:
+        loss, old = self.loss, logps.detach() if old_logps is None else old_logps[list(piece)]
         return grpo_loss(
             per_token_logps=logps,
-            old_per_token_logps=logps.detach() if old_logps is None else old_logps[list(piece)],
+            old_per_token_logps=old,
             ref_per_token_logps=ref_logps[list(piece)],
             advantages=batch.advantages[list(piece)],
             loss_mask=batch.loss_mask[list(piece)],
             denominators=denominators,
-            beta=self.loss.beta,
-            kl_estimator=self.loss.kl_estimator,
-            clip_eps=self.loss.clip_eps,
-            clip_eps_high=self.loss.clip_eps_high,
-            aggregation=self.loss.aggregation,
+            beta=loss.beta if loss.kl_placement == "loss" else 0.0,
+            kl_estimator=loss.kl_estimator,
+            kl_correction=loss.kl_correction,
+            full_kl=full_kl,
+            clip_eps=loss.clip_eps,
+            clip_eps_high=loss.clip_eps_high,
+            dual_clip=loss.dual_clip,
+            ratio=loss.ratio,
+            sampler_weights=self._sampler_weights(batch, piece, old),
+            aggregation=loss.aggregation,
+        )
+
+    def _sampler_weights(self, batch: RolloutBatch, rows: Sequence[int], old_logps: Tensor) -> Tensor | None:
+        loss = self.loss
+        if loss.sampler_correction == "none":
+            return None
+        return sampler_weights(
+            old_logps.detach(),
+            batch.sampling_per_token_logps[list(rows)],
+            batch.loss_mask[list(rows)],
+            level=loss.sampler_level,
+            treatment=loss.sampler_correction,
+            bound=loss.sampler_bound,
         )
 
     def _apply(self) -> float:
@@ -141,8 +198,10 @@ class Updater:
     ) -> OptimizerStep:
         ratio = torch.cat([share.ratio for share in terms])
         mask = batch.loss_mask[list(rows)]
-        positive = (batch.advantages[list(rows)] > 0).unsqueeze(1)
-        negative = (batch.advantages[list(rows)] < 0).unsqueeze(1)
+        advantages = batch.advantages[list(rows)]
+        per_token = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+        positive, negative = per_token > 0, per_token < 0
+        used = ratio[mask]
         clip_eps, clip_eps_high = self.loss.clip_eps, self.loss.clip_eps_high
         low = 0.0 if clip_eps is None else 1 - clip_eps
         high = float("inf") if clip_eps is None else 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
@@ -152,9 +211,9 @@ class Updater:
             kl_loss=sum(float(share.kl) for share in terms),
             grad_norm=grad_norm,
             lr=lr,
-            ratio_sum=float(ratio[mask].sum()),
-            ratio_max=float(ratio[mask].max()),
-            old_k3_sum=float(k3(ratio[mask].log()).sum()),
+            ratio_sum=float(used.sum()),
+            ratio_max=float(used.max()) if used.numel() else 0.0,
+            old_k3_sum=float(k3(torch.cat([share.log_ratio for share in terms])[mask]).sum()),
             clipped_low=float(((ratio < low) & negative & mask).sum()),
             clipped_high=float(((ratio > high) & positive & mask).sum()),
             tokens=int(mask.sum()),

@@ -1,6 +1,7 @@
 """Whole trainings of a tiny model: what they journal, that they repeat and resume exactly, and how they stop."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from grpo_core.metrics import find_metric, required_step_keys
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
 
+ROOT = Path(__file__).parents[2]
 REWARDS = ["reasoning_gym", "length"]
 KL_PANEL = {"kl/ref/k1", "kl/ref/k2", "kl/ref/k3", "kl/ref/max", "kl/ref/p95", "kl/ref/se", "kl/ref/seq", "kl/init/k3"}
 STOPPER = '''"""A reward function that does something from outside during a training."""
@@ -299,3 +301,57 @@ def test_the_end_of_the_lifeline_ends_the_process_cleanly(start):
         os.close(write_end)
     assert child.wait(60) == 0
     assert_ended_after_a_step(run_dir, "lifeline")
+
+
+OPTIONS = [
+    {"loss.kl_placement": "reward", "loss.kl_estimator": "k1"},
+    {"loss.kl_estimator": "full"},
+    {"loss.kl_correction": "importance", "loss.epochs_per_rollout": 2, "loss.minibatches": 2},
+    {"loss.ratio": "sequence", "loss.epochs_per_rollout": 2, "loss.dual_clip": 1.4},
+    {"loss.sampler_correction": "mask", "loss.sampler_level": "sequence"},
+    {"advantage.scale": "none", "advantage.reward_norm": "batch", "advantage.reward_clip": 0.5},
+    {"advantage.whiten_advantages": True, "advantage.advantage_clip": 1.0},
+    {
+        "filtering.drop_zero_variance_groups": True,
+        "filtering.mask_truncated_completions": True,
+        "filtering.overlong_buffer_tokens": 4,
+    },
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()))
+def test_every_option_of_the_algorithm_trains(tiny_run, options):
+    records = train(tiny_run({**options, "training.steps": 2}))
+    steps = of_kind(records, "step")
+    assert [record.step for record in steps] == [1, 2]
+    for record in steps:
+        assert set(required_step_keys(REWARDS)) <= record.metrics.keys()
+        assert all(math.isfinite(value) for value in record.metrics.values())
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+from grpo_core.training import signals
+signals.STOP_LIMIT_SECONDS = 0.5
+stop = signals.StopRequest(Path("STOP"), None)
+stop.install()
+if sys.argv[1] == "ends":
+    stop.close()
+print("ready", flush=True)
+# One long call of native code: no Python handler runs before it returns.
+import ctypes
+ctypes.CDLL(None).poll(None, 0, 4000)
+for _ in range(30): ctypes.CDLL(None).usleep(100000)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("hangs", -signal.SIGKILL), ("ends", 0)])
+def test_a_process_that_hangs_after_a_signal_is_killed_and_one_that_has_ended_its_training_is_not(tmp_path, how, code):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS, how], stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == code
+    process.stdout.close()

@@ -1,14 +1,15 @@
 """Optimizer steps on known log-probabilities: what they report and what they do to the weights."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from grpo_core.config import LossConfig
-from grpo_core.policy.reference import frozen_copy
+from grpo_core.config import AdvantageConfig, LossConfig
+from grpo_core.policy.reference import Reference, frozen_copy
 from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training.batch import RolloutBatch, split_minibatches
 from grpo_core.training.forward import ForwardSettings, batch_logps, rows_logps
@@ -40,13 +41,15 @@ def batch():
 FORWARD = ForwardSettings(dtype="float32", temperature=1.0, max_tokens=10_000)
 
 
-def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, factor=lambda index: 1.0, **loss):
+def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, factor=lambda index: 1.0, advantage=None, **loss):
     """Plain gradient descent, so that the step taken is the gradient."""
     optimizer = SGD(model.parameters(), lr=lr)
     return Updater(
         policy=model,
+        reference=Reference(model),
         optimizer=optimizer,
         schedule=LambdaLR(optimizer, factor),
+        advantage=AdvantageConfig(**(advantage or {})),
         loss=LossConfig(**loss),
         forward=ForwardSettings(dtype="float32", temperature=1.0, max_tokens=max_tokens),
         max_completion_tokens=8,
@@ -153,3 +156,72 @@ def test_no_gradient_is_left_behind(tiny_model, batch):
     logps, _ = batch_logps(tiny_model, batch, FORWARD)
     updater(tiny_model).update(batch, logps, None, step=1)
     assert all(parameter.grad is None for parameter in tiny_model.parameters())
+
+
+def test_the_exact_kl_enters_the_loss_with_its_gradient(tiny_model, batch):
+    reference = frozen_copy(tiny_model)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    one = updater(tiny_model, lr=1.0, kl_estimator="full", beta=0.5, max_tokens=12)
+    one.reference.model = reference
+    before = [parameter.detach().clone() for parameter in tiny_model.parameters()]
+
+    def exact(model, row):
+        # Witness: the plain forward pass of prompt and completion, log-softmax over the whole vocabulary.
+        prompt, length = batch.prompts[row // 2].token_ids, int(batch.completion_mask[row].sum())
+        ids = torch.tensor([[*prompt, *batch.completion_ids[row, :length].tolist()]])
+        return model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+
+    witness, surrogate = 0.0, 0.0
+    for row, advantage in enumerate(ADVANTAGES):
+        policy, ref = exact(tiny_model, row), exact(reference, row).detach()
+        length = policy.shape[0]
+        chosen = policy.gather(1, batch.completion_ids[row, :length].unsqueeze(1)).squeeze(1)
+        witness = witness + (policy.exp() * (policy - ref)).sum(-1).mean() / 4
+        surrogate = surrogate - advantage * chosen.mean() / 4
+    gradient = torch.autograd.grad(surrogate + 0.5 * witness, list(tiny_model.parameters()))
+    result = one.update(batch, batch_logps(reference, batch, FORWARD)[0], None, step=1)
+    assert result.steps[0].kl_loss == pytest.approx(float(witness.detach()), rel=1e-4)
+    for parameter, old, part in zip(tiny_model.parameters(), before, gradient, strict=True):
+        torch.testing.assert_close(parameter.detach() - old, -part, rtol=0, atol=2e-6)
+
+
+def test_kl_as_a_reward_changes_the_advantages_and_leaves_the_loss_without_it(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    one = updater(tiny_model, kl_placement="reward", kl_estimator="k1", beta=0.5)
+    assert one.needs_old_logps
+    shaped = one.shape(batch, logps - 0.2, logps)
+    # k1 is 0.2 at every token, so a token with n tokens to go (itself included) loses 0.5 * 0.2 n
+    to_go = batch.loss_mask.flip(1).cumsum(1).flip(1) * batch.loss_mask
+    expected = (torch.tensor(ADVANTAGES).unsqueeze(1) - 0.1 * to_go) * batch.loss_mask
+    torch.testing.assert_close(shaped.advantages, expected, rtol=0, atol=1e-5)
+    report = one.update(shaped, logps - 0.2, logps, step=1).steps[0]
+    assert report.kl_loss == pytest.approx(0.2, abs=1e-5)
+    assert report.loss == report.policy_loss
+
+
+def test_rows_that_are_filtered_leave_the_loss_and_its_denominators(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    kept = torch.tensor([True, False, True, False]).unsqueeze(1)
+    part = replace(batch, loss_mask=batch.loss_mask & kept)
+    report = updater(tiny_model, beta=0.0).update(part, logps, None, step=1).steps[0]
+    assert report.policy_loss == pytest.approx(-(ADVANTAGES[0] + ADVANTAGES[2]) / 2, abs=1e-6)
+    assert report.tokens == 7
+
+
+def test_an_optimizer_step_without_any_token_does_nothing(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    empty = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+    report = updater(tiny_model, lr=1.0).update(empty, logps, None, step=1).steps[0]
+    assert (report.loss, report.grad_norm, report.tokens, report.ratio_max) == (0.0, 0.0, 0, 0.0)
+
+
+def test_the_samplers_weights_multiply_the_surrogate_alone(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    drifted = replace(batch, sampling_per_token_logps=logps + math.log(2))
+    options = {"beta": 0.1, "sampler_correction": "truncate"}
+    report = updater(tiny_model, **options).update(drifted, logps - 0.3, None, step=1).steps[0]
+    plain = updater(tiny_model, beta=0.1).update(drifted, logps - 0.3, None, step=1).steps[0]
+    assert report.policy_loss == pytest.approx(plain.policy_loss / 2, abs=1e-6)
+    assert report.kl_loss == pytest.approx(plain.kl_loss, abs=1e-6)
