@@ -25,8 +25,10 @@ app = typer.Typer(
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 DEBUG = "--debug"
-STACK_FOLDER = Path(".grpo")
-StackFolder = Annotated[Path, typer.Option("--folder", help="Folder of the stack: state, databases, artifacts and logs.")]
+StackFolder = Annotated[
+    Path | None,
+    typer.Option("--folder", help="Folder of the stack; left out, that of the stack that is up here, else .grpo."),
+]
 
 QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
@@ -84,14 +86,16 @@ def _use_stack() -> None:
     Raises:
         StackError: a stack was started here and is gone.
     """
+    from flows.stack.client_settings import folder_here
     from flows.stack.state import read_stack
 
-    stack = read_stack(STACK_FOLDER)
+    folder = folder_here()
+    stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
     if stack is None:
         typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
         return
     if not (stack.alive("prefect") and stack.alive("mlflow")):
-        raise StackError(f"{STACK_FOLDER}: the stack that was started here is not running; `grpo up` or `grpo down` first")
+        raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     os.environ.setdefault("PREFECT_API_URL", stack.api)
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
     typer.echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
@@ -129,27 +133,30 @@ def check(config: ConfigName, overrides: Overrides = None) -> None:
 
 @app.command()
 def up(
-    folder: StackFolder = STACK_FOLDER,
+    folder: StackFolder = None,
     prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time (1); more share this machine's GPUs.")] = None,
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, one worker."""
     from flows.stack import control
+    from flows.stack.client_settings import folder_here
 
-    stack = control.up(folder, prefect_port, mlflow_port, slots, typer.echo)
+    stack = control.up(folder or folder_here(), prefect_port, mlflow_port, slots, typer.echo)
     typer.echo(f"\nlogs and data are in {stack.folder}; a first run:")
     typer.echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
 
 
 @app.command()
 def down(
-    folder: StackFolder = STACK_FOLDER,
+    folder: StackFolder = None,
     patience: Annotated[float, typer.Option(min=0, help="Seconds that running trainings have to finish their step.")] = 300,
 ) -> None:
     """End what `grpo up` started, after cancelling its runs."""
     from flows.stack import control
+    from flows.stack.client_settings import folder_here
 
+    folder = folder or folder_here()
     if not control.down(folder, patience, typer.echo):
         typer.echo(f"nothing is up in {folder}")
 
@@ -157,11 +164,13 @@ def down(
 @app.command()
 def status(
     run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run; left out: the local stack.")] = None,
-    folder: StackFolder = STACK_FOLDER,
+    folder: StackFolder = None,
 ) -> None:
     """Say where a run is, or how the local stack is."""
+    from flows.stack.client_settings import folder_here
+
     if run_dir is None:
-        _stack_status(folder)
+        _stack_status(folder or folder_here())
     else:
         _run_status(run_dir)
 
@@ -179,7 +188,8 @@ def _stack_status(folder: Path) -> None:
         process = stack.processes.get(name)
         typer.echo(f"{name:8} {condition:10} process {process.pid if process else '-':<8} {addresses.get(name, '')}")
     counts = count_runs(stack)
-    typer.echo("runs     " + (", ".join(f"{count} {state.lower()}" for state, count in counts.items()) or "none under way"))
+    known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
+    typer.echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
     if set(conditions.values()) != {"ready"}:
         typer.echo("`grpo up` starts what is missing")
         raise typer.Exit(1)

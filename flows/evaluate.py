@@ -40,7 +40,7 @@ def grpo_evaluate(
 
     Args:
         policy: A run dir (its newest checkpoint), a checkpoint, an MLflow run id, or any model that `model.source` takes.
-        data: A data source, all of whose rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`.
+        data: `data.source`: all of its rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`.
         config: Preset or file with the data, rewards and evaluation settings to use; left out, those of the policy's run.
         num_prompts: `evaluation.num_prompts`: at most so many prompts.
         samples: `evaluation.samples`: sampled completions of each prompt, for pass@k. 0 = greedy only.
@@ -48,7 +48,7 @@ def grpo_evaluate(
         run_dir: Folder of the evaluation; left out, a new one under `runs/`.
     """
     knobs = merge_knobs({"data": data, "num_prompts": num_prompts, "samples": samples}, overrides, KEYS)
-    plan = open_evaluation(policy, config, data, knobs, Path(run_dir) if run_dir else None)
+    plan = open_evaluation(policy, config, knobs, Path(run_dir) if run_dir else None)
     tracked = open_tracking(plan.run_path)
     try:
         with end_tracking(plan.run_path, tracked):

@@ -106,8 +106,7 @@ class RunDir:
         Raises:
             JournalError: the folder already holds a run.
         """
-        if self.journal_file.exists():
-            raise JournalError(f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out")
+        self.refuse_second_run()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.config_file.exists():
@@ -118,6 +117,15 @@ class RunDir:
             self.config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
         except OSError as error:
             raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error
+
+    def refuse_second_run(self) -> None:
+        """Keep a run from being written over.
+
+        Raises:
+            JournalError: the folder already holds a run.
+        """
+        if self.journal_file.exists():
+            raise JournalError(f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out")
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration.

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -43,28 +43,31 @@ class Plan:
     """For people."""
     step: int
     set_name: str
-    whole_source: bool
-    """All of the data source is evaluated, not its held-out split."""
+    prompts: Literal["own", "split", "all"]
+    """The prompts that the policy's own run held out, the held-out split of the data source, or all of it."""
     frozen_data: Path | None
     """Frozen prompts of the run that made the policy."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
-def open_evaluation(
-    policy: str, config: str | None, data: str | None, overrides: Mapping[str, Any], run_path: Path | None
-) -> Plan:
-    """Find the policy and make the folder of its evaluation.
+def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any], run_path: Path | None) -> Plan:
+    """Find the policy, decide on its prompts and make the folder of its evaluation.
 
     Raises:
         ConfigError: the configuration is refused, or there is none.
         ModelError, TrackingError: the policy cannot be found.
         JournalError: the folder already holds a run.
     """
+    if run_path is not None:
+        RunDir(run_path).refuse_second_run()
     path = run_path or make_folder("evaluation")
     try:
         subject = _find(policy, path / "source")
-        name = set_name(data or load_config(config).data.source) if data or config else HELD_OUT
-        base, resolved = _configure(subject, config, overrides, name)
+        base, resolved = _configure(subject, config, overrides)
+        prompts = _choose_prompts(subject, config, overrides, base, resolved)
+        name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
+        named = {"tracking.run_name": f"{subject.name} on {name}", **overrides}
+        resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         RunDir(path).create(resolved, Origin(preset="evaluation", changes=changes_between(base, resolved)))
     except BaseException:
         if run_path is None:
@@ -75,7 +78,7 @@ def open_evaluation(
         policy=subject.name,
         step=subject.step,
         set_name=name,
-        whole_source=data is not None,
+        prompts=prompts,
         frozen_data=subject.frozen_data,
     )
 
@@ -88,7 +91,16 @@ def _find(policy: str, download_to: Path) -> "Subject":
     return find_subject(policy)
 
 
-def _configure(subject: "Subject", config: str | None, overrides: Mapping[str, Any], name: str) -> tuple[RunConfig, RunConfig]:
+def _choose_prompts(
+    subject: "Subject", config: str | None, overrides: Mapping[str, Any], base: RunConfig, resolved: RunConfig
+) -> Literal["own", "split", "all"]:
+    if "data.source" in overrides:
+        return "all"
+    as_in_its_run = resolved.data == base.data and resolved.rollout.max_prompt_tokens == base.rollout.max_prompt_tokens
+    return "own" if config is None and subject.frozen_data is not None and as_in_its_run else "split"
+
+
+def _configure(subject: "Subject", config: str | None, overrides: Mapping[str, Any]) -> tuple[RunConfig, RunConfig]:
     """Return the configuration that the evaluation starts from, and its own."""
     base = load_config(config) if config else subject.config
     if base is None:
@@ -99,9 +111,11 @@ def _configure(subject: "Subject", config: str | None, overrides: Mapping[str, A
     given = {
         "model.source": subject.source,
         "tracking.experiment": f"{base.tracking.experiment}-evaluate",
-        "tracking.run_name": f"{subject.name} on {name}",
         "tracking.log_policy": False,
+        "evaluation.every_steps": None,
     }
+    if "data.source" in overrides:  # another source: all of its rows, whatever the base configuration took of its own
+        given |= {"data.eval_fraction": 0.0, "data.size": None, "evaluation.num_prompts": None}
     return base, validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
 
 
@@ -116,12 +130,13 @@ def prepare_evaluation_data(plan: Plan) -> "DataManifest":
     from grpo_core.data.prompts import PromptSplit, hold_out_all
 
     config = RunDir(plan.run_path).read_config()
-    if plan.set_name == HELD_OUT and plan.frozen_data is not None:
+    if plan.prompts == "own":
+        assert plan.frozen_data is not None
         _, held_out = load_frozen(plan.frozen_data)
         split = PromptSplit(train=(), eval=held_out, num_too_long=0, num_duplicates=0)
     else:
         found = prompts_of(config)
-        split = hold_out_all(found) if plan.whole_source else replace(found, train=())
+        split = hold_out_all(found) if plan.prompts == "all" else replace(found, train=())
     if not split.eval:
         raise DataError("data.eval_fraction: 0 holds nothing out; give data, whose rows are then all evaluated")
     return freeze(split, config.data.source, RunDir(plan.run_path).data)

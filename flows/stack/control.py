@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from flows.stack.client_settings import stop_telling_clients, tell_clients
 from flows.stack.ports import choose_port
-from flows.stack.prefect_setup import set_up_prefect
-from flows.stack.processes import ProcessId, end_processes, family, marked_processes, start_process
-from flows.stack.runs import cancel_runs, count_runs
+from flows.stack.prefect_setup import forget_worker, set_up_prefect
+from flows.stack.processes import end_processes, family, marked_processes, start_process
+from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, stop_runs
 from flows.stack.services import MLFLOW, PREFECT, SERVICES, WORKER, Service, environment, mark
-from flows.stack.state import CLIENT_SETTINGS, Stack, read_stack
+from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0
 END_SECONDS = 15.0
+POINTLESS_SECONDS = 2.0
+"""How long a flow whose training has ended may go on asking for a server that is gone: by itself it does so for minutes."""
 POLL_SECONDS = 0.2
-SETTINGS_MARK = "# Written by `grpo up`, removed by `grpo down`."
 
 Say = Callable[[str], None]
 
@@ -73,8 +75,10 @@ def down(folder: Path, patience: float, say: Say) -> bool:
         stack = read_stack(folder)
         if stack is None:
             return False
+        pause_pool(stack)
         _end_runs(stack, patience, say)
-        waiting = count_runs(stack)["SCHEDULED"]
+        counts = count_runs(stack)
+        waiting = counts["SCHEDULED"] if counts else 0
         for name in _end(stack, list(reversed(SERVICES)), END_SECONDS):
             say(f"{name:8} ended")
         end_processes(marked_processes(mark(stack)), END_SECONDS)
@@ -107,9 +111,12 @@ def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None, sl
             prefect_port=choose_port("prefect", prefect_port, PREFECT_PORT),
             mlflow_port=choose_port("mlflow", mlflow_port, MLFLOW_PORT),
             slots=slots or 1,
+            project=Path.cwd(),
         )
         new.write()
         return new
+    if known.project != Path.cwd():
+        raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
     for name, given, now in (("prefect", prefect_port, known.prefect_port), ("mlflow", mlflow_port, known.mlflow_port)):
         if given not in (None, now):
             raise StackError(f"--{name}-port {given}: the stack of {folder} is up with {now}; run `grpo down` first")
@@ -119,7 +126,7 @@ def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None, sl
 
 
 def _start(stack: Stack, say: Say) -> Stack:
-    _tell_clients(stack)
+    tell_clients(stack)
     for service in (PREFECT, MLFLOW):
         stack = _ensure_started(stack, service)
     _await_ready(stack, PREFECT)
@@ -128,8 +135,11 @@ def _start(stack: Stack, say: Say) -> Stack:
     say("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
     say(f"MLflow   {stack.mlflow_address}")
+    if not stack.alive(WORKER.name):
+        forget_worker(stack)  # its record of before would pass for the new one's
     stack = _ensure_started(stack, WORKER)
-    _await_ready(stack, WORKER)
+    for service in SERVICES:
+        _await_ready(stack, service)
     say(f"worker   takes {stack.slots} run(s) at a time")
     return stack
 
@@ -143,8 +153,7 @@ def _ensure_started(stack: Stack, service: Service) -> Stack:
 
 def _await_ready(stack: Stack, service: Service) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not service.healthy(stack):
-        ended = not stack.alive(service.name)
+    while (ended := not stack.alive(service.name)) or not service.healthy(stack):
         if ended or time.monotonic() > deadline:
             how = "ended" if ended else f"is not ready after {START_SECONDS:.0f} s"
             log = stack.log_file(service.name)
@@ -158,29 +167,22 @@ def _tail(log: Path) -> str:
 
 
 def _end_runs(stack: Stack, patience: float, say: Say) -> None:
-    """Cancel the runs, and wait for their processes: they are in sessions of their own, and outlive the worker."""
-    if not _run_processes(stack):
+    """Cancel the runs, and wait for their processes."""
+    count = stop_runs(stack)
+    if not count:
         return
-    say(f"cancelling {cancel_runs(stack) or 'the'} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
+    say(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
     deadline = time.monotonic() + patience
-    while _run_processes(stack):
+    while remaining := run_processes(stack):
+        if all(is_flow(process) for process in remaining) and count_runs(stack) is None:
+            end_processes(remaining, POINTLESS_SECONDS)
+            return
         if time.monotonic() > deadline:
-            killed = end_processes(_run_processes(stack), END_SECONDS)
-            say(f"{killed} process(es) were not ready in {patience:.0f} s and were killed; their last checkpoint stays")
+            end_processes(remaining, END_SECONDS)
+            runs = len(set(remaining.values()))
+            say(f"{runs} run(s) were not ready after {patience:.0f} s and were ended; their last checkpoint stays")
             return
         time.sleep(POLL_SECONDS)
-
-
-def _run_processes(stack: Stack) -> list[ProcessId]:
-    """Return the processes of the stack that belong to runs: all but the services."""
-    servers = {member for service in (PREFECT, MLFLOW) for member in _family(stack, service)}
-    worker = {stack.processes[WORKER.name]} if WORKER.name in stack.processes else set()
-    numbers = {member.pid for member in servers | worker}
-    return [process for process in marked_processes(mark(stack)) if process.pid not in numbers]
-
-
-def _family(stack: Stack, service: Service) -> list[ProcessId]:
-    return family(stack.processes[service.name]) if service.name in stack.processes else []
 
 
 def _end(stack: Stack, services: list[Service], patience: float) -> list[str]:
@@ -188,22 +190,14 @@ def _end(stack: Stack, services: list[Service], patience: float) -> list[str]:
     ended = []
     for service in services:
         if stack.alive(service.name):
-            end_processes(_family(stack, service), patience)
+            end_processes(family(stack.processes[service.name]), patience)
             ended.append(service.name)
     return ended
 
 
-def _tell_clients(stack: Stack) -> None:
-    """Let the `prefect` command find the server when it runs here, without an exported variable."""
-    if CLIENT_SETTINGS.exists() and not CLIENT_SETTINGS.read_text().startswith(SETTINGS_MARK):
-        raise StackError(f"{CLIENT_SETTINGS}: is not from `grpo up`, which writes this file; move it away")
-    CLIENT_SETTINGS.write_text(f'{SETTINGS_MARK}\n[api]\nurl = "{stack.api}"\n\n[client]\nmax_retries = 10\n')
-
-
 def _forget(stack: Stack) -> None:
     stack.forget()
-    if CLIENT_SETTINGS.exists() and CLIENT_SETTINGS.read_text().startswith(SETTINGS_MARK):
-        CLIENT_SETTINGS.unlink()
+    stop_telling_clients(stack)
 
 
 @contextlib.contextmanager

@@ -5,25 +5,41 @@ import sys
 
 import httpx
 
-from flows.stack.services import HEARTBEAT_SECONDS, POOL, environment
+from flows.stack.services import HEARTBEAT_SECONDS, POOL, WORKER_NAME, environment
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
 
 SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
-"""A run without a heartbeat for so long has no process any more; a paused laptop must not count as dead."""
+"""A run without a heartbeat for so long has no process any more. A laptop that sleeps for longer counts as dead, too: the
+server, which slept as well, may see the silence before it sees the next heartbeat."""
 AUTOMATION = "runs without a heartbeat are crashed"
 
 
 def set_up_prefect(stack: Stack) -> None:
-    """Create or update the work pool with its limit, every deployment of prefect.yaml, and the automation.
+    """Create the work pool where there is none, set its limit, every deployment of prefect.yaml, and the automation.
 
     Raises:
         StackError: Prefect refuses; the message is its own.
     """
-    _prefect(stack, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-    _prefect(stack, "work-pool", "set-concurrency-limit", POOL, str(stack.slots))
-    _prefect(stack, "--no-prompt", "deploy", "--all")
-    _watch_heartbeats(stack)
+    try:
+        with httpx.Client(base_url=stack.api, timeout=10) as client:
+            if client.get(f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
+                _prefect(stack, "work-pool", "create", POOL, "--type", "process")
+            # Never overwritten: for a moment it would have no limit, and runs that wait would all begin.
+            limits = {"concurrency_limit": stack.slots, "is_paused": False}
+            client.patch(f"/work_pools/{POOL}", json=limits).raise_for_status()
+            _prefect(stack, "--no-prompt", "deploy", "--all")
+            _watch_heartbeats(client)
+    except httpx.HTTPError as error:
+        raise StackError(f"{stack.api}: cannot be set up ({error}); `grpo down`, then `grpo up`") from error
+
+
+def forget_worker(stack: Stack) -> None:
+    """Remove the worker's record of an earlier start."""
+    try:
+        httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{WORKER_NAME}", timeout=10)
+    except httpx.HTTPError as error:
+        raise StackError(f"{stack.api}: does not answer ({error})") from error
 
 
 def _prefect(stack: Stack, *arguments: str) -> None:
@@ -34,7 +50,7 @@ def _prefect(stack: Stack, *arguments: str) -> None:
         raise StackError(f"`prefect {' '.join(arguments)}` failed: {said}")
 
 
-def _watch_heartbeats(stack: Stack) -> None:
+def _watch_heartbeats(client: httpx.Client) -> None:
     """A worker that is killed leaves its runs `Running` for ever, and they hold their slots."""
     states = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")]
     automation = {
@@ -52,10 +68,6 @@ def _watch_heartbeats(stack: Stack) -> None:
         },
         "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": f"no heartbeat for {SILENCE_SECONDS} s"}],
     }
-    try:
-        with httpx.Client(base_url=stack.api, timeout=10) as client:
-            named = {"automations": {"name": {"any_": [AUTOMATION]}}}
-            if not client.post("/automations/filter", json=named).raise_for_status().json():
-                client.post("/automations/", json=automation).raise_for_status()
-    except httpx.HTTPError as error:
-        raise StackError(f"{stack.api}: the automation {AUTOMATION!r} cannot be created ({error})") from error
+    named = {"automations": {"name": {"any_": [AUTOMATION]}}}
+    if not client.post("/automations/filter", json=named).raise_for_status().json():
+        client.post("/automations/", json=automation).raise_for_status()

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 
-CLOCK_TOLERANCE = 2.0
-"""Seconds by which the creation time of one process may be read differently."""
 POLL_SECONDS = 0.1
 MARK = "GRPO_STACK"
 """Environment variable that every process of a stack inherits, whatever becomes of its parents."""
@@ -20,11 +18,11 @@ MARK = "GRPO_STACK"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessId:
-    """One process for good: a number is used again, a number with its time of creation is not."""
+    """One process for good: a number is used again, a number with the time of its start is not."""
 
     pid: int
-    created: float
-    """Seconds since the epoch."""
+    started: int
+    """Clock ticks since the machine's boot, as the kernel counts them: setting the clock changes nothing."""
 
 
 def start_process(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> ProcessId:
@@ -39,7 +37,21 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log_fi
             env=dict(environment),
             start_new_session=True,
         )
-    return ProcessId(pid=started.pid, created=psutil.Process(started.pid).create_time())
+    return identify(started.pid)
+
+
+def identify(pid: int) -> ProcessId:
+    """Return the identity of the process that has a number now.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text()
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+    # The name, the second field, is in parentheses and may hold anything; the start is the 20th field after it.
+    return ProcessId(pid=pid, started=int(facts.rpartition(")")[2].split()[19]))
 
 
 @contextlib.contextmanager
@@ -56,7 +68,7 @@ def find_process(process: ProcessId) -> psutil.Process | None:
     """Return the live process, None where it has ended or its number is another one's now."""
     try:
         found = psutil.Process(process.pid)
-        same = abs(found.create_time() - process.created) < CLOCK_TOLERANCE
+        same = identify(process.pid) == process
         return found if same and found.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:
         return None
@@ -76,7 +88,7 @@ def family(process: ProcessId) -> list[ProcessId]:
     with contextlib.suppress(psutil.Error):
         for member in (found, *found.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                members.append(ProcessId(pid=member.pid, created=member.create_time()))
+                members.append(identify(member.pid))
     return members
 
 
@@ -86,16 +98,16 @@ def marked_processes(mark: str) -> list[ProcessId]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(ProcessId(pid=process.pid, created=process.create_time()))
+                found.append(identify(process.pid))
     return found
 
 
 def end_processes(processes: Iterable[ProcessId], patience: float) -> int:
     """End processes: SIGTERM, and SIGKILL to those still there after `patience` seconds; return how many those were."""
     remaining = list(processes)
-    _send(remaining, signal.SIGTERM)
+    send_signal(remaining, signal.SIGTERM)
     remaining = wait_for_end(remaining, patience)
-    _send(remaining, signal.SIGKILL)
+    send_signal(remaining, signal.SIGKILL)
     wait_for_end(remaining, patience)
     return len(remaining)
 
@@ -110,7 +122,8 @@ def wait_for_end(processes: Iterable[ProcessId], patience: float) -> list[Proces
     return remaining
 
 
-def _send(processes: Iterable[ProcessId], number: signal.Signals) -> None:
+def send_signal(processes: Iterable[ProcessId], number: signal.Signals) -> None:
+    """Send a signal to those that are alive."""
     for process in processes:
         if is_alive(process):
             with contextlib.suppress(ProcessLookupError):

@@ -1,39 +1,98 @@
-"""The flow runs of a stack, through Prefect's API."""
+"""The flow runs of a stack: what Prefect's API knows of them, and their processes."""
 
+import contextlib
+import signal
 from collections import Counter
+from typing import Any
 
 import httpx
+import psutil
 
-from flows.stack.services import POOL
+from flows.stack.processes import MARK, ProcessId, marked_processes, send_signal
+from flows.stack.services import POOL, REQUEST_SECONDS, mark
 from flows.stack.state import Stack
+from tasks.context import FLOW_RUN_VARIABLE
 
 UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WAITING = ("SCHEDULED",)
 
 
-def count_runs(stack: Stack) -> Counter[str]:
-    """Return how many runs of the pool there are in each state that is not final; nothing while the API is away."""
-    return Counter(run["state_type"] for run in _runs(stack, (*UNDER_WAY, *WAITING)))
+def count_runs(stack: Stack) -> Counter[str] | None:
+    """Return how many runs of the pool there are in each state that is not final; None while the API is away."""
+    with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
+        return Counter(run["state_type"] for run in _runs(client, (*UNDER_WAY, *WAITING)))
+    return None
 
 
-def cancel_runs(stack: Stack) -> int:
-    """Ask every run of the pool that is under way to stop; return how many there were."""
-    runs = _runs(stack, UNDER_WAY)
-    with _client(stack) as client:
-        for run in runs:
-            client.post(f"/flow_runs/{run['id']}/set_state", json={"state": {"type": "CANCELLING", "name": "Cancelling"}})
-    return len(runs)
+def pause_pool(stack: Stack) -> None:
+    """Let no waiting run begin, as far as Prefect can be told."""
+    with contextlib.suppress(httpx.HTTPError), _client(stack) as client:
+        client.patch(f"/work_pools/{POOL}", json={"is_paused": True})
 
 
-def _runs(stack: Stack, states: tuple[str, ...]) -> list[dict[str, str]]:
-    wanted = {"flow_runs": {"state": {"type": {"any_": list(states)}}}, "work_pools": {"name": {"any_": [POOL]}}}
-    try:
-        with _client(stack) as client:
-            found: list[dict[str, str]] = client.post("/flow_runs/filter", json=wanted).raise_for_status().json()
-    except (httpx.HTTPError, ValueError):
-        return []
+def stop_runs(stack: Stack) -> int:
+    """Ask every run under way to stop, and the processes of those that Prefect cannot cancel; return how many runs there were.
+
+    A run process that gets SIGTERM stops as a cancelled one does; only its state in Prefect is another.
+    """
+    cancelled, refused = _cancel(stack)
+    processes = run_processes(stack)
+    orphaned = {run for run in processes.values() if run not in cancelled}
+    numbers = {process.pid for process, run in processes.items() if run in orphaned}
+    for process in processes:
+        if process.pid in numbers and _parent(process) not in numbers:
+            send_signal([process], signal.SIGTERM)
+    return len(cancelled | refused | orphaned)
+
+
+def run_processes(stack: Stack) -> dict[ProcessId, str]:
+    """Return the live processes that belong to runs of the stack, each with the id of its flow run.
+
+    They are in sessions of their own and outlive the worker; a training may outlive its flow's process, too.
+    """
+    found = {}
+    for process in marked_processes(mark(stack)):
+        with contextlib.suppress(psutil.Error):
+            environment = psutil.Process(process.pid).environ()
+            if environment.get(MARK) == mark(stack) and FLOW_RUN_VARIABLE in environment:
+                found[process] = environment[FLOW_RUN_VARIABLE]
     return found
 
 
+def is_flow(process: ProcessId) -> bool:
+    """Tell a flow's own process from those that it has started."""
+    with contextlib.suppress(psutil.Error):
+        return any(word.startswith("prefect") for word in psutil.Process(process.pid).cmdline())
+    return False
+
+
+def _cancel(stack: Stack) -> tuple[set[str], set[str]]:
+    """Cancel through the API; return the ids of the runs for which that was accepted, and was not."""
+    accepted: set[str] = set()
+    refused: set[str] = set()
+    wanted = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+    with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
+        for run in _runs(client, UNDER_WAY):
+            done = False
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                answer = client.post(f"/flow_runs/{run['id']}/set_state", json=wanted).raise_for_status().json()
+                done = answer["status"] == "ACCEPT" or run["state_type"] == "CANCELLING"
+            (accepted if done else refused).add(run["id"])
+    return accepted, refused
+
+
+def _runs(client: httpx.Client, states: tuple[str, ...]) -> list[dict[str, Any]]:
+    wanted = {"flow_runs": {"state": {"type": {"any_": list(states)}}}, "work_pools": {"name": {"any_": [POOL]}}}
+    found: list[dict[str, Any]] = client.post("/flow_runs/filter", json=wanted).raise_for_status().json()
+    return found
+
+
+def _parent(process: ProcessId) -> int | None:
+    with contextlib.suppress(psutil.Error):
+        parent: int = psutil.Process(process.pid).ppid()
+        return parent
+    return None
+
+
 def _client(stack: Stack) -> httpx.Client:
-    return httpx.Client(base_url=stack.api, timeout=10)
+    return httpx.Client(base_url=stack.api, timeout=REQUEST_SECONDS)

@@ -12,10 +12,6 @@ from typing import Self
 from flows.stack.processes import ProcessId, is_alive
 from grpo_core.errors import StackError
 
-DEFAULT_FOLDER = Path(".grpo")
-CLIENT_SETTINGS = Path("prefect.toml")
-"""Written where the stack is started: Prefect's own settings file, so that the `prefect` command finds the server."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
@@ -26,6 +22,8 @@ class Stack:
     mlflow_port: int
     slots: int
     """Runs at a time."""
+    project: Path
+    """Absolute path of the folder in which it was started: deployments run there, and its settings file lies there."""
     processes: dict[str, ProcessId] = field(default_factory=dict)
     """By service name."""
 
@@ -60,7 +58,7 @@ class Stack:
 
     def write(self) -> None:
         """Remember it."""
-        facts = {key: value for key, value in asdict(self).items() if key != "folder"}
+        facts = {key: value for key, value in asdict(self).items() if key != "folder"} | {"project": str(self.project)}
         partial = _file(self.folder).with_suffix(".partial")
         partial.write_text(json.dumps(facts, indent=2) + "\n")
         partial.replace(_file(self.folder))
@@ -79,7 +77,7 @@ def read_stack(folder: Path) -> Stack | None:
     try:
         facts = json.loads(_file(folder).read_text())
         processes = {name: ProcessId(**process) for name, process in facts.pop("processes").items()}
-        return Stack(folder=folder, processes=processes, **facts)
+        return Stack(folder=folder, processes=processes, project=Path(facts.pop("project")), **facts)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -217,8 +217,8 @@ class EvaluationConfig(Section):
     """The reward function whose score decides what is correct; null = the first of `rewards`."""
     pass_score: float = 1.0
     """A completion is correct where the verifier's score is at least this."""
-    num_prompts: int = Field(default=200, ge=1)
-    """Held-out prompts of the evaluation before and after training."""
+    num_prompts: int | None = Field(default=200, ge=1)
+    """Held-out prompts of the evaluation before and after training; null = all of them."""
     samples: int = Field(default=4, ge=0)
     """Sampled completions of each prompt, for pass@k; 0 = greedy only."""
     k: tuple[int, ...] = (1, 4)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -194,6 +195,21 @@ def test_an_evaluation_of_a_run_in_mlflow_on_other_data(project: Project, finish
     assert [metric.step for metric in history] == [4]
 
 
+def test_two_deployments_started_together_on_one_slot_run_one_after_the_other(project: Project) -> None:
+    started = [project.start("grpo/train", "config=tiny", f"seed={seed}") for seed in (1, 2)]
+    first, second = sorted((project.finished(run_id) for run_id in started), key=lambda run: run["start_time"])
+    assert first["state_type"] == second["state_type"] == "COMPLETED"
+    assert first["end_time"] <= second["start_time"]
+
+
+def test_grpo_train_uses_the_stack_that_is_up_here(project: Project) -> None:
+    done = project.grpo("train", "tiny", "evaluation.samples=0", "--run-dir", "runs/direct")
+    assert done.returncode == 0, done.stderr
+    assert f"using the stack that is up here: Prefect {project.stack.prefect_address}" in done.stdout
+    tracked = json.loads((project.folder / "runs" / "direct" / "tracking.json").read_text())
+    assert tracked["uri"] == project.stack.mlflow_address
+
+
 @pytest.mark.parametrize(
     ("parameter", "reason"),
     [
@@ -242,14 +258,32 @@ def test_preparation_is_cached_and_cancelling_finishes_the_step_and_leaves_no_pr
     assert shipped == list(range(1, end.step + 1))
 
 
+def test_down_ends_a_training_cleanly_when_prefect_has_died_and_up_starts_all_again(project: Project) -> None:
+    run_id = project.start("grpo/train", "config=tiny", 'overrides={"training.steps": 100000}', 'run_dir="runs/orphaned"')
+    journal = project.run_dir(run_id) / "journal.jsonl"
+    wait_for(lambda: journal.exists() and '"kind":"step"' in journal.read_text())
+    os.kill(project.stack.processes["prefect"].pid, signal.SIGKILL)
+    assert "not known: Prefect does not answer" in project.grpo("status").stdout
+    done = project.grpo("down")
+    assert "cancelling 1 run(s)" in done.stdout, done.stderr
+    end = read_journal(journal)[-1]
+    assert (end.kind, end.data["reason"]) == ("end", "SIGTERM")
+    assert (journal.parent / "checkpoints" / f"step_{end.step:06d}" / "manifest.json").exists()
+    assert marked_processes(str((project.folder / ".grpo").resolve())) == []
+    assert project.grpo("up").returncode == 0
+
+
 def test_down_leaves_no_process_no_port_and_no_settings(project: Project) -> None:
     stack = project.stack
     run_id = project.start("grpo/train", "config=tiny", 'overrides={"training.steps": 100000}', 'run_dir="runs/down"')
     journal = project.run_dir(run_id) / "journal.jsonl"
     wait_for(lambda: journal.exists() and '"kind":"step"' in journal.read_text())
+    project.start("grpo/train", "config=tiny", 'run_dir="runs/waiting"')
     done = project.grpo("down")
     assert done.returncode == 0, done.stderr
     assert "cancelling 1 run(s)" in done.stdout
+    assert "1 run(s) are still scheduled" in done.stdout
+    assert not (project.folder / "runs" / "waiting").exists()
     assert read_journal(journal)[-1].kind == "end"
     assert marked_processes(str((project.folder / ".grpo").resolve())) == []
     assert is_free(stack.prefect_port)

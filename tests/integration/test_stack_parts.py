@@ -6,14 +6,26 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flows.stack.client_settings import folder_here, stop_telling_clients, tell_clients
+from flows.stack.control import up
 from flows.stack.ports import choose_port, is_free
-from flows.stack.processes import MARK, ProcessId, end_processes, family, is_alive, marked_processes, start_process
+from flows.stack.processes import (
+    MARK,
+    ProcessId,
+    end_processes,
+    family,
+    identify,
+    is_alive,
+    marked_processes,
+    start_process,
+)
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 from tasks.slots import FOLDER_VARIABLE, SLOTS_VARIABLE, held_slot
@@ -57,12 +69,12 @@ def test_a_port_that_is_left_out_is_the_next_free_one(listener: int) -> None:
     assert is_free(chosen)
 
 
-def test_a_process_is_known_by_number_and_time_of_birth(tmp_path: Path) -> None:
+def test_a_process_is_known_by_number_and_start(tmp_path: Path) -> None:
     process = started(SLEEPER, tmp_path / "log")
     try:
         assert is_alive(process)
-        assert not is_alive(replace(process, created=process.created - 100))
-        assert family(replace(process, created=process.created - 100)) == []
+        assert not is_alive(replace(process, started=process.started - 100))
+        assert family(replace(process, started=process.started - 100)) == []
     finally:
         end_processes([process], 10)
     assert not is_alive(process)
@@ -100,12 +112,46 @@ def test_marked_processes_are_found_after_their_parents_death(tmp_path: Path) ->
 
 def test_a_stack_is_remembered_as_it_is(tmp_path: Path) -> None:
     assert read_stack(tmp_path) is None
-    stack = Stack(folder=tmp_path, prefect_port=4207, mlflow_port=5007, slots=2)
-    stack = stack.with_process("worker", ProcessId(pid=os.getpid(), created=12.5))
+    stack = Stack(folder=tmp_path, prefect_port=4207, mlflow_port=5007, slots=2, project=tmp_path)
+    stack = stack.with_process("worker", ProcessId(pid=os.getpid(), started=12))
     assert read_stack(tmp_path) == stack
     assert not stack.alive("worker")
     stack.forget()
     assert read_stack(tmp_path) is None
+
+
+def test_the_settings_file_is_written_and_removed_by_its_own_stack_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = Stack(folder=Path("one"), prefect_port=4207, mlflow_port=5007, slots=1, project=tmp_path)
+    two = replace(one, folder=Path("two"))
+    assert folder_here() == Path(".grpo")
+    tell_clients(one)
+    assert folder_here() == tmp_path / "one"
+    assert tomllib.loads((tmp_path / "prefect.toml").read_text())["api"] == {"url": one.api}
+    with pytest.raises(StackError, match=rf"tells of the stack in {tmp_path / 'one'}; `grpo down --folder"):
+        tell_clients(two)
+    stop_telling_clients(two)
+    tell_clients(one)
+    stop_telling_clients(one)
+    assert not (tmp_path / "prefect.toml").exists()
+    (tmp_path / "prefect.toml").write_text("[api]\n")
+    with pytest.raises(StackError, match=r"is not from `grpo up`"):
+        tell_clients(one)
+    stop_telling_clients(one)
+    assert folder_here() == Path(".grpo")
+    assert (tmp_path / "prefect.toml").exists()
+
+
+def test_a_stack_belongs_to_the_folder_in_which_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    other = Stack(folder=tmp_path / ".grpo", prefect_port=4207, mlflow_port=5007, slots=1, project=tmp_path / "other")
+    other.folder.mkdir()
+    other.with_process("worker", identify(os.getpid()))
+    with pytest.raises(StackError, match=rf"its stack was started in {tmp_path / 'other'}"):
+        up(other.folder, None, None, None, print)
 
 
 def test_a_damaged_state_is_refused_by_name(tmp_path: Path) -> None:
