@@ -14,7 +14,7 @@ from typing import Literal
 
 from grpo_core.errors import JournalError
 
-When = Literal["step", "multi_update", "sync", "filter", "eval"]
+When = Literal["step", "multi_update", "sync", "probe", "filter", "eval"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Metric:
     deterministic: bool = True
     """Whether a repeated run must give the same figure; times and memory need not."""
     when: When = "step"
-    """`step`: every step; `multi_update`: steps with several updates; `sync`: steps that end in a sync; `eval`: evaluations."""
+    """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation."""
     healthy: str = "-"
 
 
@@ -67,6 +67,22 @@ REGISTRY: tuple[Metric, ...] = (
     _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS),
     _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS),
     _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS),
+    _m(
+        "kl/probe/full",
+        "exact KL to the current reference on the fixed probe set",
+        "sum_v pi (log pi - log pi_ref)",
+        "nats/token",
+        "mean over completion tokens",
+        when="probe",
+    ),
+    _m(
+        "kl/probe/full_init",
+        "exact KL to the initial policy on the fixed probe set",
+        "sum_v pi (log pi - log pi_0)",
+        "nats/token",
+        "mean over completion tokens",
+        when="probe",
+    ),
     _m(
         "kl/old/k3",
         "KL between the policy that made the rollouts and the policy during the updates on them",

@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.rundir import RunDir
+from grpo_core.training.process import MODULES
 from tasks.process import ensure_ended, run_child
 
 
@@ -17,8 +18,8 @@ def train(run_path: Path) -> None:
         TrainingError: it failed; the message says why.
     """
     run_dir = RunDir(run_path)
-    python = run_dir.read_config().training.python
-    run_child("grpo_core.training", [str(run_path)], run_dir.log_file("train"), python, run_dir.process_file)
+    training = run_dir.read_config().training
+    run_child(MODULES[training.engine], [str(run_path)], run_dir.log_file("train"), training.python, run_dir.process_file)
 
 
 def release_monitor(run_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_core.config.schema import RunConfig
+from grpo_core.config.trl_limits import trl_limits
 from grpo_core.errors import ConfigError
 from grpo_core.metrics import is_registered
 
@@ -173,6 +174,19 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         )
 
 
+def _engine(config: RunConfig) -> Iterator[Finding]:
+    if config.training.engine == "trl":
+        yield from (_error(text) for text in trl_limits(config))
+
+
+def _probe(config: RunConfig) -> Iterator[Finding]:
+    probe, steps = config.probe, config.training.steps
+    if probe.every_steps is None and probe.num_prompts != type(probe)().num_prompts:
+        yield _error(f"probe.num_prompts: {probe.num_prompts} has no effect while probe.every_steps is null; set it")
+    if probe.every_steps is not None and probe.every_steps > steps:
+        yield _warning(f"probe.every_steps: {probe.every_steps} is beyond training.steps {steps}; nothing will be measured")
+
+
 def _optimizer(config: RunConfig) -> Iterator[Finding]:
     optimizer, updates = config.optimizer, optimizer_steps(config)
     length = f"the run's {updates} optimizer steps (training.steps x loss.epochs_per_rollout x loss.minibatches)"
@@ -231,7 +245,10 @@ def _rules(config: RunConfig) -> Iterator[Finding]:
             yield _error(f"{key}.bound: a {rule.kind} rule needs a bound in {unit}")
 
 
-CHECKS = (_batch, _clipping, _advantages, _kl, _filtering, _sampling, _reference, _optimizer, _evaluation, _rewards, _rules)
+CHECKS = (
+    *(_batch, _clipping, _advantages, _kl, _filtering, _sampling, _reference, _probe),
+    *(_engine, _optimizer, _evaluation, _rewards, _rules),
+)
 
 
 def optimizer_steps(config: RunConfig) -> int:

@@ -168,6 +168,15 @@ class ReferenceConfig(Section):
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
 
 
+class ProbeConfig(Section):
+    """The fixed probe set, on which the KL is exact and the random numbers are the same at every step and in every arm."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """The probe set is completed and measured before the update of every so many steps; null = never."""
+    num_prompts: int = Field(default=16, ge=1)
+    """Prompts of the probe set: the first held-out ones, or training prompts where nothing is held out."""
+
+
 class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule."""
 
@@ -188,6 +197,8 @@ class OptimizerConfig(Section):
 class TrainingConfig(Section):
     """The training process."""
 
+    engine: Literal["native", "trl"] = "native"
+    """`native`: this project's loop. `trl`: the same run on TRL's GRPOTrainer; what TRL cannot do is refused by name."""
     steps: int = Field(default=100, ge=1)
     """Steps; one step is one batch of rollouts and the updates on it."""
     seed: int = Field(default=0, ge=0)
@@ -277,6 +288,7 @@ class RunConfig(Section):
     filtering: FilterConfig = FilterConfig()
     loss: LossConfig = LossConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    probe: ProbeConfig = ProbeConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -31,13 +31,21 @@ class Reference:
     @torch.no_grad()
     def sync(self, policy: PreTrainedModel, alpha: float, step: int) -> None:
         """Move the reference towards (alpha < 1) or onto (alpha = 1) the policy."""
-        if self.initial is None:
-            self.initial = frozen_copy(self.model)
+        self.keep_initial()
         for ref_parameter, parameter in zip(self.model.parameters(), policy.parameters(), strict=True):
             if alpha == 1:
                 ref_parameter.copy_(parameter)
             else:
                 ref_parameter.lerp_(parameter, alpha)
+        self.count_sync(step)
+
+    def keep_initial(self) -> None:
+        """Keep the initial policy: what the reference is until its first sync."""
+        if self.initial is None:
+            self.initial = frozen_copy(self.model)
+
+    def count_sync(self, step: int) -> None:
+        """Note that the reference was synchronised after `step`, here or by another engine."""
         self.sync_count += 1
         self.last_sync_step = step
 

@@ -11,19 +11,34 @@ from grpo_core.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutBatch:
-    """P prompts with G completions each, row `p * G + g`. Tensors live on the policy's device."""
+class CompletedPrompts:
+    """P prompts with G completions each, row `p * G + g`: what a forward pass needs. Tensors live on the policy's device."""
 
     prompts: tuple[Prompt, ...]
     """P."""
     group_size: int
     """G."""
-    texts: tuple[str, ...]
-    """B completions as text, without special tokens."""
     completion_ids: Tensor
     """[B, T] right-padded."""
     completion_mask: Tensor
     """[B, T] bool, through the first end-of-sequence token."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return int(self.completion_ids.shape[0])
+
+    def lengths(self) -> Tensor:
+        """[B] completion tokens, the end token included."""
+        return self.completion_mask.sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch(CompletedPrompts):
+    """Completions with what was made of them: one step's rollouts."""
+
+    texts: tuple[str, ...]
+    """B completions as text, without special tokens."""
     loss_mask: Tensor
     """[B, T] bool, what the loss sees."""
     truncated: Tensor
@@ -38,11 +53,6 @@ class RolloutBatch:
     """`filter/*` figures: shares of what the loss leaves out; empty where nothing is filtered."""
 
     @property
-    def num_rows(self) -> int:
-        """B."""
-        return int(self.completion_ids.shape[0])
-
-    @property
     def num_loss_tokens(self) -> int:
         """N."""
         return int(self.loss_mask.sum())
@@ -52,12 +62,8 @@ class RolloutBatch:
         """[B, T] where figures are measured: the loss tokens, or all tokens where filtering left none."""
         return self.loss_mask if self.num_loss_tokens else self.completion_mask
 
-    def lengths(self) -> Tensor:
-        """[B] completion tokens, the end token included."""
-        return self.completion_mask.sum(dim=1)
 
-
-def microbatches(batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+def microbatches(batch: CompletedPrompts, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Cut `rows` into consecutive pieces of at most `max_tokens` padded tokens each (at least one row).
 
     A piece costs its distinct prompts at the width of the longest one, plus its completions at the width of the longest.
@@ -73,7 +79,7 @@ def microbatches(batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> l
     return pieces
 
 
-def _cost(batch: RolloutBatch, rows: Sequence[int], lengths: Sequence[int]) -> int:
+def _cost(batch: CompletedPrompts, rows: Sequence[int], lengths: Sequence[int]) -> int:
     prompts = {row // batch.group_size for row in rows}
     prompt_width = max(len(batch.prompts[prompt].token_ids) for prompt in prompts)
     return len(prompts) * prompt_width + len(rows) * max(lengths[row] for row in rows)

@@ -23,6 +23,10 @@ class Clock:
         finally:
             self._seconds[phase] += time.perf_counter() - started
 
+    def add(self, phase: str, seconds: float) -> None:
+        """Count seconds that were measured otherwise towards `phase`."""
+        self._seconds[phase] += seconds
+
     def seconds(self, phase: str) -> float:
         """Return the seconds counted so far, 0 for a phase that did not happen."""
         return self._seconds[phase]

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from grpo_core.algorithm.logprobs import token_full_kl, token_logps
 from grpo_core.policy.precision import Dtype, compute_in
 from grpo_core.policy.prefix import completion_hidden, vocabulary_head
-from grpo_core.training.batch import RolloutBatch, microbatches
+from grpo_core.training.batch import CompletedPrompts, microbatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ForwardSettings:
 
 
 def rows_logps(
-    model: PreTrainedModel, batch: RolloutBatch, rows: Sequence[int], settings: ForwardSettings
+    model: PreTrainedModel, batch: CompletedPrompts, rows: Sequence[int], settings: ForwardSettings
 ) -> tuple[Tensor, Tensor]:
     """Return ([b, T] log-probabilities, [b, T] entropies) of the given rows; 0 outside the completion mask.
 
@@ -38,7 +38,7 @@ def rows_logps(
 
 
 def rows_logps_and_full_kl(
-    model: PreTrainedModel, reference: PreTrainedModel, batch: RolloutBatch, rows: Sequence[int], settings: ForwardSettings
+    model: PreTrainedModel, reference: PreTrainedModel, batch: CompletedPrompts, rows: Sequence[int], settings: ForwardSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities and entropies as `rows_logps`, and [b, T] exact KL to `reference` with gradient."""
     ids, mask = _cut(batch, rows)
@@ -52,7 +52,7 @@ def rows_logps_and_full_kl(
     return _scatter(logps, mask, batch), _scatter(entropy, mask, batch), _scatter(exact, mask, batch)
 
 
-def batch_logps(model: PreTrainedModel, batch: RolloutBatch, settings: ForwardSettings) -> tuple[Tensor, Tensor]:
+def batch_logps(model: PreTrainedModel, batch: CompletedPrompts, settings: ForwardSettings) -> tuple[Tensor, Tensor]:
     """Return ([B, T], [B, T]) as `rows_logps`, of all rows and without gradient."""
     with torch.no_grad():
         parts = [
@@ -61,14 +61,14 @@ def batch_logps(model: PreTrainedModel, batch: RolloutBatch, settings: ForwardSe
     return torch.cat([logps for logps, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
-def _cut(batch: RolloutBatch, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _cut(batch: CompletedPrompts, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return ([b, t] ids, [b, t] mask) of the rows, cut to the width of the longest."""
     mask = batch.completion_mask[list(rows)]
     width = int(mask.sum(dim=1).max())
     return batch.completion_ids[list(rows), :width], mask[:, :width]
 
 
-def _hidden(model: PreTrainedModel, batch: RolloutBatch, rows: Sequence[int]) -> Tensor:
+def _hidden(model: PreTrainedModel, batch: CompletedPrompts, rows: Sequence[int]) -> Tensor:
     """Return [n, H] hidden states that predict the rows' completion tokens."""
     ids, mask = _cut(batch, rows)
     prompt_numbers = sorted({row // batch.group_size for row in rows})
@@ -77,7 +77,7 @@ def _hidden(model: PreTrainedModel, batch: RolloutBatch, rows: Sequence[int]) ->
     return completion_hidden(model, prompts, prompt_of_row, ids, mask)[mask]
 
 
-def _scatter(values: Tensor, mask: Tensor, batch: RolloutBatch) -> Tensor:
+def _scatter(values: Tensor, mask: Tensor, batch: CompletedPrompts) -> Tensor:
     """Put [n] values at the true places of `mask` in an otherwise zero [b, T] tensor."""
     placed = values.new_zeros(mask.shape).masked_scatter(mask, values)
     return torch.nn.functional.pad(placed, (0, batch.completion_ids.shape[1] - mask.shape[1]))

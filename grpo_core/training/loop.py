@@ -27,15 +27,20 @@ def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | 
     while state.step < total and stopped is None:
         result = run_step(session, state)
         state = result.state
-        record(session, result)
-        if is_every(session.config.evaluation.every_steps, state.step) and state.step < total:
-            evaluate(session, state.step)
-        if is_every(session.config.training.checkpoint_every, state.step):
-            saved_at = checkpoint(session, state)
+        saved_at = conclude(session, result, saved_at)
         stopped = session.stop.reason()
     if state.step > saved_at:
         checkpoint(session, state)
     return state, stopped if state.step < total else None
+
+
+def conclude(session: Session, result: StepResult, saved_at: int) -> int:
+    """Journal a step, evaluate and checkpoint where that is due; return the step of the newest checkpoint."""
+    config, state = session.config, result.state
+    record(session, result)
+    if is_every(config.evaluation.every_steps, state.step) and state.step < config.training.steps:
+        evaluate(session, state.step)
+    return checkpoint(session, state) if is_every(config.training.checkpoint_every, state.step) else saved_at
 
 
 def record(session: Session, result: StepResult) -> None:

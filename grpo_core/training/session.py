@@ -19,6 +19,7 @@ from grpo_core.rewards.base import load_rewards
 from grpo_core.rundir import RunDir
 from grpo_core.training.forward import ForwardSettings
 from grpo_core.training.optimizer import build_optimizer
+from grpo_core.training.probe import Probe
 from grpo_core.training.rollout import Explorer
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
@@ -42,6 +43,7 @@ class Session:
     explorer: Explorer
     updater: Updater
     evaluator: Evaluator
+    probe: Probe
     forward: ForwardSettings
     live: Trainable
 
@@ -71,8 +73,9 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     rewards = load_rewards(config.rewards)
     reference = Reference(policy)
     optimizer, schedule = build_optimizer(policy, config.optimizer, optimizer_steps(config))
+    live = Trainable(policy=policy, tokenizer=tokenizer, reference=reference, optimizer=optimizer, schedule=schedule)
     sampler = TorchSampler(policy, eos, config.model.dtype, config.training.rollout_rows)
-    rollout = config.rollout
+    rollout, settings = config.rollout, _sampling_settings(config.rollout)
     forward = ForwardSettings(
         dtype=config.model.dtype, temperature=rollout.temperature, max_tokens=config.training.microbatch_tokens
     )
@@ -90,22 +93,11 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
             tokenizer=tokenizer,
             eos_token_ids=eos,
             rewards=rewards,
-            settings=_sampling_settings(rollout),
+            settings=settings,
             advantage=config.advantage,
             filtering=config.filtering,
         ),
-        updater=Updater(
-            policy=policy,
-            reference=reference,
-            optimizer=optimizer,
-            schedule=schedule,
-            advantage=config.advantage,
-            loss=config.loss,
-            forward=forward,
-            max_completion_tokens=rollout.max_completion_tokens,
-            max_grad_norm=config.optimizer.max_grad_norm,
-            seed=config.training.seed,
-        ),
+        updater=_updater(config, live, forward),
         evaluator=Evaluator(
             sampler=sampler,
             tokenizer=tokenizer,
@@ -113,8 +105,31 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
             verifier=pick_verifier(rewards, config.evaluation.verifier),
             config=config,
         ),
+        probe=Probe(
+            prompts=(eval_prompts or train_prompts)[: config.probe.num_prompts],
+            sampler=sampler,
+            settings=settings,
+            eos_token_ids=eos,
+            forward=forward,
+            seed=config.training.seed,
+        ),
         forward=forward,
-        live=Trainable(policy=policy, tokenizer=tokenizer, reference=reference, optimizer=optimizer, schedule=schedule),
+        live=live,
+    )
+
+
+def _updater(config: RunConfig, live: Trainable, forward: ForwardSettings) -> Updater:
+    return Updater(
+        policy=live.policy,
+        reference=live.reference,
+        optimizer=live.optimizer,
+        schedule=live.schedule,
+        advantage=config.advantage,
+        loss=config.loss,
+        forward=forward,
+        max_completion_tokens=config.rollout.max_completion_tokens,
+        max_grad_norm=config.optimizer.max_grad_norm,
+        seed=config.training.seed,
     )
 
 

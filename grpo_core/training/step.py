@@ -1,5 +1,6 @@
 """One step: explore, score, update, measure, and synchronise the reference where it is due."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from grpo_core.training.batch import RolloutBatch
 from grpo_core.training.clock import Clock
 from grpo_core.training.forward import batch_logps
 from grpo_core.training.session import Session
-from grpo_core.training.update import UpdateResult
+from grpo_core.training.update import OptimizerStep, UpdateResult
 from grpo_core.types import Prompt, RefSync
 
 
@@ -49,18 +50,18 @@ def update(
     updater = session.updater
     with clock("logps"):
         ref_logps, _ = batch_logps(session.reference.model, batch, session.forward)
-        initial_logps = _initial_logps(session, batch, ref_logps, step)
+        initial = initial_logps(session, batch, ref_logps, step)
         measured = batch_logps(session.policy, batch, session.forward) if updater.needs_old_logps else None
     measured_old = None if measured is None else measured[0]
     batch = updater.shape(batch, ref_logps, measured_old)
     with clock("update"):
         result = updater.update(batch, ref_logps, measured_old, step)
     old_logps, entropy = measured or (result.first_logps, result.first_entropy)
-    return batch, result, measure.StepLogps(old=old_logps, ref=ref_logps, initial=initial_logps, entropy=entropy)
+    return batch, result, measure.StepLogps(old=old_logps, ref=ref_logps, initial=initial, entropy=entropy)
 
 
-def _initial_logps(session: Session, batch: RolloutBatch, ref_logps: Tensor, step: int) -> Tensor | None:
-    """Until the first sync the reference is the initial policy and nothing need be run."""
+def initial_logps(session: Session, batch: RolloutBatch, ref_logps: Tensor, step: int) -> Tensor | None:
+    """Return [B, T] under the initial policy, None where `step` is not due; until the first sync it is the reference."""
     initial = session.reference.initial
     if initial is None:
         return ref_logps
@@ -87,37 +88,65 @@ def sync_reference(session: Session, batch: RolloutBatch, ref_logps: Tensor, dis
     )
 
 
-def run_step(session: Session, state: TrainingState) -> StepResult:
-    """Run the step after `state`."""
-    step, clock = state.step + 1, Clock()
-    batch = explore(session, prompts_for(session, step), step, clock)
-    batch, result, logps = update(session, batch, step, clock)
-    with clock("sync"):
-        distance = session.reference.distance(session.policy)
-        sync = sync_reference(session, batch, logps.ref, distance, step)
-    after = replace(
+def probe(session: Session, step: int) -> measure.Figures:
+    """Return the exact KL on the fixed probe set, where `step` is due."""
+    every = session.config.probe.every_steps
+    return session.probe.figures(session.policy, session.reference) if every is not None and step % every == 0 else {}
+
+
+def advance(session: Session, state: TrainingState, batch: RolloutBatch, optimizer_steps: int) -> TrainingState:
+    """Return the counters after a step on `batch`."""
+    return replace(
         state,
-        step=step,
-        optimizer_step=state.optimizer_step + len(result.steps),
+        step=state.step + 1,
+        optimizer_step=state.optimizer_step + optimizer_steps,
         prompts=state.prompts + len(batch.prompts),
         tokens=state.tokens + batch.num_loss_tokens,
         sync_count=session.reference.sync_count,
         last_sync_step=session.reference.last_sync_step,
     )
-    metrics = measure.registry_figures(
+
+
+def step_figures(
+    session: Session,
+    batch: RolloutBatch,
+    logps: measure.StepLogps,
+    reports: Sequence[OptimizerStep],
+    *,
+    after: TrainingState,
+    sync: RefSync | None,
+    distance: float,
+    clock: Clock,
+) -> measure.Figures:
+    """Return every figure of a step from what it left behind; the probe's are its own."""
+    return measure.registry_figures(
         [
             measure.kl_figures(logps, batch.sampling_per_token_logps, batch.measured_mask),
             {"policy/entropy": measure.masked_mean(logps.entropy, batch.measured_mask)},
             measure.reward_figures(batch, _accepted(session, batch)),
             measure.completion_figures(batch),
             batch.filtered,
-            measure.update_figures(result.steps),
+            measure.update_figures(reports),
             measure.reference_figures(after, sync, distance),
             measure.progress_figures(after),
             measure.time_figures(clock, batch, session.config.loss.epochs_per_rollout),
         ]
     )
-    return StepResult(batch=batch, state=after, sync=sync, metrics=metrics)
+
+
+def run_step(session: Session, state: TrainingState) -> StepResult:
+    """Run the step after `state`."""
+    step, clock = state.step + 1, Clock()
+    batch = explore(session, prompts_for(session, step), step, clock)
+    with clock("logps"):
+        probed = probe(session, step)
+    batch, result, logps = update(session, batch, step, clock)
+    with clock("sync"):
+        distance = session.reference.distance(session.policy)
+        sync = sync_reference(session, batch, logps.ref, distance, step)
+    after = advance(session, state, batch, len(result.steps))
+    figures = step_figures(session, batch, logps, result.steps, after=after, sync=sync, distance=distance, clock=clock)
+    return StepResult(batch=batch, state=after, sync=sync, metrics=measure.registry_figures([figures, probed]))
 
 
 def _accepted(session: Session, batch: RolloutBatch) -> list[bool]:

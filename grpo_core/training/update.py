@@ -198,13 +198,8 @@ class Updater:
     ) -> OptimizerStep:
         ratio = torch.cat([share.ratio for share in terms])
         mask = batch.loss_mask[list(rows)]
-        advantages = batch.advantages[list(rows)]
-        per_token = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
-        positive, negative = per_token > 0, per_token < 0
         used = ratio[mask]
-        clip_eps, clip_eps_high = self.loss.clip_eps, self.loss.clip_eps_high
-        low = 0.0 if clip_eps is None else 1 - clip_eps
-        high = float("inf") if clip_eps is None else 1 + (clip_eps if clip_eps_high is None else clip_eps_high)
+        clipped_low, clipped_high = clipped_tokens(ratio, batch.advantages[list(rows)], mask, self.loss)
         return OptimizerStep(
             loss=sum(float(share.total.detach()) for share in terms),
             policy_loss=sum(float(share.policy) for share in terms),
@@ -214,7 +209,25 @@ class Updater:
             ratio_sum=float(used.sum()),
             ratio_max=float(used.max()) if used.numel() else 0.0,
             old_k3_sum=float(k3(torch.cat([share.log_ratio for share in terms])[mask]).sum()),
-            clipped_low=float(((ratio < low) & negative & mask).sum()),
-            clipped_high=float(((ratio > high) & positive & mask).sum()),
+            clipped_low=clipped_low,
+            clipped_high=clipped_high,
             tokens=int(mask.sum()),
         )
+
+
+def clipped_tokens(ratio: Tensor, advantages: Tensor, loss_mask: Tensor, loss: LossConfig) -> tuple[float, float]:
+    """Return how many loss tokens the lower and the upper clip hold: where the surrogate has no gradient.
+
+    Args:
+        ratio: [b, T] that the surrogate uses.
+        advantages: [b] or [b, T].
+        loss_mask: [b, T] bool.
+        loss: the clip's bounds.
+    """
+    if loss.clip_eps is None:
+        return 0.0, 0.0
+    high = 1 + (loss.clip_eps if loss.clip_eps_high is None else loss.clip_eps_high)
+    per_token = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    held_low = (ratio < 1 - loss.clip_eps) & (per_token < 0) & loss_mask
+    held_high = (ratio > high) & (per_token > 0) & loss_mask
+    return float(held_low.sum()), float(held_high.sum())

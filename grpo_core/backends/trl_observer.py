@@ -1,0 +1,223 @@
+"""Follows TRL's trainer through a step and turns what it sees into this project's records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_core.algorithm.kl import k3, kl_term
+from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_weights
+from grpo_core.errors import TrainingError
+from grpo_core.training import measure
+from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.clock import Clock
+from grpo_core.training.forward import batch_logps
+from grpo_core.training.loop import conclude
+from grpo_core.training.session import FRESH, Session
+from grpo_core.training.step import StepResult, advance, explore, initial_logps, probe, prompts_for, step_figures
+from grpo_core.training.update import OptimizerStep, clipped_tokens
+from grpo_core.types import Conversation, RefSync
+
+ROWS = "grpo_flow_rows"
+"""Key under which each tensor row keeps its number while TRL shuffles and cuts the batch."""
+
+
+@dataclass
+class _Update:
+    """Sums over the passes of the optimizer step under way."""
+
+    loss: float = 0.0
+    kl_loss: float = 0.0
+    ratio_sum: float = 0.0
+    ratio_max: float = 0.0
+    old_k3_sum: float = 0.0
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
+    tokens: int = 0
+
+
+class Observer:
+    """Follows TRL's trainer through a step and turns what it sees into this project's records.
+
+    The order of a step: `begin`, `roll_out` (called by TRL), `measure` with TRL's advantages, then for each optimizer step
+    `note_pass` for every pass, `before_sync`, TRL's own synchronisation, and `end_update` with TRL's figures.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Follow a training of `session` from its first step."""
+        self.session = session
+        self.state = FRESH
+        self.saved_at = FRESH.step
+        self.stopped: str | None = None
+        self.batch: RolloutBatch
+        self.logps: measure.StepLogps
+        self._clock = Clock()
+        self._probed: measure.Figures = {}
+        self._reports: list[OptimizerStep] = []
+        self._update = _Update()
+        self._distance = 0.0
+        self._pending: tuple[Tensor, float] | None = None
+
+    @property
+    def step(self) -> int:
+        """The step under way."""
+        return self.state.step + 1
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one step."""
+        return self.session.config.loss.epochs_per_rollout * self.session.config.loss.minibatches
+
+    def begin(self) -> None:
+        """Start the clock of a step."""
+        self._clock, self._reports, self._update = Clock(), [], _Update()
+
+    def roll_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:  # noqa: ARG002  (TRL's signature)
+        """Sample and score the step's completions; return them as TRL's `rollout_func` does.
+
+        Raises:
+            TrainingError: TRL asks for other prompts than this step's.
+        """
+        own = prompts_for(self.session, self.step)
+        group_size = self.session.config.rollout.group_size
+        if [as_trl_prompt(prompt.content) for prompt in own for _ in range(group_size)] != list(prompts):
+            raise TrainingError(f"training.engine trl: step {self.step} asks for prompts in another order")
+        batch = explore(self.session, own, self.step, self._clock)
+        self.batch = batch
+        lengths = batch.lengths().tolist()
+        return {
+            "prompt_ids": [list(prompt.token_ids) for prompt in own for _ in range(group_size)],
+            "completion_ids": [ids[:length] for ids, length in zip(batch.completion_ids.tolist(), lengths, strict=True)],
+            "logprobs": [
+                logps[:length] for logps, length in zip(batch.sampling_per_token_logps.tolist(), lengths, strict=True)
+            ],
+        }
+
+    def measure(self, advantages: Tensor) -> None:
+        """Measure the policy before its update; the advantages are TRL's."""
+        session, batch = self.session, replace(self.batch, advantages=advantages.detach().clone())
+        session.policy.eval()
+        with self._clock("logps"):
+            self._probed = probe(session, self.step)
+            ref, _ = batch_logps(session.reference.model, batch, session.forward)
+            initial = initial_logps(session, batch, ref, self.step)
+            old, entropy = batch_logps(session.policy, batch, session.forward)
+        session.policy.train()
+        self.batch, self.logps = batch, measure.StepLogps(old=old, ref=ref, initial=initial, entropy=entropy)
+
+    def note_pass(self, loss: Tensor, per_token_logps: Tensor, inputs: dict[str, Tensor]) -> None:
+        """Add one pass: TRL's loss, and what its own log-probabilities say about ratios and KL.
+
+        Args:
+            loss: TRL's share of the optimizer step's loss.
+            per_token_logps: [b, T] of the policy as TRL computed them.
+            inputs: TRL's tensors of the pass.
+        """
+        config, rows = self.session.config.loss, inputs[ROWS]
+        mask = inputs["completion_mask"].bool()
+        old = inputs.get("old_per_token_logps", per_token_logps)
+        log_ratio = torch.where(mask, per_token_logps - old, 0.0)
+        ref_log_ratio = torch.where(mask, self.logps.ref[rows][:, : mask.shape[1]] - per_token_logps, 0.0)
+        denominators = Denominators(
+            sequences=self.batch.num_rows // config.minibatches,
+            tokens=max(self.batch.num_loss_tokens // config.minibatches, 1),
+            max_completion_tokens=self.session.config.rollout.max_completion_tokens,
+        )
+        weights = token_weights(mask, config.aggregation, denominators)
+        used = surrogate_log_ratio(log_ratio, mask, config.ratio).exp()
+        clipped_low, clipped_high = clipped_tokens(used, inputs["advantages"], mask, config)
+        update, ratio = self._update, used[mask]
+        update.loss += float(loss.detach())
+        update.kl_loss += float((weights * kl_term(ref_log_ratio, log_ratio, "k3", config.kl_correction)).sum())
+        update.ratio_sum += float(ratio.sum())
+        update.ratio_max = max(update.ratio_max, float(ratio.max()) if ratio.numel() else 0.0)
+        update.old_k3_sum += float(k3(log_ratio)[mask].sum())
+        update.clipped_low += clipped_low
+        update.clipped_high += clipped_high
+        update.tokens += int(mask.sum())
+
+    def before_sync(self) -> None:
+        """Measure, after the last optimizer step of a step, what a synchronisation is about to change."""
+        session, reference = self.session, self.session.reference
+        if len(self._reports) + 1 < self.updates_per_step:
+            return
+        with self._clock("sync"):
+            self._distance = reference.distance(session.policy)
+            if reference.is_due(self.step, session.config.reference.sync_steps):
+                reference.keep_initial()
+                policy_logps, _ = batch_logps(session.policy, self.batch, session.forward)
+                self._pending = policy_logps, self._mean_k3(self.logps.ref, policy_logps)
+
+    def end_update(self, figures: dict[str, float]) -> bool:
+        """End an optimizer step with TRL's figures of it, and the step with its last one; return whether to stop."""
+        self._reports.append(self._report(figures))
+        self._update = _Update()
+        if len(self._reports) < self.updates_per_step:
+            return False
+        with self._clock("sync"):
+            sync = self._synced()
+        accounted = ("rollout", "reward", "logps", "sync")
+        self._clock.add("update", self._clock.total() - sum(self._clock.seconds(phase) for phase in accounted))
+        after = advance(self.session, self.state, self.batch, len(self._reports))
+        measured = step_figures(
+            self.session,
+            self.batch,
+            self.logps,
+            self._reports,
+            after=after,
+            sync=sync,
+            distance=self._distance,
+            clock=self._clock,
+        )
+        result = StepResult(
+            batch=self.batch, state=after, sync=sync, metrics=measure.registry_figures([measured, self._probed])
+        )
+        self.state = after
+        self.session.policy.eval()
+        self.saved_at = conclude(self.session, result, self.saved_at)
+        self.session.policy.train()
+        self.stopped = self.session.stop.reason()
+        return self.stopped is not None
+
+    def _report(self, figures: dict[str, float]) -> OptimizerStep:
+        update, beta = self._update, self.session.config.loss.beta
+        return OptimizerStep(
+            loss=update.loss,
+            policy_loss=update.loss - beta * update.kl_loss,
+            kl_loss=update.kl_loss,
+            grad_norm=figures["grad_norm"],
+            lr=figures["learning_rate"],
+            ratio_sum=update.ratio_sum,
+            ratio_max=update.ratio_max,
+            old_k3_sum=update.old_k3_sum,
+            clipped_low=update.clipped_low,
+            clipped_high=update.clipped_high,
+            tokens=update.tokens,
+        )
+
+    def _synced(self) -> RefSync | None:
+        """Return the synchronisation that TRL has just done, if it has."""
+        if self._pending is None:
+            return None
+        session, (policy_logps, kl_before) = self.session, self._pending
+        self._pending = None
+        session.reference.count_sync(self.step)
+        synced, _ = batch_logps(session.reference.model, self.batch, session.forward)
+        return RefSync(
+            step=self.step,
+            alpha=session.config.reference.mixup_alpha,
+            sync_count=session.reference.sync_count,
+            kl_before=kl_before,
+            kl_after=self._mean_k3(synced, policy_logps),
+            param_distance=self._distance,
+        )
+
+    def _mean_k3(self, ref_logps: Tensor, policy_logps: Tensor) -> float:
+        return measure.masked_mean(k3(ref_logps - policy_logps), self.batch.measured_mask)
+
+
+def as_trl_prompt(content: str | Conversation) -> str | list[dict[str, Any]]:
+    """Return a prompt as TRL's data sets hold it: text, or a list of messages."""
+    return content if isinstance(content, str) else [dict(message) for message in content]
