@@ -131,6 +131,20 @@ def check(config: ConfigName, overrides: Overrides = None) -> None:
     typer.echo(f"{len(warnings)} warning(s); the configuration is valid")
 
 
+@app.command("import-config")
+def import_settings(
+    file: Annotated[Path, typer.Argument(help="A TRL GRPOConfig or a ROLL RLVR configuration, YAML or JSON.")],
+    source: Annotated[str | None, typer.Option("--format", help="trl or roll; left out, the keys tell.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
+) -> None:
+    """Print the configuration that is equivalent to a TRL or ROLL file, with what became of each of its keys as comments."""
+    from grpo_core.config.importing import import_config, render, summary
+
+    imported = import_config(file, source, processes)
+    typer.echo(render(imported).rstrip())
+    typer.echo(summary(imported), err=True)
+
+
 @app.command()
 def up(
     folder: StackFolder = None,

@@ -1,0 +1,98 @@
+"""Render an imported configuration: YAML that `grpo check` reads, with the lists of keys as comments."""
+
+import json
+import re
+import textwrap
+from typing import Any
+
+import yaml
+
+from grpo_core.config.importing.reading import Unresolved
+from grpo_core.config.importing.records import Entry, Imported
+
+SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
+WIDTH = 120
+LONGEST_VALUE = 160
+
+
+def render(imported: Imported) -> str:
+    """Return the YAML text of the configuration, with comments that hold every key of the source."""
+    body = yaml.safe_dump(dict(imported.values), sort_keys=False, allow_unicode=True)
+    return "\n".join([*_head(imported), body.rstrip(), "", *_lists(imported)]) + "\n"
+
+
+def summary(imported: Imported) -> str:
+    """Return one line: how many keys went where, and how many change the training."""
+    given = [entry for entry in imported.entries if not entry.is_default]
+    counts = {fate: sum(entry.fate == fate for entry in given) for fate in ("mapped", "no_counterpart", "dead", "unknown")}
+    differing = sum(entry.differs for entry in imported.entries)
+    return (
+        f"{len(given)} keys of {imported.title}: {counts['mapped']} mapped, {counts['no_counterpart']} without counterpart, "
+        f"{counts['dead']} dead in the source, {counts['unknown']} unknown; {differing} marked ! where the training differs"
+    )
+
+
+def _head(imported: Imported) -> list[str]:
+    lines = _comment(f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.", "#   ")
+    for text in imported.notes:
+        lines += _comment(f"note: {text}", "#   ")
+    for text in imported.warnings:
+        lines += _comment(f"`grpo check` warns: {text}", "#   ")
+    return lines
+
+
+def _lists(imported: Imported) -> list[str]:
+    mapped = imported.listed("mapped")
+    titled = (
+        ("mapped", [entry for entry in mapped if not entry.is_default]),
+        (f"mapped (default of {imported.title})", [entry for entry in mapped if entry.is_default]),
+        ("no counterpart", list(imported.listed("no_counterpart"))),
+        ("dead in the source itself", list(imported.listed("dead"))),
+        (f"unknown to {imported.title}", list(imported.listed("unknown"))),
+    )
+    lines = []
+    for title, entries in titled:
+        if entries:
+            lines += [f"# --- {title} ---"]
+            lines += [line for entry in sorted(entries, key=lambda entry: not entry.differs) for line in _entry(entry)]
+    return lines
+
+
+def _entry(entry: Entry) -> list[str]:
+    ours = "; ".join(f"{key} = {value_text(key, value)}" for key, value in entry.targets.items())
+    absent = " (absent, its default)" if entry.is_default and entry.fate != "mapped" else ""
+    head = f"{entry.key} = {value_text(entry.key, entry.value)}{absent}"
+    arrow = f" -> {ours}" if ours else ""
+    remark = "" if not entry.remark else f" ({entry.remark})" if ours else f": {entry.remark}"
+    return _comment(f"{'!' if entry.differs else ' '} {head}{arrow}{remark}", "#       ")
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    # A character that YAML takes for the end of a line would let a key of the source leave the comment.
+    safe = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+    wrapped = textwrap.wrap(
+        safe, WIDTH, initial_indent="# ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.rstrip() for line in wrapped]
+
+
+def value_text(key: str, value: Any) -> str:
+    """Return a value in one short line; what looks like a credential is not shown.
+
+    >>> value_text("tracker_kwargs.api_key", "abc"), value_text("beta", 0.04), value_text("top_k", None)
+    ('"(not shown)"', '0.04', 'null')
+    """
+    if isinstance(value, Unresolved):
+        return value.text
+    shown = json.dumps(_redacted(key, value), ensure_ascii=False, default=str)
+    if shown.startswith('"') and shown[1:-1].isprintable() and " " not in shown:
+        shown = shown[1:-1] if shown != '""' else shown
+    return shown if len(shown) <= LONGEST_VALUE else f"{shown[: LONGEST_VALUE - 3]}..."
+
+
+def _redacted(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _redacted(str(name), item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_redacted(key, item) for item in value]
+    return "(not shown)" if isinstance(value, str) and SECRET.search(key) else value

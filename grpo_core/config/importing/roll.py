@@ -1,0 +1,176 @@
+"""ROLL's RLVR pipeline (`RLVRConfig`, read at commit 8eb27cc2, 2026-08): which key becomes which of ours.
+
+Keys are paths, as in `actor_train.training_args.learning_rate`. Semantics are those of `roll/pipeline/rlvr/` and
+`roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts. Values that depend on
+several keys are in `roll_batches.py` and `roll_derived.py`.
+"""
+
+from grpo_core.config.importing import roll_batches as batches
+from grpo_core.config.importing import roll_derived as derived
+from grpo_core.config.importing.readers import (
+    anything,
+    choice,
+    flag,
+    number,
+    optional,
+    positive,
+    text,
+    texts,
+    whole,
+)
+from grpo_core.config.importing.records import System
+from grpo_core.config.importing.roll_ignored import DEAD, IGNORED
+from grpo_core.config.importing.rules import copied, feature, rule
+
+NORMS = choice("batch", "group", "running", None)
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+ESTIMATORS = ("gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce")
+TRAIN, INFER = "actor_train", "actor_infer.generating_args"
+ARGS = f"{TRAIN}.training_args"
+MINIBATCHES = "loss.minibatches"
+MINIBATCH_REMARK = (
+    "rollout_batch_size x group / (per_device_train_batch_size x gradient_accumulation_steps x data-parallel size); the latter "
+    "from device_mapping and the model-parallel sizes"
+)
+CRITIC = "of the critic, which adv_estimator gae alone has; no critic here"
+CORRECTION = "loss.sampler_correction, loss.sampler_level, loss.sampler_bound"
+
+ROLLOUT = (
+    copied("rollout_batch_size", "rollout.num_prompts_per_step", positive, 128, "prompts, not completions"),
+    copied("num_return_sequences_in_group", "rollout.group_size", positive, 1),
+    copied("prompt_length", "rollout.max_prompt_tokens", positive, 1024,
+           "longer prompts are dropped; ROLL drops those below 6, too"),
+    rule("response_length", optional(positive), None, derived.completion_length, "rollout.max_completion_tokens",
+         "sequence_length overrides it"),
+    rule("sequence_length", optional(positive), None, derived.completion_length, "rollout.max_completion_tokens",
+         "minus prompt_length"),
+    copied(f"{INFER}.temperature", "rollout.temperature", number, 0.95, "every log-probability here is of the scaled policy"),
+    copied(f"{INFER}.top_p", "rollout.top_p", number, 0.7),
+    rule(f"{INFER}.top_k", optional(whole), 50, derived.top_k, "rollout.top_k", "0 and -1 = off there, null here"),
+    feature(f"{INFER}.do_sample", optional(flag), True, "completions are sampled here"),
+    feature(f"{INFER}.num_beams", optional(whole), 1, "no beam search here"),
+    feature(f"{INFER}.repetition_penalty", optional(number), 1.0, "no repetition penalty here"),
+    feature(f"{INFER}.stop_strings", anything, None, "completions end with the end-of-sequence token here", off=(None, [])),
+    feature("async_generation_ratio", number, 0, "rollouts are of the current policy here"),
+)  # fmt: skip
+
+ADVANTAGE = (
+    rule("adv_estimator", choice(*ESTIMATORS), "gae", derived.estimator,
+         "advantage.baseline, advantage.scale, advantage.advantage_eps",
+         "grpo = group mean and group std; reinforce by norm_mean_type and norm_std_type, the nearest; gae and the "
+         "agentic ones have none", reports_default=True),
+    rule("norm_mean_type", NORMS, None, derived.norm, "advantage.baseline", "adv_estimator grpo overwrites it with group"),
+    rule("norm_std_type", NORMS, None, derived.norm, "advantage.scale", "adv_estimator grpo overwrites it with group"),
+    rule("reward_clip", optional(number), None, derived.reward_clip, "advantage.reward_clip, advantage.advantage_clip",
+         "ROLL clips after normalisation: under grpo it clips advantages, and above (G-1)/sqrt(G) nothing"),
+    copied("whiten_advantages", "advantage.whiten_advantages", flag, False,
+           "over the loss tokens of the step; ROLL: of each domain"),
+    copied("advantage_clip", "advantage.advantage_clip", optional(number), None, "after whitening, as here"),
+    feature("whiten_rewards", flag, False, "rewards are compared within groups here"),
+    feature("use_reward_scaling", flag, False, "no running scale of rewards here"),
+    feature("use_reward_norm", flag, False, "no running mean of rewards here"),
+    feature("add_len_reward", flag, False, "write it as a reward function (`length` is one)"),
+    feature("gamma", number, 1, "no discount here"),
+    rule("lambd", number, 0.95, derived.critic, "", CRITIC),
+    rule("value_clip", optional(number), None, derived.critic, "", CRITIC),
+    rule("critic_warmup", number, 0, derived.critic, "", CRITIC),
+)  # fmt: skip
+
+LOSS = (
+    copied("ppo_epochs", "loss.epochs_per_rollout", positive, 1),
+    rule("pg_clip", number, 0.2, derived.pg_clip, "loss.clip_eps, loss.dual_clip",
+         "use_pg_clip_range replaces it, but not in the dual clip"),
+    rule("use_pg_clip_range", flag, False, derived.clip_range, "loss.clip_eps, loss.clip_eps_high"),
+    rule("pg_clip_low", number, 0.2, derived.pg_clip_low, "loss.clip_eps", "with use_pg_clip_range only"),
+    rule("pg_clip_high", number, 0.2, derived.pg_clip_high, "loss.clip_eps_high", "with use_pg_clip_range only"),
+    rule("dual_clip_loss", flag, False, derived.dual_clip, "loss.dual_clip",
+         "1 + 2 pg_clip, whatever pg_clip_high is; it must be above 1 + loss.clip_eps_high here"),
+    rule("importance_sampling", choice("token", "seq"), "token", derived.ratio, "loss.ratio"),
+    rule("loss_agg_mode", choice(*MODES), "seq-mean-token-mean", derived.aggregation, "loss.aggregation",
+         "…-sum-norm divides by the padded width and not by the number of completions there; ROLL's documentation names"
+         " another default than its code"),
+    rule("use_kl_loss", flag, False, derived.kl_loss, "loss.beta", "false = beta 0"),
+    rule("kl_loss_coef", number, 0, derived.kl_loss, "loss.beta",
+         "k3 without ratio, as here with loss.kl_correction none; ROLL clamps it to ±10; does nothing without "
+         "use_kl_loss"),
+    rule("add_token_level_kl", flag, False, derived.token_kl, "loss.kl_placement, loss.kl_estimator, loss.beta",
+         "k1 in the reward, with beta = init_kl_coef; ROLL clips the token rewards once more at reward_clip"),
+    rule("init_kl_coef", number, 0.2, derived.token_kl_part, "loss.beta", "with add_token_level_kl only"),
+    rule("kl_penalty", text, "kl", derived.kl_penalty, "loss.kl_estimator",
+         "with add_token_level_kl only; kl = k1, others have none"),
+    rule("target_kl", optional(number), None, derived.adaptive_kl, "",
+         "no adaptive KL coefficient here; a kl_budget rule of monitor.rules watches the KL"),
+    rule("kl_horizon", number, 10000, derived.adaptive_kl, "", "see target_kl"),
+    copied("max_len_mask", "filtering.mask_truncated_completions", flag, False, "group statistics keep the rewards, as there"),
+    feature("difficulty_mask", flag, False,
+            "nearest: filtering.drop_zero_variance_groups, which drops groups of equal rewards"),
+    feature("error_max_len_clip", flag, False, "nearest: filtering.mask_truncated_completions"),
+    feature("entropy_loss_coef", number, 0, "no entropy bonus here; policy/entropy is measured"),
+    feature("rl_loss_coef", number, 1.0, "the policy loss has no coefficient here; scale optimizer.lr"),
+    feature("postive_loss_coef", number, 0, "no supervised term here"),
+    feature("use_topr_neg_loss_coef", number, 0.0, "no TOPR here"),
+    feature("use_topr_loss", flag, False, "no TOPR here"),
+    feature("use_policy_loss_type", text, "PPO", "the loss is the clipped surrogate; loss.clip_eps null switches clipping off"),
+    feature(f"{TRAIN}.pg_variant", anything, None, "the loss is the clipped surrogate here", off=(None, "ppo")),
+    feature("difficulty_loss_weight", flag, False, "completions are not weighted by difficulty here"),
+    feature("length_loss_weight", flag, False, "completions are not weighted by length; see loss.aggregation"),
+    rule("train_infer_correction.is_weight.enabled", flag, False, derived.correction, CORRECTION,
+         "truncated weights; ROLL's types segment and geometric have none"),
+    rule("train_infer_correction.is_weight.weight_type", text, "token", derived.correction, CORRECTION),
+    rule("train_infer_correction.is_weight.upper_bound", optional(number), 1.2, derived.correction, CORRECTION),
+    feature("train_infer_correction.filters", anything, [], "nearest: loss.sampler_correction mask", off=([], None)),
+)  # fmt: skip
+
+TRAINING = (
+    rule(f"{ARGS}.per_device_train_batch_size", positive, 8, batches.minibatches, MINIBATCHES, MINIBATCH_REMARK),
+    rule(f"{ARGS}.gradient_accumulation_steps", positive, 1, batches.minibatches, MINIBATCHES, MINIBATCH_REMARK),
+    rule(f"{TRAIN}.device_mapping", anything, None, batches.minibatches, MINIBATCHES,
+         "as the data-parallel size; one training process here"),
+    *batches.MODEL_PARALLEL,
+    copied(f"{ARGS}.learning_rate", "optimizer.lr", number, 5e-5),
+    rule(f"{ARGS}.lr_scheduler_type", text, "linear", batches.schedule, "optimizer.schedule",
+         "constant, constant_with_warmup, linear and cosine"),
+    rule(f"{ARGS}.warmup_steps", number, 0, batches.warmup, "optimizer.warmup_steps", "optimizer steps, as here"),
+    rule(f"{ARGS}.warmup_ratio", number, 0.0, batches.warmup_ratio, "optimizer.warmup_steps",
+         "of all optimizer steps; warmup_steps overrides it; older ROLL's default is 0.03"),
+    copied(f"{ARGS}.weight_decay", "optimizer.weight_decay", number, 0.0),
+    rule(f"{ARGS}.adam_beta1", number, 0.9, batches.adam_betas, "optimizer.adam_betas"),
+    rule(f"{ARGS}.adam_beta2", number, 0.999, batches.adam_betas, "optimizer.adam_betas"),
+    rule("max_grad_norm", optional(number), 1.0, batches.max_grad_norm, "optimizer.max_grad_norm"),
+    copied("max_steps", "training.steps", positive, 500, "batches of rollouts, as here"),
+    copied("seed", "training.seed", whole, 42),
+    rule("save_steps", whole, 50, batches.save_steps, "training.checkpoint_every"),
+    rule("max_ckpt_to_keep", whole, 0, batches.keep_checkpoints, "training.keep_checkpoints", "0 = all there; here a number"),
+    rule("eval_steps", whole, 10, batches.eval_steps, "evaluation.every_steps",
+         "greedy, on prompts held out by data.eval_fraction"),
+    copied("exp_name", "tracking.run_name", optional(text), None),
+)  # fmt: skip
+
+MODEL_DATA_REWARDS = (
+    rule("pretrain", optional(text), None, derived.model_source, "model.source", "a folder or a hub id, as here"),
+    rule(f"{TRAIN}.model_args.model_name_or_path", optional(text), None, derived.model_source, "model.source",
+         "pretrain overrides it unless actor_train, actor_infer and reference all have one"),
+    rule(f"{TRAIN}.model_args.dtype", choice("fp32", "bf16", "fp16", None), "bf16", derived.dtype, "model.dtype",
+         "weights and optimizer state are float32 here in any case"),
+    feature(f"{TRAIN}.model_args.lora_target", anything, None, "no LoRA here: every weight is trained"),
+    feature(f"{TRAIN}.model_args.freeze_module_prefix", anything, None, "every weight is trained here"),
+    rule(f"{TRAIN}.data_args.file_name", optional(texts), None, derived.data_source, "data.source",
+         "one .jsonl, .parquet or .csv file here"),
+    rule(f"{TRAIN}.data_args.messages", optional(text), None, derived.prompt_column, "data.prompt_column",
+         "ROLL's column may hold the messages as JSON text; here it is a list of messages"),
+    rule(f"{TRAIN}.data_args.prompt", optional(text), None, derived.prompt_column, "data.prompt_column"),
+    rule("rewards.*.worker_cls", optional(text), None, derived.reward, "rewards[].fn, data.answer_column",
+         "MathRuleRewardWorker = math_answer on the column ground_truth; others are functions of your own"),
+    rule("rewards.*.query_filter_config.type", text, "no_filter", derived.query_filter, "",
+         "no resampling here; nearest: filtering.drop_zero_variance_groups"),
+    feature("rewards.*.response_length_penalty_coef", number, 0.0, "write it as a reward function (`length` is one)"),
+)  # fmt: skip
+
+ROLL = System(
+    name="roll",
+    title="ROLL (RLVR)",
+    rules=(*ROLLOUT, *ADVANTAGE, *LOSS, *TRAINING, *MODEL_DATA_REWARDS),
+    ignored=IGNORED,
+    dead=DEAD,
+    assumptions=batches.assumptions,
+)

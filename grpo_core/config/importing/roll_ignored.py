@@ -1,0 +1,155 @@
+"""Keys of ROLL's RLVR configuration that have no counterpart here, and those that ROLL itself does not read."""
+
+from grpo_core.config.importing.rules import group
+
+DEAD = (
+    group(
+        "removed from ROLL's code in August 2025, still shipped in its YAMLs; norm_mean_type and norm_std_type replaced them",
+        "reward_norm reward_shift reward_scale",
+    ),
+    group("in ROLL's documentation only, no field of its configuration", "reward_normalize token_level_loss div_std_global"),
+    group("no field of ROLL's data arguments", "actor_train.data_args.dataset_dir actor_train.data_args.interleave_probs"),
+    group(
+        "of an older ROLL; train_infer_correction replaced it",
+        """use_rollout_importance_sampling_ratio rollout_importance_sampling_ratio_upper_bound train_infer_ratio_mask
+        train_infer_ratio_threshold_low train_infer_ratio_threshold_high train_infer_diff_mask
+        train_infer_diff_threshold_low train_infer_diff_threshold_high train_infer_ratio_seq_mask
+        train_infer_ratio_seq_threshold_low train_infer_ratio_seq_threshold_high train_infer_diff_seq_mask
+        train_infer_diff_seq_threshold_low train_infer_diff_seq_threshold_high""",
+    ),
+    group("overwritten with prompt_length and response_length", "actor_infer.generating_args.max_new_tokens"),
+    group("overwritten with num_return_sequences_in_group", "actor_infer.generating_args.num_return_sequences"),
+    group("max_new_tokens replaces it", "actor_infer.generating_args.max_length"),
+    group("overwritten with the pipeline's seed", "actor_train.training_args.seed"),
+    group("overwritten with a count derived from the pipeline's max_steps", "actor_train.training_args.max_steps"),
+    group("overwritten with the pipeline's output_dir", "actor_train.training_args.output_dir"),
+    group("the pipeline's max_grad_norm is the one that is read", "actor_train.training_args.max_grad_norm"),
+    group("overwritten with the number of devices that ROLL finds", "num_gpus_per_node"),
+)
+
+PLACEMENT = """worker_cls world_size num_gpus_per_worker model_update_frequency infer_batch_size backend_timeout max_concurrency
+    name use_dynamic_batching_in_train max_tokens_per_microbatch_in_train sequence_length_round_in_train
+    use_dynamic_batching_in_infer max_tokens_per_microbatch_in_infer sequence_length_round_in_infer offload_nccl
+    use_sequence_packing sequence_packing_args logits_in_fp32 apply_loss_scale topr_positive_weight topr_negative_weight
+    checkpoint_config system_envs"""
+
+
+def _of_worker(worker: str, names: str) -> str:
+    """Return the names below a worker's section, each also with what lies below it."""
+    return " ".join(f"{worker}.{name} {worker}.{name}.*" for name in names.split())
+
+
+IGNORED = (
+    group(
+        "of the validation set; here prompts are held out by data.eval_fraction, see the section evaluation",
+        "validation validation.* val_batch_size val_prompt_length val_sequence_length val_greedy val_n_sample",
+    ),
+    group("no critic here", "critic critic.*"),
+    group("no reward model here", "reward reward.* reward_model reward_model.* reward_pretrain"),
+    group("the reference is a copy of the policy here, in the same dtype", "reference reference.*"),
+    group(
+        "one training process, memory by training.microbatch_tokens",
+        _of_worker("actor_train", PLACEMENT + " strategy_args"),
+    ),
+    group(
+        "one training process, attention and gradient checkpointing as transformers has them",
+        """actor_train.model_args.attn_implementation actor_train.model_args.disable_gradient_checkpointing
+        actor_train.model_args.gradient_checkpointing_use_reentrant actor_train.model_args.device_map
+        actor_train.model_args.vision_dp""",
+    ),
+    group(
+        "no further arguments of the model here",
+        """actor_train.model_args.model_type actor_train.model_args.num_labels actor_train.model_args.model_config_kwargs
+        actor_train.model_args.model_config_kwargs.* actor_train.model_args.moe_aux_loss_coef""",
+    ),
+    group(
+        "no LoRA here; see lora_target",
+        """actor_train.model_args.lora_rank actor_train.model_args.lora_alpha actor_train.model_args.lora_dropout
+        actor_train.model_args.additional_target actor_train.model_args.autocast_adapter_dtype
+        actor_train.model_args.adapter_name_or_path""",
+    ),
+    group(
+        "model.dtype is the compute type",
+        "actor_train.training_args.bf16 actor_train.training_args.fp16 actor_train.training_args.tf32",
+    ),
+    group("the length of a run is training.steps", "actor_train.training_args.num_train_epochs"),
+    group(
+        "prompts are read in an order that is a function of training.seed and step",
+        "actor_train.training_args.data_seed actor_train.training_args.dataloader_num_workers",
+    ),
+    group(
+        "prompts are rendered with the tokenizer's own chat template (data.chat_template, data.system_prompt)",
+        "actor_train.data_args.template actor_infer.data_args actor_infer.data_args.* global_template",
+    ),
+    group(
+        "one data source, all of whose prompts are drawn alike",
+        """actor_train.data_args.domain_interleave_probs actor_train.data_args.domain_interleave_probs.*
+        actor_train.data_args.tag actor_train.data_args.id dataset_filter dataset_filter.*
+        actor_train.data_args.dataset_type""",
+    ),
+    group("the gold answer is data.answer_column", "actor_train.data_args.response"),
+    group(
+        "prepared prompts are cached by their inputs",
+        """actor_train.data_args.cache_path actor_train.data_args.preprocessing_num_workers
+        actor_train.data_args.eval_file_name""",
+    ),
+    group(
+        "completions come from the embedded sampler, on the training process's device",
+        _of_worker("actor_infer", PLACEMENT + " model_args strategy_args training_args device_mapping"),
+    ),
+    group(
+        "completions come from the embedded sampler; no such option",
+        """actor_infer actor_infer.generating_args actor_infer.generating_args.seed
+        actor_infer.generating_args.length_penalty actor_infer.generating_args.include_stop_str_in_output
+        actor_infer.generating_args.logprobs actor_infer.generating_args.extra_args
+        actor_infer.generating_args.extra_args.*""",
+    ),
+    group(
+        "of a reward worker; see its worker_cls",
+        """rewards rewards.* rewards.*.model_args.* rewards.*.data_args.* rewards.*.strategy_args.*
+        rewards.*.generating_args.*""",
+    ),
+    group("of the agentic pipeline's or VLM pipeline's prompts", "vlm_filter vlm_filter.*"),
+    group(
+        "the old log-probabilities come from the rollout's own pass, and are recomputed where several updates need them",
+        "enable_old_logprobs_recompute force_disable_old_logprobs_recompute",
+    ),
+    group("every KL is measured in any case", "enable_reference"),
+    group(
+        "sampling is one batch a step, training.rollout_rows at once",
+        """generate_opt_level is_num_return_sequences_expand max_running_requests is_use_additional_prompts
+        use_additional_prompts max_additional_running_prompts user_defined_rollout_loop_cls router_args router_args.*
+        balance_length minibatch_data_iter_num""",
+    ),
+    group(
+        "of difficulty_mask and error_max_len_clip, which do not exist here",
+        "difficulty_low_threshold difficulty_high_threshold error_max_len_threshold",
+    ),
+    group("filtered completions leave the loss and its denominators; statistics keep them", "mask_type"),
+    group("the weights have no gradient here, as with detach", "train_infer_correction.is_weight.detach"),
+    group("decoupled weight decay is optimizer.weight_decay", "l2"),
+    group(
+        "logging is by MLflow, every step",
+        "logging_steps track_with tracker_kwargs tracker_kwargs.* save_logging_board_dir report_length_and_rewards",
+    ),
+    group(
+        "the folder of a run is chosen with `grpo train --run-dir`",
+        "output_dir base_dir logging_dir rollout_dump_dir checkpoint_config checkpoint_config.* length_profiler_dir",
+    ),
+    group("a training continues from the checkpoints in its own folder", "resume_from_checkpoint"),
+    group("no profiler here", "profiler_timeline profiler_memory profiler_output_dir"),
+    group("environment variables; set them in the shell", "system_envs system_envs.*"),
+    group(
+        "one machine and one training process here",
+        """num_nodes rpc_timeout local_rank model_update_buffer_size_mb is_offload_states
+        is_offload_optimizer_states_in_train_step""",
+    ),
+    group("the hub is that of huggingface; give a local folder for another", "model_download_type"),
+    group("a debugging aid of ROLL", "rollout_mock rollout_mock.*"),
+    group("Hydra's own; compose the file first if it inherits from others", "defaults hydra hydra.*"),
+    group(
+        "a section without content",
+        """actor_train actor_train.training_args actor_train.model_args actor_train.data_args train_infer_correction
+        train_infer_correction.is_weight""",
+    ),
+)

@@ -1,0 +1,424 @@
+"""TRL and ROLL settings become configurations of this project, and every key of theirs is accounted for."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_core.config import load_config
+from grpo_core.config.importing import SYSTEMS, Imported, import_config, render
+from grpo_core.config.importing.reading import flatten_sections
+from grpo_core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
+BY_NAME = {path.name: path for path in FILES}
+ROLL_BASE = {"rollout_batch_size": 16, "num_return_sequences_in_group": 4, "response_length": 64, "adv_estimator": "grpo"}
+TRL_BASE = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 100}
+
+Convert = Callable[..., Imported]
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Convert:
+    """Return a function that imports settings given as keywords, through a file."""
+
+    def run(base: dict[str, Any], processes: int | None = None, **settings: Any) -> Imported:
+        path = tmp_path / "settings.yaml"
+        path.write_text(yaml.safe_dump({**base, **settings}))
+        return import_config(path, processes=processes)
+
+    return run
+
+
+def values(imported: Imported) -> dict[str, Any]:
+    """Return what was mapped, flat."""
+    return flatten_sections(imported.values)
+
+
+def remark(imported: Imported, key: str) -> str:
+    """Return the fate and remark of one key."""
+    (entry,) = [entry for entry in imported.entries if entry.key == key]
+    return f"{entry.fate}: {entry.remark}"
+
+
+def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; return its exit code and what it printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_rolls_grpo_page_becomes_its_equivalent() -> None:
+    assert import_config(BY_NAME["roll_grpo.yaml"]).values == {
+        "model": {"source": "Qwen/Qwen2.5-7B", "dtype": "bfloat16"},
+        "data": {
+            "source": "file:data/math_deepmath_deal.jsonl",
+            "prompt_column": "messages",
+            "answer_column": "ground_truth",
+        },
+        "rewards": [{"fn": "math_answer"}],
+        "rollout": {
+            "num_prompts_per_step": 64,
+            "group_size": 8,
+            "max_prompt_tokens": 2048,
+            "max_completion_tokens": 4096,
+            "temperature": 0.99,
+            "top_p": 0.99,
+            "top_k": 100,
+        },
+        "advantage": {
+            "baseline": "group_mean",
+            "scale": "group_std",
+            "advantage_eps": 1e-6,
+            "whiten_advantages": True,
+            "advantage_clip": 2.0,
+        },
+        "loss": {
+            "beta": 0.001,
+            "kl_placement": "loss",
+            "dual_clip": 1.4,
+            "aggregation": "seq-mean-token-mean",
+            "epochs_per_rollout": 1,
+            "minibatches": 2,  # 64 x 8 / (1 x 32 x 16 devices / 2 of tensor parallelism)
+        },
+        "optimizer": {"lr": 1e-6, "schedule": "linear", "warmup_steps": 20, "weight_decay": 0},
+        "training": {"steps": 500, "seed": 42, "checkpoint_every": 100},
+        "evaluation": {"every_steps": 10},
+        "tracking": {"run_name": "qwen2.5-grpo"},
+    }
+
+
+def test_a_trl_file_states_every_default_that_is_not_ours() -> None:
+    imported = import_config(BY_NAME["trl_minimal.yaml"])
+    assert imported.values == {
+        "model": {"dtype": "bfloat16"},
+        "rollout": {"num_prompts_per_step": 4, "group_size": 8, "max_completion_tokens": 512},
+        "loss": {"beta": 0.0, "kl_correction": "importance", "aggregation": "token-mean", "minibatches": 1},
+        "optimizer": {"schedule": "linear"},
+        "training": {"steps": 200, "seed": 42, "checkpoint_every": 500},
+    }
+    assert "mapped (default of TRL 1.16)" in render(imported)
+
+
+def test_a_whole_trl_script_file() -> None:
+    found = values(import_config(BY_NAME["trl_full.yaml"]))
+    assert found["rewards"] == [
+        {"fn": "trl.rewards:accuracy_reward", "weight": 1.0},
+        {"fn": "my_pkg.rewards:brevity", "weight": 0.5},
+    ]
+    # 4 x 8 micro-steps / 4 generations; 8 / 4 optimizer steps in each of 2 passes: 4 optimizer steps to a step.
+    batch = ("rollout.num_prompts_per_step", "loss.minibatches", "loss.epochs_per_rollout", "training.steps")
+    assert tuple(found[key] for key in batch) == (8, 2, 2, 100)
+    assert (found["reference.sync_steps"], found["reference.mixup_alpha"]) == (16, 0.9)
+    assert (found["optimizer.warmup_steps"], found["evaluation.every_steps"]) == (40, 25)
+    assert (found["loss.sampler_correction"], found["loss.sampler_level"], found["loss.sampler_bound"]) == (
+        "truncate",
+        "token",
+        2,
+    )
+    assert (found["data.source"], found["data.answer_column"]) == ("hub:openai/gsm8k", None)
+
+
+def test_json_is_read_too() -> None:
+    imported = import_config(BY_NAME["trl_settings.json"])
+    assert values(imported)["rollout.num_prompts_per_step"] == 2
+    assert remark(imported, "loss_type").startswith("no_counterpart: a soft gate")
+    assert remark(imported, "max_steps").startswith("no_counterpart: the length is num_train_epochs")
+    assert remark(imported, "warmup_steps").startswith("dead: the schedule `constant`")
+    assert remark(imported, "epsilon_hihg") == "unknown: did you mean epsilon_high?"
+
+
+def test_dead_keys_are_told_apart() -> None:
+    dead = {entry.key for entry in import_config(BY_NAME["roll_dead_keys.yaml"]).listed("dead")}
+    assert {"reward_norm", "reward_shift", "reward_scale", "value_clip", "lambd", "init_kl_coef", "target_kl"} <= dead
+    assert {"actor_infer.generating_args.max_new_tokens", "actor_train.training_args.seed", "kl_loss_coef"} <= dead
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_key_is_in_exactly_one_list(path: Path) -> None:
+    flat = yaml.safe_load(path.read_text())
+    flat = flat if path.name.startswith("trl") else flatten_sections(flat)
+    imported = import_config(path)
+    given = Counter(entry.key for entry in imported.entries if not entry.is_default)
+    assert given == Counter(dict.fromkeys(flat, 1))
+    assert not {entry.key for entry in imported.entries if entry.is_default} & flat.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_output_is_a_valid_configuration(path: Path, tmp_path: Path) -> None:
+    imported = import_config(path)
+    written = tmp_path / "mine.yaml"
+    written.write_text(render(imported))
+    assert load_config(written) == imported.config
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_key_is_in_the_file_and_no_credential(path: Path) -> None:
+    text = render(import_config(path))
+    assert [entry.key for entry in import_config(path).entries if f" {entry.key} = " not in text] == []
+    assert "not-to-be-shown" not in text
+
+
+def test_a_key_cannot_leave_its_comment(convert: Convert, tmp_path: Path) -> None:
+    imported = convert(TRL_BASE, **{"a\nloss:\n  beta: 9\u2028x": "v\r\nrollout: 1"})
+    written = tmp_path / "mine.yaml"
+    written.write_text(render(imported))
+    assert load_config(written) == imported.config
+
+
+@pytest.mark.parametrize("name", ["GRPOConfig", "GRPOScriptArguments", "ModelConfig", "DatasetMixtureConfig"])
+def test_the_table_of_trl_is_the_installed_trls(name: str) -> None:
+    fields = {field.name: field for field in dataclasses.fields(installed(name))}
+    assert fields.keys() - set(SYSTEMS["trl"].known()) == set()
+    wrong = [
+        rule.key
+        for rule in SYSTEMS["trl"].rules
+        if rule.key in fields
+        and fields[rule.key].default is not dataclasses.MISSING
+        and fields[rule.key].default != rule.default
+    ]
+    assert wrong == []
+
+
+def test_the_table_of_trl_has_no_more_than_the_installed_trl() -> None:
+    names = ("GRPOConfig", "GRPOScriptArguments", "ModelConfig", "DatasetMixtureConfig")
+    fields = {field.name for name in names for field in dataclasses.fields(installed(name))}
+    assert set(SYSTEMS["trl"].known()) - fields == {"max_prompt_length", "warmup_ratio", "env"}
+
+
+def installed(name: str) -> Any:
+    """Return a dataclass of the installed TRL."""
+    import trl.scripts.grpo
+    import trl.scripts.utils
+
+    homes = (trl, trl.scripts.grpo, trl.scripts.utils)
+    return next(getattr(home, name) for home in homes if hasattr(home, name))
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # TRL's own default
+def test_a_configuration_that_trl_itself_wrote(tmp_path: Path) -> None:
+    import trl
+
+    path = tmp_path / "settings.json"
+    arguments = trl.GRPOConfig(output_dir="out", use_cpu=True, bf16=False, num_generations=4, beta=0.04, max_steps=5)
+    path.write_text(arguments.to_json_string())
+    imported = import_config(path)
+    assert imported.listed("unknown") == ()
+    assert values(imported)["rollout.num_prompts_per_step"] == 2
+    assert values(imported)["model.dtype"] == "float32"
+    assert [entry.key for entry in imported.entries if entry.differs] == []
+
+
+@pytest.mark.parametrize("name", ["trl", "roll"])
+def test_no_key_of_a_table_is_listed_twice(name: str) -> None:
+    assert [key for key, count in Counter(SYSTEMS[name].known()).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", ["trl", "roll"])
+def test_defaults_are_of_the_type_that_is_read(name: str) -> None:
+    for rule in SYSTEMS[name].rules:
+        assert rule.read(rule.default) == rule.default
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"loss_type": "grpo"}, {"loss.aggregation": "seq-mean-token-mean"}),
+        ({"loss_type": "bnpo"}, {"loss.aggregation": "token-mean"}),
+        ({"scale_rewards": "batch"}, {"advantage.scale": "batch_std"}),
+        ({"max_grad_norm": 0}, {"optimizer.max_grad_norm": None}),
+        ({"top_k": 0}, {"rollout.top_k": None}),
+        ({"adam_beta2": 0.95}, {"optimizer.adam_betas": [0.9, 0.95]}),
+        ({"warmup_ratio": 0.1}, {"optimizer.warmup_steps": 10}),
+        ({"max_prompt_length": 99}, {"rollout.max_prompt_tokens": 99}),
+        ({"use_bias_correction_kl": False}, {"loss.kl_correction": "none"}),
+        ({"sync_ref_model": True, "beta": 0.1}, {"reference.sync_steps": 512, "reference.mixup_alpha": 0.6}),
+        ({"steps_per_generation": 1}, {"rollout.num_prompts_per_step": 4, "loss.minibatches": 1}),
+        ({"steps_per_generation": 4}, {"rollout.num_prompts_per_step": 8, "loss.minibatches": 2, "training.steps": 50}),
+        ({"generation_batch_size": 32}, {"rollout.num_prompts_per_step": 8, "loss.minibatches": 2}),
+        ({"processes": 2}, {"rollout.num_prompts_per_step": 8}),
+        ({"use_vllm": True}, {"loss.sampler_correction": "mask", "loss.sampler_level": "sequence", "loss.sampler_bound": 3.0}),
+        ({"reward_funcs": ["get_soft_overlong_punishment"]}, {"filtering.overlong_buffer_tokens": 256}),
+        ({"save_strategy": "no"}, {"training.checkpoint_every": None}),
+    ],
+)
+def test_values_of_trl(convert: Convert, settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = values(convert(TRL_BASE, **settings))
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"use_kl_loss": False, "kl_loss_coef": 0.1}, {"loss.beta": 0.0}),
+        ({"add_token_level_kl": True}, {"loss.kl_placement": "reward", "loss.kl_estimator": "k1", "loss.beta": 0.2}),
+        ({"loss_agg_mode": "token-mean"}, {"loss.aggregation": "token-mean"}),
+        ({"importance_sampling": "seq"}, {"loss.ratio": "sequence"}),
+        ({"adv_estimator": "reinforce", "reward_clip": 3}, {"advantage.reward_clip": 3}),
+        ({"reward_clip": 1}, {"advantage.advantage_clip": 1}),
+        ({"reward_clip": 1, "advantage_clip": 0.5}, {"advantage.advantage_clip": 0.5}),
+        (
+            {"adv_estimator": "reinforce", "norm_mean_type": "group", "norm_std_type": "batch"},
+            {"advantage.scale": "batch_std", "advantage.advantage_eps": 1e-6},
+        ),
+        ({"sequence_length": 1100}, {"rollout.max_completion_tokens": 76}),
+        ({}, {"rollout.temperature": 0.95, "rollout.top_p": 0.7, "rollout.top_k": 50, "optimizer.lr": 5e-5}),
+        ({}, {"loss.minibatches": 8, "training.steps": 500, "training.seed": 42}),
+        ({"processes": 4}, {"loss.minibatches": 2}),
+        ({"eval_steps": 0, "save_steps": -1}, {"evaluation.every_steps": None, "training.checkpoint_every": None}),
+        (
+            {"train_infer_correction": {"is_weight": {"enabled": True}}},
+            {"loss.sampler_correction": "truncate", "loss.sampler_bound": 1.2},
+        ),
+        ({"actor_train": {"training_args": {"warmup_ratio": 0.01}}}, {"optimizer.warmup_steps": 40}),
+    ],
+)
+def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = values(convert(ROLL_BASE, **settings))
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "key", "said"),
+    [
+        (TRL_BASE, {"loss_type": "cispo"}, "loss_type", "no_counterpart: clipped weights"),
+        (TRL_BASE, {"delta": 3.0}, "delta", "mapped: above 1 + epsilon_high, as it must be here, it acts on negative"),
+        (TRL_BASE, {"delta": 1.1}, "delta", "no_counterpart: refused here, left at its default: loss.dual_clip: 1.1"),
+        (TRL_BASE, {"sync_ref_model": True, "beta": 0}, "sync_ref_model", "mapped: TRL itself refuses it with beta 0"),
+        (
+            TRL_BASE,
+            {"num_iterations": 3},
+            "max_steps",
+            "mapped: optimizer steps there, steps of 3 optimizer steps here, rounded up",
+        ),
+        (
+            TRL_BASE,
+            {"num_iterations": 2, "steps_per_generation": 1},
+            "steps_per_generation",
+            "mapped: TRL's optimizer steps span",
+        ),
+        (TRL_BASE, {"epsilon": 1.5}, "epsilon", "no_counterpart: refused here, left at its default: loss.clip_eps"),
+        (
+            TRL_BASE,
+            {"warmup_steps": 100},
+            "warmup_steps",
+            "no_counterpart: refused here, left at its default: optimizer.warmup",
+        ),
+        (TRL_BASE, {"temperature": 0}, "temperature", "no_counterpart: refused here"),
+        (TRL_BASE, {"max_completion_length": None}, "max_completion_length", "no_counterpart: null is no bound"),
+        (ROLL_BASE, {"loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_agg_mode", "mapped: ROLL divides by the padded width"),
+        (ROLL_BASE, {"adv_estimator": "gae"}, "adv_estimator", "no_counterpart: no gae here"),
+        (ROLL_BASE, {"adv_estimator": "reinforce"}, "adv_estimator", "mapped: nearest: ROLL subtracts nothing"),
+        (ROLL_BASE, {"advantage_clip": 2.0}, "advantage_clip", "no_counterpart: refused here, left at its default: advantage."),
+        (ROLL_BASE, {"reward_clip": 10}, "reward_clip", "dead: it follows the group normalisation"),
+        (ROLL_BASE, {"norm_std_type": "batch"}, "norm_std_type", "dead: adv_estimator grpo overwrites it"),
+        (ROLL_BASE, {"pretrain": "${oc.env:HOME}"}, "pretrain", "no_counterpart: ${oc.env:HOME} is not defined in this file"),
+        (ROLL_BASE, {"pretrain": "${seed_}"}, "pretrain", "no_counterpart: ${seed_} is not defined in this file"),
+        (ROLL_BASE, {"pretrain": "${pretrain}"}, "pretrain", "no_counterpart: ${pretrain} refers to itself"),
+        (ROLL_BASE, {"add_token_level_kl": True, "kl_penalty": "mse"}, "kl_penalty", "no_counterpart: KL in the reward is k1"),
+    ],
+)
+def test_what_differs_is_said(convert: Convert, base: dict[str, Any], settings: dict[str, Any], key: str, said: str) -> None:
+    assert remark(convert(base, **settings), key).startswith(said)
+
+
+def test_references_within_a_file_are_resolved(convert: Convert) -> None:
+    imported = convert(
+        ROLL_BASE, root="models", pretrain="${root}/x", actor_train={"training_args": {"warmup_steps": "${seed}"}}, seed=3
+    )
+    assert values(imported)["model.source"] == "models/x"
+    assert values(imported)["optimizer.warmup_steps"] == 3
+
+
+def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
+    imported = convert({key: value for key, value in ROLL_BASE.items() if key != "adv_estimator"})
+    assert remark(imported, "adv_estimator").startswith("no_counterpart: no gae here")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.yaml", "pg_clip: abc\nadv_estimator: grpo\n", "pg_clip: expected a number, got 'abc'; correct it in the file"),
+        ("a.yaml", "num_generations: true\n", "num_generations: expected a whole number of at least 1, got True"),
+        ("a.yaml", "loss_type: gpro\n", "loss_type: expected one of grpo, bnpo"),
+        ("a.yaml", "num_generations: 5\n", "num_generations: 5 does not divide the generation batch of 8 completions"),
+        ("a.yaml", "generation_batch_size: 12\n", "generation_batch_size: 12 is no multiple of"),
+        ("a.yaml", "reward_funcs: [a.b]\nreward_weights: [1, 2]\n", "reward_weights: 2 weights for 1 rewards"),
+        ("a.yaml", "save_steps: .inf\nbeta: 0\n", "save_steps: expected a number, got inf"),
+        ("a.yaml", "beta: 0\nbeta: 1\n", "beta is given twice"),
+        ("a.json", '{"beta": 0, "beta": 1}', "beta is given twice"),
+        ("a.json", '{"beta": ', "is not valid JSON"),
+        ("a.yaml", "a: [1\n", "is not valid YAML"),
+        ("a.yaml", "", "is empty"),
+        ("a.yaml", "- 1\n", "expected keys with values, got a list"),
+        ("a.yaml", "seed: 1\ncolour: red\n", "say which with --format"),
+        ("a.yaml", "loss:\n  beta: 0\n", "looks like a configuration of this project"),
+        ("a.yaml", "rollout_batch_size: 4\nsequence_length: 10\n", "sequence_length: 10 leaves nothing for the completion"),
+        ("a.yaml", "\xff", "is not UTF-8 text"),
+    ],
+)
+def test_bad_input_names_the_file_and_what_to_do(tmp_path: Path, name: str, text: str, said: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
+        import_config(path)
+    assert str(caught.value).startswith(f"config {path}: ")
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_and_a_wrong_format_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        import_config(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="'verl' is none of trl, roll"):
+        import_config(BY_NAME["trl_minimal.yaml"], "verl")
+
+
+def test_the_format_can_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("seed: 1\n")
+    assert import_config(path, "trl").config.loss.beta == 0
+    assert import_config(path, "roll").config.rollout.top_p == 0.7
+
+
+def test_the_command_prints_what_check_accepts(tmp_path: Path) -> None:
+    done = grpo("import-config", str(BY_NAME["roll_dead_keys.yaml"]))
+    assert done.returncode == 0, done.stderr
+    assert "1 unknown; 6 marked ! where the training differs" in done.stderr
+    (tmp_path / "mine.yaml").write_text(done.stdout)
+    checked = grpo("check", str(tmp_path / "mine.yaml"))
+    assert checked.returncode == 0, checked.stderr
+    assert "the configuration is valid" in checked.stdout
+
+
+def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"num_generations": "eight"}))
+    done = grpo("import-config", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: config {path}: num_generations: expected a whole number of at least 1, got 'eight'; correct it in the file\n"
+    )
+
+
+def test_importing_loads_neither_torch_nor_trl() -> None:
+    program = (
+        f"import sys; from grpo_core.config.importing import import_config; import_config({str(BY_NAME['trl_full.yaml'])!r})\n"
+        "print(sorted({'torch', 'transformers', 'trl'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_documented_tables_are_these() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "grpo_core.config.importing.tables"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert (ROOT / "docs" / "importing.md").read_text() == printed
