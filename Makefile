@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-slow check format metrics clean setup
+.PHONY: help train up down test test-slow mutants check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -40,6 +40,9 @@ test: setup  ## the default tests
 test-slow: setup  ## proofs that take minutes
 	$(BIN)/pytest -m slow
 
+mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME")
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -50,8 +53,10 @@ format: setup  ## rewrite to the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-metrics: setup  ## regenerate METRICS.md from the registry
+docs: setup  ## regenerate what the documentation takes from the code
 	$(BIN)/python -m grpo_core.metrics > METRICS.md
+	$(BIN)/python -m grpo_core.config.importing.tables > docs/importing.md
+	GRPO_WRITE_DOCS=1 $(BIN)/pytest --quiet tests/contracts/test_docs.py
 
 clean:  ## remove the environment and caches; runs/ and .grpo/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

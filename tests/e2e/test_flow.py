@@ -172,11 +172,11 @@ def test_a_tag_set_in_mlflow_ends_the_training_after_its_step(grpo: Any, tiny_ya
     assert (run_dir / "eval" / "final.json").exists()
 
 
-def test_the_same_flow_runs_on_trl(grpo: Any, tiny_yaml: Path, finished_run: tuple[Path, Finished], tmp_path: Path) -> None:
+def test_the_same_flow_runs_on_trl(grpo: Any, tiny_yaml: Path, run_dir: Path, tmp_path: Path) -> None:
     options = ("training.engine=trl", "evaluation.every_steps=null", "evaluation.samples=0")
     done = grpo("train", str(tiny_yaml), *options, "--run-dir", "runs/trl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    journals = [read_journal(path / "journal.jsonl") for path in (finished_run[0], tmp_path / "runs" / "trl")]
+    journals = [read_journal(path / "journal.jsonl") for path in (run_dir, tmp_path / "runs" / "trl")]
     native, trl = ([record.metrics for record in journal if record.kind == "step"] for journal in journals)
     assert [step.keys() for step in native] == [step.keys() for step in trl]
     assert [step["reward/mean"] for step in native] == pytest.approx([step["reward/mean"] for step in trl], rel=1e-4)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_core.algorithm.kl import k1, k2, k3, per_token_kl
+from grpo_core.algorithm.kl import full_kl, k1, k2, k3, per_token_kl
 
 SETTINGS = settings(deadline=None, max_examples=60, derandomize=True)
 LOGITS = st.lists(st.floats(-4, 4), min_size=5, max_size=5)
@@ -32,6 +32,13 @@ def test_by_hand():
     }
     for estimator, values in expected.items():
         torch.testing.assert_close(estimator(log_ratio), torch.tensor(values, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def test_the_exact_kl_is_that_of_the_policy_to_the_reference():
+    # (1/4, 3/4) to (1/2, 1/2): 1/4 log 1/2 + 3/4 log 3/2; the other way round 1/2 log 2 + 1/2 log 2/3
+    policy, reference = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64).log()
+    assert float(full_kl(policy, reference)) == pytest.approx(0.75 * math.log(3) - math.log(2), abs=1e-14)
+    assert float(full_kl(reference, policy)) == pytest.approx(math.log(2) - math.log(3) / 2, abs=1e-14)
 
 
 @pytest.mark.parametrize(("name", "estimator"), [("k1", k1), ("k2", k2), ("k3", k3)])

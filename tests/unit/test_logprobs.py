@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_core.algorithm.logprobs import token_logps
+from grpo_core.algorithm.logprobs import token_full_kl, token_logps
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def naive(hidden, weight, tokens, temperature):
 
 def with_gradients(logps, hidden, weight):
     coefficients = torch.arange(1.0, len(logps) + 1, dtype=logps.dtype)
-    return logps.detach(), *torch.autograd.grad((logps * coefficients).sum(), (hidden, weight))
+    return logps.detach(), *torch.autograd.grad((logps * coefficients).sum(), (hidden, weight), retain_graph=True)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
@@ -37,6 +37,33 @@ def test_values_and_gradients_are_those_of_a_plain_log_softmax_whatever_the_chun
     torch.testing.assert_close(
         with_gradients(logps, hidden, weight), with_gradients(expected_logps, hidden, weight), rtol=1e-12, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
+def test_the_exact_kl_is_of_both_policies_at_the_temperature_and_pulls_at_the_policy_alone(inputs, temperature, chunk_tokens):
+    hidden, weight, _ = inputs
+    generator = torch.Generator().manual_seed(1)
+    # The reference may have another width; here its states want a gradient, and must not get one.
+    ref_hidden = torch.randn(7, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    ref_weight = torch.randn(11, 4, generator=generator, dtype=torch.float64)
+    exact = token_full_kl(
+        hidden,
+        lambda states: states @ weight.T,
+        ref_hidden,
+        lambda states: states @ ref_weight.T,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+    )
+    # Witness: torch's own distributions.
+    policy = torch.distributions.Categorical(logits=hidden @ weight.T / temperature)
+    reference = torch.distributions.Categorical(logits=(ref_hidden @ ref_weight.T).detach() / temperature)
+    expected = torch.distributions.kl_divergence(policy, reference)
+    torch.testing.assert_close(
+        with_gradients(exact, hidden, weight), with_gradients(expected, hidden, weight), rtol=1e-10, atol=1e-12
+    )
+    exact.sum().backward()
+    assert ref_hidden.grad is None
 
 
 def test_by_hand():

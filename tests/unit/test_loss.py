@@ -22,10 +22,10 @@ def float64(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def surrogate(advantage, clip_eps, clip_eps_high):
+def surrogate(advantage, clip_eps, clip_eps_high, dual_clip=None):
     """Return the per-token losses of RATIOS and their derivatives with respect to the log ratio."""
     log_ratio = float64([RATIOS]).log().requires_grad_()
-    losses = clipped_surrogate(log_ratio, float64([advantage]), clip_eps, clip_eps_high)
+    losses = clipped_surrogate(log_ratio, float64([advantage]), clip_eps, clip_eps_high, dual_clip)
     losses.sum().backward()
     return losses[0].tolist(), log_ratio.grad[0].tolist()
 
@@ -74,6 +74,52 @@ def test_clip_higher_moves_the_upper_bound_alone():
 def test_without_clipping_the_loss_is_minus_ratio_times_advantage(advantage):
     losses, gradients = surrogate(advantage, None, None)
     assert losses == gradients == pytest.approx([-ratio * advantage for ratio in RATIOS], abs=1e-12)
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage_alone():
+    # A = -2: gain -1, -2, -2.5, -3, never below 1.3 A = -2.6; beyond it there is no gradient
+    losses, gradients = surrogate(-2.0, None, None, dual_clip=1.3)
+    assert losses == pytest.approx([1.0, 2.0, 2.5, 2.6], abs=1e-12)
+    assert gradients == pytest.approx([1.0, 2.0, 2.5, 0.0], abs=1e-12)
+    # with the clip at 0.8 the first gain is -1.6; both ends are held
+    losses, gradients = surrogate(-2.0, 0.2, None, dual_clip=1.3)
+    assert losses == pytest.approx([1.6, 2.0, 2.5, 2.6], abs=1e-12)
+    assert gradients == pytest.approx([0.0, 2.0, 2.5, 0.0], abs=1e-12)
+    assert surrogate(2.0, 0.2, None, dual_clip=1.3) == surrogate(2.0, 0.2, None)
+
+
+def sequence_ratio_terms(old_ratio, mask, **options):
+    """Return the terms of a loss by the ratio of completions, and its gradient; logps are 0, so old ones are -log rho."""
+    logps = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
+    terms = loss_of(logps, mask, old_per_token_logps=-float64(old_ratio).log(), ratio="sequence", clip_eps=None, **options)
+    terms.total.backward()
+    return terms, logps.grad
+
+
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_those_of_its_tokens():
+    # Token ratios 4, 1 | 1.5; the nines are masked. s = sqrt(4 * 1) = 2 for both tokens of the first row, 1.5 in the second.
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
+    terms, gradient = sequence_ratio_terms(
+        [[4.0, 1.0, 9.0], [1.5, 9.0, 9.0]], mask, aggregation="token-mean", beta=0.0, advantages=float64([3.0, 1.0])
+    )
+    assert terms.ratio[mask].tolist() == pytest.approx([2.0, 2.0, 1.5], abs=1e-12)
+    assert terms.log_ratio[mask].exp().tolist() == pytest.approx([4.0, 1.0, 1.5], abs=1e-12)
+    # -(3 * 2 + 3 * 2 + 1 * 1.5) / 3 tokens
+    assert float(terms.total.detach()) == pytest.approx(-4.5, abs=1e-12)
+    # d s / d log pi_t = s / n for each of n tokens: -(3 + 3) * 2 / 2 / 3 = -2 twice, -1.5 / 3 = -0.5
+    assert gradient.flatten().tolist() == pytest.approx([-2.0, -2.0, 0.0, -0.5, 0.0, 0.0], abs=1e-12)
+
+
+def test_the_kl_is_corrected_by_the_ratio_of_its_token_where_the_surrogate_uses_that_of_the_sequence():
+    # k1 = 1, 10 at token ratios 4, 1: (4 * 1 + 1 * 10) / 2 = 7; the sequence ratio 2 would give (2 + 20) / 2 = 11
+    terms, _ = sequence_ratio_terms(
+        [[4.0, 1.0]],
+        torch.ones(1, 2, dtype=torch.bool),
+        ref_per_token_logps=float64([[-1.0, -10.0]]),
+        kl_estimator="k1",
+        kl_correction="importance",
+    )
+    assert float(terms.kl) == pytest.approx(7.0, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
+from grpo_core.algorithm.loss import Denominators, grpo_loss
 from grpo_core.config import AdvantageConfig, LossConfig
 from grpo_core.policy.reference import Reference, frozen_copy
 from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training.batch import RolloutBatch, split_minibatches
-from grpo_core.training.forward import ForwardSettings, batch_logps, rows_logps
+from grpo_core.training.forward import ForwardSettings, batch_logps, rows_logps, rows_logps_and_full_kl
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
 
@@ -86,6 +87,81 @@ def test_what_an_optimizer_step_reports_by_hand(tiny_model, batch):
     # minus the smaller gain, A = 1: -1, -1.2, -0.5; A = -1: 0.8; A = 2: -2.2, -2.4, -2.4, -1.8; A = -2: 3, 1.6; sum -6.1
     assert report.policy_loss == report.loss == pytest.approx(-0.61, abs=1e-5)
     assert report.kl_loss == pytest.approx(0.0, abs=1e-6)
+
+
+def test_log_probabilities_and_exact_kl_are_of_the_temperature_scaled_policies(tiny_model, batch):
+    reference = frozen_copy(tiny_model)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    hot = replace(FORWARD, temperature=0.5)
+    with torch.no_grad():
+        logps, entropy = rows_logps(tiny_model, batch, [2], hot)
+        same_logps, same_entropy, exact = rows_logps_and_full_kl(tiny_model, reference, batch, [2], hot)
+        # Witness: row 2 is the second prompt's first completion, 4 tokens after 1; logits divided by 0.5, log-softmax.
+        ids = torch.tensor([[*batch.prompts[1].token_ids, *batch.completion_ids[2].tolist()]])
+        policy, ref = ((model(input_ids=ids).logits[0, :-1] / 0.5).log_softmax(-1) for model in (tiny_model, reference))
+    torch.testing.assert_close(logps[0], policy.gather(1, batch.completion_ids[2].unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy[0], -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(exact[0], (policy.exp() * (policy - ref)).sum(-1), rtol=1e-3, atol=1e-6)
+    assert torch.equal(same_logps, logps)
+    assert torch.equal(same_entropy, entropy)
+
+
+# Ratios of tokens that four rows of 3, 1, 4 and 2 tokens had since their rollout; the nines are masked.
+STALE = torch.tensor([[1.0, 1.5, 0.5, 9.0], [1.6, 9.0, 9.0, 9.0], [1.1, 2.0, 1.25, 0.9], [1.5, 0.6, 9.0, 9.0]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ratio": "sequence"},
+        {"dual_clip": 1.3},
+        {"clip_eps": 0.3},
+        {"clip_eps_high": 0.6},
+        {"kl_estimator": "k1"},
+        {"kl_correction": "importance"},
+        {"aggregation": "token-mean"},
+        {"aggregation": "seq-mean-token-sum-norm"},
+        {"beta": 0.3},
+    ],
+    ids=lambda options: "-".join(map(str, options)) + "=" + "-".join(map(str, options.values())),
+)
+def test_each_option_of_the_loss_reaches_it(tiny_model, batch, options):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    ref_logps, old_logps = logps - 0.4 * STALE, logps - STALE.log()
+
+    def witness(**changed):
+        terms = grpo_loss(
+            per_token_logps=logps,
+            old_per_token_logps=old_logps,
+            ref_per_token_logps=ref_logps,
+            advantages=batch.advantages,
+            loss_mask=batch.loss_mask,
+            denominators=Denominators.of(batch.loss_mask, 8),
+            **{"beta": 0.1} | changed,
+        )
+        return float(terms.total), float(terms.policy), float(terms.kl)
+
+    settings = {"beta": 0.1} | options
+    report = updater(tiny_model, epochs_per_rollout=2, **settings).update(batch, ref_logps, old_logps, step=1).steps[0]
+    reported = (report.loss, report.policy_loss, report.kl_loss)
+    assert reported == pytest.approx(witness(**options), abs=1e-5)
+    assert reported != pytest.approx(witness(), abs=1e-3)  # and the option makes a difference here
+
+
+@pytest.mark.parametrize(("epochs", "minibatches", "needed"), [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, True)])
+def test_only_a_single_update_can_do_without_the_old_logps(tiny_model, epochs, minibatches, needed):
+    one = updater(tiny_model, epochs_per_rollout=epochs, minibatches=minibatches)
+    assert (one.single_update, one.needs_old_logps) == (not needed, needed)
+
+
+def test_the_first_logps_are_those_before_the_later_epochs(tiny_model, batch):
+    logps, entropy = batch_logps(tiny_model, batch, FORWARD)
+    result = updater(tiny_model, lr=0.5, epochs_per_rollout=2).update(batch, logps, logps, step=1)
+    assert result.steps[1].old_k3_sum > 1e-3  # the second epoch's pass is of another policy
+    torch.testing.assert_close(result.first_logps, logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.first_entropy, entropy, rtol=0, atol=1e-5)
 
 
 def test_a_single_update_uses_its_own_logps_as_the_old_ones(tiny_model, batch):
@@ -225,3 +301,19 @@ def test_the_samplers_weights_multiply_the_surrogate_alone(tiny_model, batch):
     plain = updater(tiny_model, beta=0.1).update(drifted, logps - 0.3, None, step=1).steps[0]
     assert report.policy_loss == pytest.approx(plain.policy_loss / 2, abs=1e-6)
     assert report.kl_loss == pytest.approx(plain.kl_loss, abs=1e-6)
+
+
+def test_the_samplers_weights_compare_it_with_the_policy_of_the_rollouts_not_the_updated_one(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    old_logps = logps - STALE.log()
+    # The sampler was twice as sure as the trainer was then, so each token weighs 1/2, whatever the ratio is by now.
+    drifted = replace(batch, sampling_per_token_logps=old_logps + math.log(2))
+    reports = [
+        updater(tiny_model, beta=0.0, epochs_per_rollout=2, sampler_correction=correction).update(
+            drifted, logps, old_logps, step=1
+        )
+        for correction in ("truncate", "none")
+    ]
+    corrected, plain = (result.steps[0].policy_loss for result in reports)
+    assert corrected == pytest.approx(plain / 2, abs=1e-6)
+    assert abs(plain) > 0.1
