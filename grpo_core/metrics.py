@@ -66,6 +66,14 @@ REGISTRY: tuple[Metric, ...] = (
     ),
     _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS),
     _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS),
+    _m(
+        "kl/init/se",
+        "standard error of kl/init/k3",
+        "as kl/ref/se",
+        "nats/token",
+        "over completions",
+        "large where few tokens dominate",
+    ),
     _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS),
     _m(
         "kl/probe/full",
@@ -81,6 +89,15 @@ REGISTRY: tuple[Metric, ...] = (
         "sum_v pi (log pi - log pi_0)",
         "nats/token",
         "mean over completion tokens",
+        when="probe",
+    ),
+    _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/se", "nats/token", "over completions", when="probe"),
+    _m(
+        "kl/probe/se_init",
+        "standard error of kl/probe/full_init",
+        "as kl/ref/se",
+        "nats/token",
+        "over completions",
         when="probe",
     ),
     _m(

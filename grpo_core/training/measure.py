@@ -51,7 +51,11 @@ def kl_figures(logps: StepLogps, sampling: Tensor, mask: Tensor) -> Figures:
     }
     if logps.initial is not None:
         from_initial = k3(logps.initial - logps.old)
-        figures |= {"kl/init/k3": masked_mean(from_initial, mask), "kl/init/seq": per_row_mean(from_initial, mask)}
+        figures |= {
+            "kl/init/k3": masked_mean(from_initial, mask),
+            "kl/init/se": clustered_standard_error(from_initial, mask),
+            "kl/init/seq": per_row_mean(from_initial, mask),
+        }
     return figures
 
 

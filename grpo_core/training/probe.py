@@ -5,11 +5,9 @@ completes the same prompts from the same uniforms, and at each token the KL is s
 estimated from the token that was drawn.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.algorithm.masking import completion_mask
@@ -18,6 +16,7 @@ from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
 from grpo_core.policy.reference import Reference
 from grpo_core.training.batch import CompletedPrompts, microbatches
 from grpo_core.training.forward import ForwardSettings, rows_logps_and_full_kl
+from grpo_core.training.measure import clustered_standard_error, masked_mean
 from grpo_core.types import Prompt
 
 
@@ -35,10 +34,15 @@ class Probe:
     def figures(self, policy: PreTrainedModel, reference: Reference) -> dict[str, float]:
         """Return the `kl/probe/*` figures of the policy as it is."""
         completed = self._complete()
-        to_reference = self._mean_kl(policy, reference.model, completed)
+        mean, error = self._kl(policy, reference.model, completed)
         initial = reference.initial
-        to_initial = to_reference if initial is None else self._mean_kl(policy, initial, completed)
-        return {"kl/probe/full": to_reference, "kl/probe/full_init": to_initial}
+        mean_init, error_init = (mean, error) if initial is None else self._kl(policy, initial, completed)
+        return {
+            "kl/probe/full": mean,
+            "kl/probe/se": error,
+            "kl/probe/full_init": mean_init,
+            "kl/probe/se_init": error_init,
+        }
 
     def _complete(self) -> CompletedPrompts:
         key = RandomKey(seed=self.seed, stream=Stream.PROBE, step=0)
@@ -47,9 +51,9 @@ class Probe:
         return CompletedPrompts(prompts=self.prompts, group_size=1, completion_ids=sampled.completion_ids, completion_mask=mask)
 
     @torch.no_grad()
-    def _mean_kl(self, policy: PreTrainedModel, other: PreTrainedModel, completed: CompletedPrompts) -> float:
-        """Return the mean over completion tokens of KL(policy || other), in nats."""
-        pieces: Sequence[Sequence[int]] = microbatches(completed, range(completed.num_rows), self.forward.max_tokens)
-        parts: list[Tensor] = [rows_logps_and_full_kl(policy, other, completed, rows, self.forward)[2] for rows in pieces]
-        per_token = torch.cat(parts)[completed.completion_mask]
-        return float(per_token.double().mean())
+    def _kl(self, policy: PreTrainedModel, other: PreTrainedModel, completed: CompletedPrompts) -> tuple[float, float]:
+        """Return the mean over completion tokens of KL(policy || other), in nats, and its standard error."""
+        pieces = microbatches(completed, range(completed.num_rows), self.forward.max_tokens)
+        parts = [rows_logps_and_full_kl(policy, other, completed, rows, self.forward)[2] for rows in pieces]
+        per_token, mask = torch.cat(parts), completed.completion_mask
+        return masked_mean(per_token, mask), clustered_standard_error(per_token, mask)
