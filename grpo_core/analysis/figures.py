@@ -25,11 +25,11 @@ def reward_figure(records: Sequence[Record]) -> Figure:
     _line(top, steps, "reward/mean", "reward", smooth=True)
     _line(top, steps, "group/best_mean", "best of its group", style=":")
     _eval_points(top, records)
-    _mark_syncs(top, syncs)
+    mark_syncs(top, syncs)
     _finish(top, "reward")
     _line(bottom, steps, "group/zero_std_frac", "groups with equal rewards")
     _line(bottom, steps, "completion/truncated_frac", "truncated completions", style="--")
-    _mark_syncs(bottom, syncs, label=False)
+    mark_syncs(bottom, syncs, label=False)
     bottom.set(ylim=(-0.03, 1.03), xlabel="step")
     _finish(bottom, "share")
     figure.suptitle("Reward (thin: each step, thick: mean of 5)")
@@ -45,10 +45,10 @@ def kl_figure(records: Sequence[Record]) -> Figure:
         top.fill_between(steps.index, centre - error, centre + error, alpha=0.25, linewidth=0)
     _line(top, steps, "kl/ref/k3", "to the current reference (k3, +- 1 s.e.)")
     _line(top, steps, "kl/init/k3", "to the initial policy (k3)", style="--")
-    _mark_syncs(top, syncs)
+    mark_syncs(top, syncs)
     _finish(top, "KL, nats per token")
     _line(bottom, steps, "policy/entropy", "entropy, nats")
-    _mark_syncs(bottom, syncs, label=False)
+    mark_syncs(bottom, syncs, label=False)
     bottom.set_xlabel("step")
     _finish(bottom, "nats")
     figure.suptitle("Drift of the policy")
@@ -86,7 +86,8 @@ def _eval_points(axes: Axes, records: Sequence[Record]) -> None:
             axes.plot(*zip(*points, strict=True), marker, color="black", markersize=5, label=label)
 
 
-def _mark_syncs(axes: Axes, syncs: pandas.DataFrame, label: bool = True) -> None:
+def mark_syncs(axes: Axes, syncs: pandas.DataFrame, label: bool = True) -> None:
+    """Draw a line at each reference sync of a `sync_table`."""
     for index, step in enumerate(syncs["step"]):
         # Half a step later: the sync happens after its step and holds from the next one.
         name = "reference sync" if label and index == 0 else None

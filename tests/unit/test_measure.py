@@ -79,6 +79,8 @@ def test_kl_to_the_initial_policy_and_to_the_sampler_by_hand():
     )
     assert figures["kl/init/k3"] == close((1 - LOG2) / 3)
     assert figures["kl/init/seq"] == close((1 - LOG2) / 2)
+    # se over rows (sums a, 0 of 2 and 1 tokens; mean a/3): residuals a - 2a/3, 0 - a/3; sqrt(2 (a/3)^2 x 2/1) / 3 = 2a/9
+    assert figures["kl/init/se"] == close(2 * (1 - LOG2) / 9)
     assert figures["kl/sampler/k3"] == close((LOG2 - 0.5) / 3)
     assert figures["kl/ref/k3"] == close(0.0)
 

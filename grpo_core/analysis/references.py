@@ -1,0 +1,60 @@
+"""One picture of several runs that differ in their reference: what the KL to it says, and what it hides.
+
+python -m grpo_core.analysis.references --out references.png "fixed=runs/one" "copied every 10=runs/two"
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from grpo_core.analysis.figures import mark_syncs
+from grpo_core.analysis.tables import step_table, sync_table
+from grpo_core.journal import Record, read_journal
+from grpo_core.rundir import RunDir
+
+
+def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
+    """Return a panel a run: KL to its reference and to the initial policy over steps, before and after each sync.
+
+    Args:
+        runs: journals by the title of their panel.
+    """
+    figure, axes = pyplot.subplots(
+        1, len(runs), figsize=(4.2 * len(runs), 3.6), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    for panel, (title, records) in zip(axes[0], runs.items(), strict=True):
+        _draw(panel, records)
+        panel.set(title=title, xlabel="step")
+        panel.grid(alpha=0.3)
+    axes[0][0].set_ylabel("KL (k3), nats per token")
+    axes[0][-1].legend(loc="upper left", fontsize="small")
+    return figure
+
+
+def _draw(panel: Axes, records: Sequence[Record]) -> None:
+    steps, syncs = step_table(records), sync_table(records)
+    mark_syncs(panel, syncs)
+    panel.plot(steps.index, steps["kl/init/k3"], "--", color="tab:orange", label="to the initial policy")
+    panel.plot(steps.index, steps["kl/ref/k3"], color="tab:blue", label="to the reference")
+    panel.plot(syncs["step"] + 0.4, syncs["kl_before"], "^", color="tab:blue", markersize=5, label="before a sync")
+    panel.plot(syncs["step"] + 0.6, syncs["kl_after"], "v", color="tab:green", markersize=5, label="after it")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the figure of some run dirs."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_core.analysis.references", description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="TITLE=RUN_DIR", help="panels, from left to right")
+    parser.add_argument("--out", type=Path, required=True, help="PNG to write")
+    options = parser.parse_args(arguments)
+    pairs = [run.rpartition("=") for run in options.runs]
+    figure = references_figure({title: read_journal(RunDir(Path(path)).journal_file) for title, _, path in pairs})
+    figure.savefig(options.out, dpi=110)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
