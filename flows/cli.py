@@ -123,7 +123,9 @@ def check(config: ConfigName, overrides: Overrides = None) -> None:
 
     resolved = load_config(config, parse_overrides(overrides or []))
     typer.echo(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True).rstrip())
-    typer.echo(f"\nadvantage_rms_factor: {advantage_rms_factor(resolved.rollout.group_size):.4f}  (sqrt((G-1)/G))")
+    factor = advantage_rms_factor(resolved)
+    said = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
+    typer.echo(f"\nadvantage_rms_factor: {said}")
     typer.echo(f"effective beta: {effective_beta(resolved)}")
     warnings = check_consistency(resolved)
     for warning in warnings:

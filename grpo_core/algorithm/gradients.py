@@ -1,6 +1,6 @@
 """What the gradient of each KL option is: the table of docs/algorithm.md, every row proved in tests/unit/test_gradients.py.
 
-Summed over tokens, for samples o of a policy q:
+Summed over tokens, for samples o of a policy q, with the token ratio in the surrogate:
 
     T(q) = sum_t E_{prefix ~ q} grad KL_t(pi || ref)    prefixes held fixed
     S    = grad KL(pi || ref)                           of whole completions; not T beyond one token

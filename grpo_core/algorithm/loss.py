@@ -45,8 +45,8 @@ class Denominators:
 
     sequences: int
     """S: rows with at least one loss token."""
-    tokens: int
-    """N: loss tokens."""
+    tokens: float
+    """N: loss tokens; TRL divides several minibatches by their mean number."""
     max_completion_tokens: int
     """L_max: the constant of Dr. GRPO."""
 

@@ -59,6 +59,7 @@ def shape_advantages(
     k1_per_token: Tensor | None = None,
     whiten: bool = False,
     clip: float | None = None,
+    scorable: Tensor | None = None,
 ) -> Tensor:
     """Return shaped advantages: [B] where every token of a completion has the same, else [B, T] and 0 outside the mask.
 
@@ -69,12 +70,14 @@ def shape_advantages(
         k1_per_token: [B, T] k1 under the policy that made the rollouts, no gradient; None = KL is not part of the reward.
         whiten: over the loss tokens of the whole step, so that long completions weigh more (as in ROLL).
         clip: bound of the absolute value; None = none.
+        scorable: [B] bool; a completion that no reward could score takes no part in the whitening. None = all.
     """
     if k1_per_token is not None:
         advantages = torch.where(loss_mask, advantages.unsqueeze(1) - beta * kl_to_go(k1_per_token, loss_mask), 0.0)
     if whiten:
         per_token = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(loss_mask.shape)
-        advantages = _whitened(per_token, loss_mask)
+        whitened = loss_mask if scorable is None else loss_mask & scorable.unsqueeze(1)
+        advantages = torch.where(whitened, _whitened(per_token, whitened), torch.where(loss_mask, per_token, 0.0))
     return advantages if clip is None else advantages.clamp(-clip, clip)
 
 

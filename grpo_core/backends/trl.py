@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -34,13 +34,15 @@ def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | 
     """Run all steps on TRL; return the last counters and why the run was stopped early, if it was.
 
     Raises:
-        TrainingError: the run has a checkpoint to go on from; TRL does not save its reference.
+        TrainingError: the run has a checkpoint to go on from, or the model has dropout that TRL does not switch off.
     """
+    stopped = session.stop.reason()
+    if state.step >= session.config.training.steps or stopped is not None:
+        return state, stopped if state.step < session.config.training.steps else None
     if state != FRESH:
-        raise TrainingError("training.engine: trl cannot go on from a checkpoint; start a new run, or use the native engine")
+        raise TrainingError("training.engine: trl begins at the first step and cannot go on from a checkpoint; start a new run")
+    _refuse_dropout(session.policy)
     observer = Observer(session)
-    if (stopped := session.stop.reason()) is not None:
-        return state, stopped
     with _quiet():
         build_trainer(session, observer).train()
     session.policy.eval()
@@ -74,7 +76,7 @@ def build_trainer(session: Session, observer: "Observer") -> "ObservedTrainer":
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_AfterSync(observer))
     if trainer.ref_model is not None:
-        session.reference.model = trainer.ref_model
+        session.reference.hand_over(trainer.ref_model)
     return trainer
 
 
@@ -133,6 +135,13 @@ def _reward(observer: Observer, name: str) -> Callable[..., list[float | None]]:
 
     scores.__name__ = name
     return scores
+
+
+def _refuse_dropout(policy: PreTrainedModel) -> None:
+    """TRL trains in train mode and switches dropout modules off, but not the rates that attention reads elsewhere."""
+    rates = {key: value for key, value in policy.config.to_dict().items() if "attention" in key and "drop" in key and value}
+    if rates:
+        raise TrainingError(f"training.engine: trl would train with dropout ({rates}); use the native engine")
 
 
 @contextlib.contextmanager

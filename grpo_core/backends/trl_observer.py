@@ -1,6 +1,7 @@
 """Follows TRL's trainer through a step and turns what it sees into this project's records."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +85,8 @@ class Observer:
         group_size = self.session.config.rollout.group_size
         if [as_trl_prompt(prompt.content) for prompt in own for _ in range(group_size)] != list(prompts):
             raise TrainingError(f"training.engine trl: step {self.step} asks for prompts in another order")
-        batch = explore(self.session, own, self.step, self._clock)
+        with self._evaluating():
+            batch = explore(self.session, own, self.step, self._clock)
         self.batch = batch
         lengths = batch.lengths().tolist()
         return {
@@ -98,13 +100,11 @@ class Observer:
     def measure(self, advantages: Tensor) -> None:
         """Measure the policy before its update; the advantages are TRL's."""
         session, batch = self.session, replace(self.batch, advantages=advantages.detach().clone())
-        session.policy.eval()
-        with self._clock("logps"):
+        with self._clock("logps"), self._evaluating():
             self._probed = probe(session, self.step)
             ref, _ = batch_logps(session.reference.model, batch, session.forward)
             initial = initial_logps(session, batch, ref, self.step)
             old, entropy = batch_logps(session.policy, batch, session.forward)
-        session.policy.train()
         self.batch, self.logps = batch, measure.StepLogps(old=old, ref=ref, initial=initial, entropy=entropy)
 
     def note_pass(self, loss: Tensor, per_token_logps: Tensor, inputs: dict[str, Tensor]) -> None:
@@ -116,13 +116,14 @@ class Observer:
             inputs: TRL's tensors of the pass.
         """
         config, rows = self.session.config.loss, inputs[ROWS]
+        estimator = "k3" if config.kl_estimator == "full" else config.kl_estimator  # at beta 0, as in the native engine
         mask = inputs["completion_mask"].bool()
         old = inputs.get("old_per_token_logps", per_token_logps)
         log_ratio = torch.where(mask, per_token_logps - old, 0.0)
         ref_log_ratio = torch.where(mask, self.logps.ref[rows][:, : mask.shape[1]] - per_token_logps, 0.0)
         denominators = Denominators(
             sequences=self.batch.num_rows // config.minibatches,
-            tokens=max(self.batch.num_loss_tokens // config.minibatches, 1),
+            tokens=max(self.batch.num_loss_tokens / config.minibatches, 1),
             max_completion_tokens=self.session.config.rollout.max_completion_tokens,
         )
         weights = token_weights(mask, config.aggregation, denominators)
@@ -130,7 +131,7 @@ class Observer:
         clipped_low, clipped_high = clipped_tokens(used, inputs["advantages"], mask, config)
         update, ratio = self._update, used[mask]
         update.loss += float(loss.detach())
-        update.kl_loss += float((weights * kl_term(ref_log_ratio, log_ratio, "k3", config.kl_correction)).sum())
+        update.kl_loss += float((weights * kl_term(ref_log_ratio, log_ratio, estimator, config.kl_correction)).sum())
         update.ratio_sum += float(ratio.sum())
         update.ratio_max = max(update.ratio_max, float(ratio.max()) if ratio.numel() else 0.0)
         update.old_k3_sum += float(k3(log_ratio)[mask].sum())
@@ -143,7 +144,7 @@ class Observer:
         session, reference = self.session, self.session.reference
         if len(self._reports) + 1 < self.updates_per_step:
             return
-        with self._clock("sync"):
+        with self._clock("sync"), self._evaluating():
             self._distance = reference.distance(session.policy)
             if reference.is_due(self.step, session.config.reference.sync_steps):
                 reference.keep_initial()
@@ -175,11 +176,20 @@ class Observer:
             batch=self.batch, state=after, sync=sync, metrics=measure.registry_figures([measured, self._probed])
         )
         self.state = after
-        self.session.policy.eval()
-        self.saved_at = conclude(self.session, result, self.saved_at)
-        self.session.policy.train()
+        with self._evaluating():
+            self.saved_at = conclude(self.session, result, self.saved_at)
         self.stopped = self.session.stop.reason()
         return self.stopped is not None
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """TRL has the policy in train mode; whatever is sampled or measured here is without dropout."""
+        was_training = self.session.policy.training
+        self.session.policy.eval()
+        try:
+            yield
+        finally:
+            self.session.policy.train(was_training)
 
     def _report(self, figures: dict[str, float]) -> OptimizerStep:
         update, beta = self._update, self.session.config.loss.beta

@@ -156,6 +156,13 @@ class LossConfig(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps in one pass."""
 
+    @property
+    def upper_clip(self) -> float | None:
+        """1 + `clip_eps_high`, else 1 + `clip_eps`; None without clipping."""
+        if self.clip_eps is None:
+            return None
+        return 1 + (self.clip_eps if self.clip_eps_high is None else self.clip_eps_high)
+
 
 class ReferenceConfig(Section):
     """The reference policy of the KL term."""

@@ -23,6 +23,7 @@ class Reference:
         """The policy before training; None while the reference still is that policy."""
         self.sync_count = 0
         self.last_sync_step = 0
+        self._first = self.model
 
     def is_due(self, step: int, sync_steps: int | None) -> bool:
         """Tell whether the reference is synchronised after `step`."""
@@ -39,10 +40,14 @@ class Reference:
                 ref_parameter.lerp_(parameter, alpha)
         self.count_sync(step)
 
+    def hand_over(self, model: PreTrainedModel) -> None:
+        """Let `model`, with the same weights, be the reference: another engine moves it; the copy made here stays as it is."""
+        self.model = model
+
     def keep_initial(self) -> None:
         """Keep the initial policy: what the reference is until its first sync."""
         if self.initial is None:
-            self.initial = frozen_copy(self.model)
+            self.initial = frozen_copy(self.model) if self._first is self.model else self._first
 
     def count_sync(self, step: int) -> None:
         """Note that the reference was synchronised after `step`, here or by another engine."""

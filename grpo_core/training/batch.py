@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from grpo_core.rewards.base import ScoredCompletions
@@ -51,6 +52,11 @@ class RolloutBatch(CompletedPrompts):
     """[B] fp32, or [B, T] where shaping made them differ from token to token."""
     filtered: Mapping[str, float] = field(default_factory=dict)
     """`filter/*` figures: shares of what the loss leaves out; empty where nothing is filtered."""
+
+    @property
+    def scorable(self) -> Tensor:
+        """[B] bool: at least one reward function could score the completion."""
+        return ~torch.tensor(self.scores.total, device=self.completion_ids.device).isnan()
 
     @property
     def num_loss_tokens(self) -> int:

@@ -27,7 +27,7 @@ def filter_rows(config: FilterConfig, rewards: Tensor, truncated: Tensor, group_
 
     Args:
         config: which filters are on.
-        rewards: [B] total rewards; a group without two different ones teaches nothing.
+        rewards: [B] rewards as they are compared, after their shaping; a group without two different ones teaches nothing.
         truncated: [B] bool.
         group_size: G.
     """

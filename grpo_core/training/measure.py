@@ -73,7 +73,7 @@ def reward_figures(batch: RolloutBatch, correct: Sequence[bool]) -> Figures:
     stds = group_std(total, batch.group_size)
     accepted = torch.tensor(correct).view(-1, batch.group_size)
     best = total.nan_to_num(nan=-math.inf).view(-1, batch.group_size).amax(dim=1)
-    advantages = (batch.advantages if batch.advantages.dim() == 1 else batch.advantages[batch.loss_mask]).double().cpu()
+    advantages = (batch.advantages if batch.advantages.dim() == 1 else batch.advantages[batch.measured_mask]).double().cpu()
     return figures | {
         "group/reward_std/mean": float(stds.mean()),
         "group/reward_std/min": float(stds.min()),
@@ -159,17 +159,20 @@ def masked_mean(values: Tensor, mask: Tensor) -> float:
 
 
 def per_row_mean(values: Tensor, mask: Tensor) -> float:
-    """Return the mean over rows of the sum over a row's true places."""
-    return float((values * mask).double().sum() / mask.shape[0])
+    """Return the mean, over rows with a true place, of the sum over a row's true places."""
+    return float(values[mask].double().sum() / max(int(mask.any(dim=1).sum()), 1))
 
 
 def clustered_standard_error(values: Tensor, mask: Tensor) -> float:
-    """Return the standard error of `masked_mean`, whole rows being the independent draws (ratio estimator); 0 for one row."""
-    rows = mask.shape[0]
+    """Return the standard error of `masked_mean`, whole rows being the independent draws (ratio estimator).
+
+    Rows without a true place are none; with fewer than two rows nothing is known of the error, and 0 is returned.
+    """
+    rows = int(mask.any(dim=1).sum())
     if rows < 2:
         return 0.0
     counts = mask.sum(dim=1).double()
-    sums = (values * mask).double().sum(dim=1)
+    sums = torch.where(mask, values, 0.0).double().sum(dim=1)
     residuals = sums - counts * (sums.sum() / counts.sum())
     return float((residuals.square().sum() * rows / (rows - 1)).sqrt() / counts.sum())
 

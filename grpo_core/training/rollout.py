@@ -47,7 +47,8 @@ class Explorer:
         totals = torch.tensor(scores.total, dtype=torch.float64)
         truncated = ~(is_eos(sampled.completion_ids, self.eos_token_ids) & mask).any(dim=1)
         penalty = self._overlong_penalty(mask)
-        kept, figures = filter_rows(self.filtering, totals - penalty, truncated, self.settings.group_size)
+        shaped = self._shaped(totals - penalty)
+        kept, figures = filter_rows(self.filtering, shaped, truncated, self.settings.group_size)
         if self.filtering.overlong_buffer_tokens is not None:
             figures["filter/overlong_penalty"] = float(penalty.mean())
         return RolloutBatch(
@@ -60,7 +61,7 @@ class Explorer:
             truncated=truncated,
             sampling_per_token_logps=sampled.sampling_per_token_logps,
             scores=scores,
-            advantages=self._advantages(totals - penalty).to(device=mask.device, dtype=torch.float32),
+            advantages=self._advantages(shaped).to(device=mask.device, dtype=torch.float32),
             filtered=figures,
         )
 
@@ -68,10 +69,9 @@ class Explorer:
         lengths, limit = mask.sum(dim=1).cpu(), self.settings.max_completion_tokens
         return overlong_penalty(lengths, limit, self.filtering.overlong_buffer_tokens)
 
-    def _advantages(self, rewards: Tensor) -> Tensor:
-        """[B] shaped rewards, compared within their groups."""
+    def _shaped(self, rewards: Tensor) -> Tensor:
         shaping = self.advantage
-        shaped = shape_rewards(
+        return shape_rewards(
             rewards,
             self.settings.group_size,
             norm=shaping.reward_norm,
@@ -79,6 +79,10 @@ class Explorer:
             scale=shaping.reward_scale,
             clip=shaping.reward_clip,
         )
+
+    def _advantages(self, shaped: Tensor) -> Tensor:
+        """[B] shaped rewards, compared within their groups."""
+        settings = self.advantage
         return group_relative_advantages(
-            shaped, self.settings.group_size, shaping.baseline, shaping.scale, shaping.advantage_eps
+            shaped, self.settings.group_size, settings.baseline, settings.scale, settings.advantage_eps
         )

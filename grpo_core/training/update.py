@@ -73,6 +73,10 @@ class Updater:
         return self.loss.epochs_per_rollout == 1 and self.loss.minibatches == 1
 
     @property
+    def _takes_full_kl(self) -> bool:
+        return self.loss.kl_estimator == "full" and self.loss.beta > 0
+
+    @property
     def needs_old_logps(self) -> bool:
         """Whether the rollout policy's log-probabilities are needed before the first pass, which otherwise gives them."""
         return not self.single_update or self.loss.kl_placement == "reward"
@@ -87,6 +91,7 @@ class Updater:
             k1_per_token=None if old_logps is None or not in_reward else k1(ref_logps - old_logps),
             whiten=self.advantage.whiten_advantages,
             clip=self.advantage.advantage_clip,
+            scorable=batch.scorable,
         )
         return replace(batch, advantages=shaped)
 
@@ -113,7 +118,8 @@ class Updater:
     def _optimizer_step(
         self, batch: RolloutBatch, rows: Sequence[int], ref_logps: Tensor, old_logps: Tensor | None
     ) -> tuple[OptimizerStep, Tensor, Tensor]:
-        denominators = Denominators.of(batch.loss_mask[list(rows)], self.max_completion_tokens)
+        mask = batch.loss_mask[list(rows)]
+        denominators = Denominators.of(mask, self.max_completion_tokens)
         terms, all_logps, all_entropy = [], [], []
         for piece in microbatches(batch, rows, self.forward.max_tokens):
             logps, entropy, full_kl = self._policy_logps(batch, piece)
@@ -131,13 +137,13 @@ class Updater:
             all_logps.append(logps.detach())
             all_entropy.append(entropy)
         lr = self.optimizer.param_groups[0]["lr"]
-        grad_norm = self._apply()
+        grad_norm = self._apply(updates=bool(mask.any()))
         report = self._report(batch, rows, terms, grad_norm, lr)
         return report, torch.cat(all_logps), torch.cat(all_entropy)
 
     def _policy_logps(self, batch: RolloutBatch, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return log-probabilities, entropies and, where the loss takes it, the exact KL of some rows."""
-        if self.loss.kl_estimator == "full":
+        if self._takes_full_kl:
             return rows_logps_and_full_kl(self.policy, self.reference.model, batch, rows, self.forward)
         return *rows_logps(self.policy, batch, rows, self.forward), None
 
@@ -161,7 +167,8 @@ class Updater:
             loss_mask=batch.loss_mask[list(piece)],
             denominators=denominators,
             beta=loss.beta if loss.kl_placement == "loss" else 0.0,
-            kl_estimator=loss.kl_estimator,
+            # At beta 0 nothing but a measurement is left of the exact KL, and k3 measures it without a second forward pass.
+            kl_estimator="k3" if loss.kl_estimator == "full" and not self._takes_full_kl else loss.kl_estimator,
             kl_correction=loss.kl_correction,
             full_kl=full_kl,
             clip_eps=loss.clip_eps,
@@ -185,9 +192,12 @@ class Updater:
             bound=loss.sampler_bound,
         )
 
-    def _apply(self) -> float:
+    def _apply(self, updates: bool) -> float:
+        """Take the step; with no token to learn from only the schedule moves on."""
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit)
+        if not updates:  # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them
+            self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -224,10 +234,9 @@ def clipped_tokens(ratio: Tensor, advantages: Tensor, loss_mask: Tensor, loss: L
         loss_mask: [b, T] bool.
         loss: the clip's bounds.
     """
-    if loss.clip_eps is None:
+    if loss.clip_eps is None or loss.upper_clip is None:
         return 0.0, 0.0
-    high = 1 + (loss.clip_eps if loss.clip_eps_high is None else loss.clip_eps_high)
     per_token = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     held_low = (ratio < 1 - loss.clip_eps) & (per_token < 0) & loss_mask
-    held_high = (ratio > high) & (per_token > 0) & loss_mask
+    held_high = (ratio > loss.upper_clip) & (per_token > 0) & loss_mask
     return float(held_low.sum()), float(held_high.sum())

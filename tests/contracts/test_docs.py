@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from grpo_core.algorithm import gradients
-from grpo_core.config import options
+from grpo_core.config import option_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
-TABLES = {"gradients": gradients.markdown_table, "options": options.markdown_table}
+TABLES = {"gradients": gradients.markdown_table, "options": option_table.markdown_table}
 
 
 def segment(name: str) -> re.Pattern[str]:
@@ -30,13 +30,13 @@ def test_a_table_is_the_codes(name: str) -> None:
 
 
 def test_every_key_of_the_algorithm_has_its_names_elsewhere() -> None:
-    assert options.NAMES.keys() == options.algorithm_keys().keys()
+    assert option_table.NAMES.keys() == option_table.algorithm_keys().keys()
 
 
 def test_names_in_trl_are_names_in_trl() -> None:
     from trl.trainer.grpo_config import GRPOConfig
 
-    names = {name for cell, _, _ in options.NAMES.values() for name in re.findall(r"`([a-z_0-9]+)`", cell)}
+    names = {name for cell, _, _ in option_table.NAMES.values() for name in re.findall(r"`([a-z_0-9]+)`", cell)}
     fields = GRPOConfig.__dataclass_fields__.keys() | {"get_soft_overlong_punishment"}
     assert names - fields == set()
 

@@ -354,6 +354,26 @@ def test_every_option_of_the_algorithm_trains(tiny_run, options):
         assert all(math.isfinite(value) for value in record.metrics.values())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"advantage.whiten_advantages": True},
+        {"loss.kl_placement": "reward", "loss.kl_estimator": "k1"},
+        {"loss.epochs_per_rollout": 2, "loss.kl_estimator": "full"},
+    ],
+    ids=str,
+)
+def test_steps_whose_groups_are_all_dropped_teach_nothing_and_end_nothing(tiny_run, options):
+    """Early in a hard task every completion of every group is wrong."""
+    equal = [{"fn": "exact_answer"}]
+    run_dir = tiny_run({**options, "rewards": equal, "filtering.drop_zero_variance_groups": True, "training.steps": 2})
+    for record in of_kind(train(run_dir), "step"):
+        assert record.metrics["filter/zero_variance_group_frac"] == 1
+        assert all(math.isfinite(value) for value in record.metrics.values())
+        assert record.metrics["ref/param_distance"] == 0
+
+
 HANGS = """
 import sys, time
 from pathlib import Path

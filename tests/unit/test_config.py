@@ -1,15 +1,19 @@
 """Configuration files and overrides: what loads, what is refused, and in which words."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config, parse_overrides, validate_config
+from grpo_core.config.consistency import advantage_rms_factor
 from grpo_core.config.flat import flatten
 from grpo_core.config.loading import known_keys
 from grpo_core.errors import ConfigError
@@ -245,6 +249,37 @@ ERRORS = [
     ({"monitor.rules": [{"kind": "stalled"}]}, ["monitor.rules.0.bound", "seconds"]),
     ({"monitor.rules": [{"kind": "stalled", "bound": 9, "metric": "kl/ref/k3"}]}, ["monitor.rules.0.metric", "kl/ref/k3"]),
     ({"monitor.rules": [{"kind": "non_finite", "bound": 2.5}]}, ["monitor.rules.0.bound", "2.5"]),
+    (
+        {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/probe/full", "bound": 1}]},
+        ["monitor.rules.0.metric", "kl/probe/full", "probe.every_steps"],
+    ),
+    (
+        {"loss.kl_placement": "reward", "loss.kl_estimator": "k1", "loss.ratio": "sequence", "loss.epochs_per_rollout": 2},
+        ["loss.ratio: sequence", "loss.kl_placement reward"],
+    ),
+    ({"advantage.reward_norm": "group"}, ["advantage.reward_norm: group", "group_std undoes"]),
+    ({"advantage.reward_norm": "group", "advantage.baseline": "leave_one_out"}, ["advantage.reward_norm: group", "group_std"]),
+    ({"advantage.reward_norm": "batch", "advantage.scale": "batch_std"}, ["advantage.reward_norm: batch", "batch_std undoes"]),
+    (
+        {"advantage.reward_norm": "batch", "advantage.scale": "none", "advantage.reward_scale": False},
+        ["advantage.reward_norm: batch", "undoes a shift"],
+    ),
+    # (8 - 1) / sqrt(8) = 2.475, sqrt(8) = 2.828
+    ({"advantage.reward_norm": "group", "advantage.reward_clip": 2.5}, ["advantage.reward_clip: 2.5", "2.475"]),
+    ({"advantage.advantage_clip": 2.5}, ["advantage.advantage_clip: 2.5", "2.475"]),
+    ({"advantage.advantage_clip": 2.9, "advantage.baseline": "leave_one_out"}, ["advantage.advantage_clip: 2.9", "2.828"]),
+    ({"advantage.scale": "none", "advantage.advantage_eps": 0.01}, ["advantage.advantage_eps: 0.01", "advantage.scale none"]),
+    ({"loss.sampler_bound": 3.0}, ["loss.sampler_bound: 3.0", "loss.sampler_correction none"]),
+    ({"probe.num_prompts": 4}, ["probe.num_prompts: 4", "probe.every_steps is null"]),
+]
+
+ACCEPTED = [
+    {"advantage.advantage_clip": 2.6, "advantage.baseline": "leave_one_out"},
+    {"advantage.advantage_clip": 9.0, "advantage.whiten_advantages": True},
+    {"advantage.reward_norm": "group", "advantage.reward_clip": 1.0},
+    {"advantage.reward_norm": "batch", "advantage.scale": "none"},
+    {"loss.ratio": "sequence", "loss.minibatches": 2, "loss.kl_correction": "importance"},
+    {"loss.clip_eps": 0.3, "loss.dual_clip": 1.4, "loss.epochs_per_rollout": 2, "loss.kl_correction": "importance"},
 ]
 
 WARNINGS = [
@@ -256,6 +291,20 @@ WARNINGS = [
     ({"reference.sync_steps": 1}, ["loss.beta: 0.04", "reference.sync_steps 1"]),
     ({"loss.kl_estimator": "k1", "loss.aggregation": "token-mean"}, ["loss.kl_estimator: k1"]),
     ({"data.eval_fraction": 0}, ["data.eval_fraction: 0"]),
+    ({"loss.clip_eps": 0.3}, ["loss.clip_eps", "no effect"]),
+    ({"loss.clip_eps": None}, ["loss.clip_eps", "no effect"]),
+    ({"loss.ratio": "sequence"}, ["loss.ratio", "no effect"]),
+    ({"loss.ratio": "sequence", "loss.sampler_correction": "mask"}, ["loss.sampler_correction: mask", "embedded sampler"]),
+    ({"loss.beta": 0, "loss.kl_estimator": "full"}, ["loss.kl_estimator: full", "loss.beta 0"]),
+    ({"loss.beta": 0, "loss.kl_correction": "importance"}, ["loss.kl_correction: importance", "loss.beta 0"]),
+    ({"loss.beta": 0, "reference.sync_steps": 5}, ["reference.sync_steps: 5", "only what is measured"]),
+    ({"loss.kl_estimator": "k2", "loss.kl_correction": "importance"}, ["loss.kl_correction: importance", "k2"]),
+    ({"advantage.scale": "batch_std", "advantage.whiten_advantages": True}, ["advantage.scale: batch_std", "whiten"]),
+    ({"reference.kl_init_every": 5}, ["reference.kl_init_every: 5", "reference.sync_steps is null"]),
+    ({"evaluation.every_num_prompts": 5}, ["evaluation.every_num_prompts: 5", "evaluation.every_steps is null"]),
+    ({"training.keep_checkpoints": 5}, ["training.keep_checkpoints: 5", "training.checkpoint_every is null"]),
+    ({"data.hub_split": "test"}, ["data.hub_split: test", "reasoning_gym:chain_sum"]),
+    ({"probe.every_steps": 500}, ["probe.every_steps: 500", "training.steps 100"]),
     ({"optimizer.warmup_steps": 200}, ["optimizer.warmup_steps: 200", "100 optimizer steps", "100/200 of optimizer.lr"]),
 ]
 
@@ -270,6 +319,29 @@ def test_a_contradiction_is_refused_with_keys_and_values(overrides: dict[str, An
 def test_a_doubtful_combination_is_said_with_keys_and_values(overrides: dict[str, Any], parts: list[str]) -> None:
     (warning,) = check_consistency(load_config(None, overrides))
     assert [part for part in parts if part not in warning] == []
+
+
+@pytest.mark.parametrize("overrides", ACCEPTED, ids=str)
+def test_what_has_an_effect_is_neither_refused_nor_doubted(overrides: dict[str, Any]) -> None:
+    assert check_consistency(load_config(None, overrides)) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({}, math.sqrt(7 / 8)),
+        ({"advantage.baseline": "leave_one_out"}, math.sqrt(8 / 7)),
+        ({"advantage.scale": "none"}, None),
+        ({"rollout.group_size": 1}, None),
+    ],
+)
+def test_the_root_mean_square_of_a_groups_advantages(overrides: dict[str, Any], expected: float | None) -> None:
+    config = load_config(None, overrides)
+    assert advantage_rms_factor(config) == expected
+    if expected is not None:
+        rewards = torch.tensor([0.0, 1.0, 1.0, 3.0, -2.0, 5.0, 0.5, 4.0], dtype=torch.float64)
+        found = group_relative_advantages(rewards, 8, config.advantage.baseline, "group_std", 0.0)
+        assert float(found.square().mean().sqrt()) == pytest.approx(expected, rel=1e-12)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

@@ -214,6 +214,12 @@ def kl_as_advantage(sampler: Tensor) -> Tensor:
     return shape_advantages(torch.zeros(len(COMPLETIONS), dtype=torch.float64), MASK, beta=1.0, k1_per_token=per_token)
 
 
+def test_k1_in_the_reward_needs_the_ratio_of_tokens() -> None:
+    # The sequence's ratio spreads the mean of a completion's advantages over its tokens; the configuration refuses the pair.
+    found = expected_gradient(POLICY, beta=0.0, advantages=kl_as_advantage(POLICY), level="sequence")
+    assert differ(found, sequence_gradient()) > 0.1
+
+
 def test_k1_in_the_reward_gives_s_under_stale_samples_with_the_ratios_of_whole_completions() -> None:
     # Samples of OLD, weighed by pi / OLD of the completion; the surrogate's own ratio is the policy's to itself.
     weights = sampler_weights(token_logps(POLICY), token_logps(OLD), MASK, level="sequence", bound=torch.inf)

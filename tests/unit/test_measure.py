@@ -85,6 +85,17 @@ def test_kl_to_the_initial_policy_and_to_the_sampler_by_hand():
     assert figures["kl/ref/k3"] == close(0.0)
 
 
+def test_completions_that_were_filtered_are_no_completions_of_a_mean():
+    # Two of four rows are left, with 2 + 3 and 1 nats: 3 a completion, 2 a token.
+    values = float64([[2.0, 3.0], [9.0, 9.0], [1.0, 9.0], [9.0, 9.0]])
+    mask = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 0]]).bool()
+    assert measure.per_row_mean(values, mask) == close(3.0)
+    # residuals 5 - 2 x 2, 1 - 1 x 2: sqrt(2 x 2 / 1) / 3, as if the other two had never been
+    assert measure.clustered_standard_error(values, mask) == close(2 / 3)
+    assert measure.clustered_standard_error(values[[0, 2]], mask[[0, 2]]) == close(2 / 3)
+    assert measure.per_row_mean(values, torch.zeros_like(mask)) == 0.0
+
+
 def test_the_initial_policys_kl_is_absent_where_it_was_not_measured():
     assert not {"kl/init/k3", "kl/init/seq"} & kl_figures(float64([[0.0, 0.0], [0.0, 0.0]])).keys()
 

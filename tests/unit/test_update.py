@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.algorithm.loss import Denominators, grpo_loss
@@ -286,11 +286,38 @@ def test_rows_that_are_filtered_leave_the_loss_and_its_denominators(tiny_model, 
     assert report.tokens == 7
 
 
-def test_an_optimizer_step_without_any_token_does_nothing(tiny_model, batch):
+def test_an_optimizer_step_without_any_token_moves_nothing_but_the_schedule(tiny_model, batch):
     logps, _ = batch_logps(tiny_model, batch, FORWARD)
     empty = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    report = updater(tiny_model, lr=1.0).update(empty, logps, None, step=1).steps[0]
+    optimizer = AdamW(tiny_model.parameters(), lr=0.01, weight_decay=0.1)
+    learner = replace(updater(tiny_model), optimizer=optimizer, schedule=LambdaLR(optimizer, lambda index: 1.0))
+    learner.update(batch, logps, None, step=1)  # from here on AdamW has momentum, which moves weights without a gradient
+    before = frozen_copy(tiny_model)
+    report = learner.update(empty, logps, None, step=2).steps[0]
     assert (report.loss, report.grad_norm, report.tokens, report.ratio_max) == (0.0, 0.0, 0, 0.0)
+    assert all(torch.equal(one, two) for one, two in zip(before.parameters(), tiny_model.parameters(), strict=True))
+    assert learner.schedule.last_epoch == 2
+
+
+def test_without_beta_the_exact_kl_costs_no_pass_and_is_measured_as_k3(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    reports = [
+        updater(tiny_model, beta=0.0, kl_estimator=estimator).update(batch, logps + 0.3, None, step=1).steps[0]
+        for estimator in ("full", "k3")
+    ]
+    assert reports[0] == reports[1]
+    assert reports[0].kl_loss > 0
+
+
+def test_a_completion_that_no_reward_could_score_is_not_whitened(tiny_model, batch):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    scores = ScoredCompletions(total=(1.0, math.nan, 2.0, 0.0), breakdown={})
+    part = replace(batch, scores=scores, advantages=torch.tensor([1.0, 0.0, 2.0, -2.0]))
+    shaped = updater(tiny_model, advantage={"whiten_advantages": True}).shape(part, logps, None).advantages
+    assert shaped[1].tolist() == [0.0] * 4
+    tokens = shaped[part.loss_mask & part.scorable.unsqueeze(1)]
+    assert float(tokens.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(tokens.std(correction=1)) == pytest.approx(1, abs=1e-6)
 
 
 def test_the_samplers_weights_multiply_the_surrogate_alone(tiny_model, batch):

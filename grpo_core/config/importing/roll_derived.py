@@ -206,7 +206,7 @@ def kl_penalty(settings: Settings, _key: str) -> Outcome:
 def adaptive_kl(settings: Settings, _key: str) -> Outcome:
     """Say what becomes of the adaptive coefficient."""
     if not settings["add_token_level_kl"] or settings["target_kl"] is None:
-        return dead("does nothing without add_token_level_kl and target_kl")
+        return dead("does nothing unless add_token_level_kl and target_kl are both set")
     return no_counterpart("no adaptive KL coefficient here; a kl_budget rule of monitor.rules watches the KL", differs=True)
 
 
