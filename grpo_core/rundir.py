@@ -124,7 +124,8 @@ class RunDir:
         Raises:
             JournalError: the folder already holds a run.
         """
-        if self.journal_file.exists():
+        # A checkpoint without its journal is a run, too: a training that found it would go on from there.
+        if self.journal_file.exists() or self.checkpoints.exists():
             raise JournalError(f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out")
 
     def read_config(self) -> RunConfig:

@@ -38,7 +38,11 @@ def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
 def _draw(panel: Axes, records: Sequence[Record]) -> None:
     steps, syncs = step_table(records), sync_table(records)
     mark_syncs(panel, syncs)
-    panel.plot(steps.index, steps["kl/init/k3"], "--", color="tab:orange", label="to the initial policy")
+    # Wide and pale, so that it shows where it is the same line: while the reference still is the initial policy.
+    panel.plot(steps.index, steps["kl/init/k3"], color="tab:orange", linewidth=4, alpha=0.45, label="to the initial policy")
+    if "kl/probe/full_init" in steps:
+        exact = steps["kl/probe/full_init"].dropna()
+        panel.plot(exact.index, exact, ":o", color="black", markersize=3, label="the same, exact on the probe set")
     panel.plot(steps.index, steps["kl/ref/k3"], color="tab:blue", label="to the reference")
     panel.plot(syncs["step"] + 0.4, syncs["kl_before"], "^", color="tab:blue", markersize=5, label="before a sync")
     panel.plot(syncs["step"] + 0.6, syncs["kl_after"], "v", color="tab:green", markersize=5, label="after it")

@@ -39,3 +39,12 @@ def test_alerts_are_kept_in_order(tmp_path: Path) -> None:
     run_dir.add_alert(3, "first")
     run_dir.add_alert(4, "second\u2028with a line separator")
     assert run_dir.alerts() == ["first", "second\u2028with a line separator"]
+
+
+def test_checkpoints_without_a_journal_are_a_run_that_a_new_one_must_not_go_on_from(
+    tmp_path: Path, tiny_config: Callable[..., Any]
+) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    (run_dir.checkpoints / "step_000010").mkdir(parents=True)
+    with pytest.raises(JournalError, match="already holds a run"):
+        run_dir.create(tiny_config())
