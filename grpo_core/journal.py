@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_core.errors import JournalError
+from grpo_core.locks import holder_of, try_lock
 from grpo_core.metrics import check_registered
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
@@ -54,14 +55,24 @@ class Record:
 
 
 class Journal:
-    """Appends records to a file; one writer at a time."""
+    """Appends records to a file; the file is locked until it is closed, so that it has one writer at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending, after dropping a torn last line."""
+        """Open `path` for appending, after dropping a torn last line.
+
+        Raises:
+            JournalError: another process is writing it.
+        """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines, whole_bytes = _whole_lines(path.read_bytes() if path.exists() else b"")
         self._file = path.open("ab")
+        if not try_lock(self._file):  # before anything is read: a line that another process is just writing looks torn
+            holder = holder_of(self._file)
+            self._file.close()
+            raise JournalError(
+                f"run dir {path.parent}: {holder} is writing its journal; wait for it, end it, or give another --run-dir"
+            )
+        lines, whole_bytes = _whole_lines(path.read_bytes())
         self._file.truncate(whole_bytes)
         self._next_seq = len(lines)
         self.last_step = 0

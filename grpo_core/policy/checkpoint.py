@@ -61,7 +61,8 @@ class Trainable:
 def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: int) -> Path:
     """Write `folder`/step_NNNNNN and drop all but the `keep` newest; return the new one.
 
-    It is written beside its final name and renamed, so that a reader sees a whole checkpoint or none.
+    It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
+    failure, sees a whole checkpoint or none.
     """
     target = folder / f"step_{state.step:06d}"
     scratch = folder / f".{target.name}.partial"
@@ -76,8 +77,11 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     (scratch / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
     digests = {str(file.relative_to(scratch)): _sha256(file) for file in sorted(scratch.rglob("*")) if file.is_file()}
     (scratch / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
+    for path in (*scratch.rglob("*"), scratch):
+        _to_disk(path)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
+    _to_disk(folder)
     for old in list_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return target
@@ -119,7 +123,10 @@ def verify_checkpoint(checkpoint: Path) -> None:
     Raises:
         ModelError: names the first file that is missing or differs.
     """
-    digests: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    try:
+        digests: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    except ValueError as error:
+        raise ModelError(f"{checkpoint}: {MANIFEST_FILE} cannot be read; the checkpoint is damaged") from error
     for name, sha256 in digests.items():
         file = checkpoint / name
         if not file.is_file():
@@ -137,6 +144,15 @@ def _save_weights(model: PreTrainedModel, path: Path) -> None:
 def _load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
+
+
+def _to_disk(path: Path) -> None:
+    """Flush a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ConfigError, GrpoError
+from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.journal import Journal
 from grpo_core.lifeline import lifeline_from_environment
 from grpo_core.rundir import RunDir
@@ -47,7 +47,12 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     run_dir = RunDir(options.run_dir)
     stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
     stop.install()
-    journal = Journal(run_dir.journal_file)
+    try:
+        journal = Journal(run_dir.journal_file)
+    except JournalError as error:
+        stop.close()
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     try:
         step, stopped = _run(run_dir, journal, stop, engine, load)
         journal.append("end", step, {"status": "stopped" if stopped else "finished", "reason": stopped})

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from grpo_core.config import RolloutConfig, RunConfig
 from grpo_core.config.consistency import optimizer_steps
 from grpo_core.data.frozen import load_frozen
+from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import SamplingSettings
 from grpo_core.generation.torch_sampler import TorchSampler
@@ -53,9 +54,26 @@ class Session:
         return save_checkpoint(self.run_dir.checkpoints, self.live, state, keep).name
 
     def restore(self) -> TrainingState:
-        """Go back to the newest checkpoint, if there is one; return the counters to go on from."""
-        checkpoints = list_checkpoints(self.run_dir.checkpoints)
-        return load_checkpoint(checkpoints[-1], self.live) if checkpoints else FRESH
+        """Go back to the newest whole checkpoint, if there is any; return the counters to go on from.
+
+        A damaged one is journalled as an alert, and the one before it is taken.
+
+        Raises:
+            ModelError: there are checkpoints, and all of them are damaged.
+        """
+        damaged: list[str] = []
+        for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
+            try:
+                state = load_checkpoint(checkpoint, self.live)
+            except ModelError as error:
+                damaged.append(str(error))
+                continue
+            for text in damaged:
+                self.journal.append("alert", state.step, {"text": f"{text}; going on from {checkpoint.name}"})
+            return state
+        if damaged:
+            raise ModelError(f"no checkpoint is whole, so the run cannot go on: {'; '.join(damaged)}")
+        return FRESH
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_core.journal import read_journal
+from grpo_core.journal import Journal, read_journal
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
 from grpo_core.rundir import RunDir
@@ -164,6 +164,49 @@ def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, jour
     assert step_figures(records) == expected
     assert_same_weights(killed, whole)
     assert sorted(path.name for path in killed.checkpoints.iterdir()) == ["step_000002", "step_000004"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "manifest"])
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tiny_run, damage):
+    whole = tiny_run({"training.checkpoint_every": 2}, name="whole")
+    expected = step_figures(train(whole))
+    hurt = RunDir(whole.path.parent / "hurt")
+    shutil.copytree(whole.path, hurt.path)
+    # As a kill after the last checkpoint leaves the journal.
+    hurt.journal_file.write_bytes(b"".join(hurt.journal_file.read_bytes().splitlines(keepends=True)[:-1]))
+    name = "manifest.json" if damage == "manifest" else "reference.safetensors"
+    file = hurt.checkpoints / "step_000004" / name
+    content = bytearray(file.read_bytes())
+    if damage == "one bit":
+        content[len(content) // 2] ^= 1
+    file.write_bytes(content if damage == "one bit" else content[: len(content) // 2])
+    records = train(hurt)
+    (alert,) = of_kind(records, "alert")
+    assert f"step_000004: {'' if damage == 'manifest' else 'the SHA-256 of '}{name}" in alert.data["text"]
+    assert "going on from step_000002" in alert.data["text"]
+    assert of_kind(records, "resume")[0].step == 2
+    assert step_figures(records) == expected
+    assert_same_weights(whole, hurt)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(tiny_run, capsys):
+    run_dir = tiny_run({"training.checkpoint_every": 2})
+    train(run_dir)
+    for folder in run_dir.checkpoints.glob("step_*"):
+        (folder / "state.json").write_text("{}")
+    assert main([str(run_dir.path)]) == 2
+    assert "no checkpoint is whole" in capsys.readouterr().err
+
+
+def test_a_second_training_of_a_run_is_refused_and_named_the_first(tiny_run, capsys):
+    run_dir = tiny_run()
+    first = Journal(run_dir.journal_file)
+    first.append("start", 0, {})
+    before = run_dir.journal_file.read_bytes()
+    assert main([str(run_dir.path)]) == 2
+    assert f"process {os.getpid()} is writing its journal" in capsys.readouterr().err
+    assert run_dir.journal_file.read_bytes() == before
+    first.close()
 
 
 def test_a_finished_training_that_is_started_again_does_nothing_more(tiny_run):
