@@ -180,6 +180,7 @@ REGISTRY: tuple[Metric, ...] = (
     # Optimizer
     _m("optim/lr", "learning rate of the last optimizer step", "-", "-", "last"),
     _m("optim/grad_norm", "gradient norm before clipping", "||g||_2", "-", "mean over optimizer steps", "finite"),
+    _m("optim/skipped_updates", "updates that were not applied: loss or gradient not finite", "-", "updates", "sum", "0"),
     # Time and throughput
     _time("time/rollout_seconds", "sampling"),
     _time("time/reward_seconds", "reward functions"),

@@ -173,7 +173,11 @@ class Observer:
             clock=self._clock,
         )
         result = StepResult(
-            batch=self.batch, state=after, sync=sync, metrics=measure.registry_figures([measured, self._probed])
+            batch=self.batch,
+            state=after,
+            sync=sync,
+            metrics=measure.registry_figures([measured, self._probed]),
+            reports=self._reports,
         )
         self.state = after
         with self._evaluating():

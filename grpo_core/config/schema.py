@@ -222,6 +222,8 @@ class TrainingConfig(Section):
     """A checkpoint after every so many steps; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many of the newest checkpoints are kept."""
+    max_skipped_updates: int = Field(default=3, ge=1)
+    """An update whose loss or gradient is not finite is not applied; after so many in a row the run is stopped."""
     completions_every: int = Field(default=1, ge=1)
     """The completions table is written every so many steps."""
     python: str | None = None

@@ -23,12 +23,14 @@ def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | 
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     total = session.config.training.steps
     saved_at = state.step
+    skipped = 0
     stopped = session.stop.reason()
     while state.step < total and stopped is None:
         result = run_step(session, state)
         state = result.state
         saved_at = conclude(session, result, saved_at)
-        stopped = session.stop.reason()
+        skipped = count_skipped(result, skipped)
+        stopped = too_many_skipped(skipped, session.config.training.max_skipped_updates) or session.stop.reason()
     if state.step > saved_at:
         checkpoint(session, state)
     return state, stopped if state.step < total else None
@@ -49,6 +51,11 @@ def record(session: Session, result: StepResult) -> None:
     if is_every(session.config.training.completions_every, step):
         write_completions(session.run_dir.completions, step, result.batch)
     session.journal.append("step", step, {"metrics": result.metrics})
+    for number, report in enumerate(result.reports, start=1):
+        if not report.is_finite:
+            what = f"update {number} of {len(result.reports)} was not applied"
+            text = f"step {step}: {what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"
+            session.journal.append("alert", step, {"text": text})
     if result.sync is not None:
         session.journal.append("ref_sync", step, asdict(result.sync))
 
@@ -65,6 +72,22 @@ def checkpoint(session: Session, state: TrainingState) -> int:
     name = session.save(state)
     session.journal.append("checkpoint", state.step, {"name": name})
     return state.step
+
+
+def count_skipped(result: StepResult, before: int) -> int:
+    """Return how many of the newest updates in a row were not applied, `before` being that count before this step."""
+    for report in result.reports:
+        before = 0 if report.is_finite else before + 1
+    return before
+
+
+def too_many_skipped(skipped: int, most: int) -> str | None:
+    """Return why the run must stop, if as many as `most` updates in a row were not applied."""
+    if skipped < most:
+        return None
+    return (
+        f"the last {skipped} updates were not finite (training.max_skipped_updates {most}); the policy is the one before them"
+    )
 
 
 def is_every(period: int | None, step: int) -> bool:

@@ -112,6 +112,7 @@ def update_figures(steps: Sequence[OptimizerStep]) -> Figures:
         "loss/kl": sum(step.kl_loss for step in steps) / count,
         "optim/grad_norm": sum(step.grad_norm for step in steps) / count,
         "optim/lr": steps[-1].lr,
+        "optim/skipped_updates": float(sum(not step.is_finite for step in steps)),
         "policy/ratio_mean": sum(step.ratio_sum for step in steps) / tokens,
         "policy/ratio_max": max(step.ratio_max for step in steps),
         "policy/clip_frac/low": sum(step.clipped_low for step in steps) / tokens,

@@ -29,6 +29,8 @@ class StepResult:
     """Counters after the step."""
     sync: RefSync | None
     metrics: dict[str, float]
+    reports: Sequence[OptimizerStep]
+    """Of its optimizer steps."""
 
 
 def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:
@@ -146,7 +148,9 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
         sync = sync_reference(session, batch, logps.ref, distance, step)
     after = advance(session, state, batch, len(result.steps))
     figures = step_figures(session, batch, logps, result.steps, after=after, sync=sync, distance=distance, clock=clock)
-    return StepResult(batch=batch, state=after, sync=sync, metrics=measure.registry_figures([figures, probed]))
+    return StepResult(
+        batch=batch, state=after, sync=sync, metrics=measure.registry_figures([figures, probed]), reports=result.steps
+    )
 
 
 def _accepted(session: Session, batch: RolloutBatch) -> list[bool]:

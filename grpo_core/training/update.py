@@ -1,5 +1,6 @@
 """The updates on one step's rollouts: mu passes, each of `minibatches` optimizer steps, each of some micro-batches."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,8 @@ class OptimizerStep:
     clipped_high: float
     tokens: int
     """Loss tokens."""
+    is_finite: bool = True
+    """Loss and gradient were numbers; else the policy was left as it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,8 @@ class Updater:
             all_logps.append(logps.detach())
             all_entropy.append(entropy)
         lr = self.optimizer.param_groups[0]["lr"]
-        grad_norm = self._apply(updates=bool(mask.any()))
+        usable = bool(mask.any()) and _are_finite(terms)
+        grad_norm = self._apply(usable)
         report = self._report(batch, rows, terms, grad_norm, lr)
         return report, torch.cat(all_logps), torch.cat(all_entropy)
 
@@ -192,11 +196,12 @@ class Updater:
             bound=loss.sampler_bound,
         )
 
-    def _apply(self, updates: bool) -> float:
-        """Take the step; with no token to learn from only the schedule moves on."""
+    def _apply(self, usable: bool) -> float:
+        """Take the step; with no token to learn from, or no finite gradient, only the schedule moves on."""
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit)
-        if not updates:  # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them
+        if not (usable and grad_norm.isfinite()):
+            # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them.
             self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.step()
         self.schedule.step()
@@ -222,7 +227,12 @@ class Updater:
             clipped_low=clipped_low,
             clipped_high=clipped_high,
             tokens=int(mask.sum()),
+            is_finite=math.isfinite(grad_norm) and _are_finite(terms),
         )
+
+
+def _are_finite(terms: Sequence[LossTerms]) -> bool:
+    return all(bool(share.total.detach().isfinite()) for share in terms)
 
 
 def clipped_tokens(ratio: Tensor, advantages: Tensor, loss_mask: Tensor, loss: LossConfig) -> tuple[float, float]:

@@ -417,6 +417,27 @@ def test_steps_whose_groups_are_all_dropped_teach_nothing_and_end_nothing(tiny_r
         assert record.metrics["ref/param_distance"] == 0
 
 
+def huge(prompts, completions, **columns):
+    """Rewards beyond float32: their differences are infinite."""
+    return [1e39 * (index % 3) for index in range(len(completions))]
+
+
+def test_a_run_whose_updates_are_not_finite_stops_with_the_policy_from_before(tiny_run):
+    rewards = [{"fn": "tests.integration.test_training:huge"}]
+    options = {"advantage.scale": "none", "training.max_skipped_updates": 3, "training.steps": 10, "reference.sync_steps": None}
+    run_dir = tiny_run({"rewards": rewards, "loss.epochs_per_rollout": 2, **options})
+    records = train(run_dir)
+    assert [record.metrics["optim/skipped_updates"] for record in of_kind(records, "step")] == [2.0, 2.0]
+    assert len(of_kind(records, "alert")) == 4
+    assert "step 1: update 1 of 2 was not applied: loss" in of_kind(records, "alert")[0].data["text"]
+    end = of_kind(records, "end")[0]
+    assert (end.step, end.data["status"]) == (2, "stopped")
+    assert "the last 4 updates were not finite (training.max_skipped_updates 3)" in end.data["reason"]
+    start = load_file(Path(run_dir.read_config().model.source) / "model.safetensors")
+    saved = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
+    assert all(torch.equal(start[key], saved[key]) for key in start)
+
+
 HANGS = """
 import sys, time
 from pathlib import Path

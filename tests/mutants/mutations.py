@@ -894,10 +894,18 @@ MUTATIONS = (
     Mutation(
         "momentum-without-a-token",
         UPDATE,
-        "        if not updates:",
-        "        if False:",
+        "usable = bool(mask.any()) and _are_finite(terms)",
+        "usable = _are_finite(terms)",
         ("test_update",),
         "A step whose groups were all dropped would still move the policy.",
+    ),
+    Mutation(
+        "infinite-gradients-applied",
+        UPDATE,
+        "if not (usable and grad_norm.isfinite()):",
+        "if False:",
+        ("test_update",),
+        "One infinite reward would turn every weight into NaN.",
     ),
     Mutation(
         "full-kl-at-beta-0",
@@ -918,8 +926,10 @@ MUTATIONS = (
     Mutation(
         "rate-reported-after-the-step",
         UPDATE,
-        '        lr = self.optimizer.param_groups[0]["lr"]\n        grad_norm = self._apply(updates=bool(mask.any()))\n',
-        '        grad_norm = self._apply(updates=bool(mask.any()))\n        lr = self.optimizer.param_groups[0]["lr"]\n',
+        '        lr = self.optimizer.param_groups[0]["lr"]\n        usable = bool(mask.any()) and _are_finite(terms)\n'
+        "        grad_norm = self._apply(usable)\n",
+        "        usable = bool(mask.any()) and _are_finite(terms)\n        grad_norm = self._apply(usable)\n"
+        '        lr = self.optimizer.param_groups[0]["lr"]\n',
         ("test_update",),
         "optim/lr would be the next step's.",
     ),

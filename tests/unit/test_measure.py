@@ -198,7 +198,7 @@ def optimizer_step(**changes):
 def test_update_figures_by_hand():
     second = optimizer_step(
         loss=3.0, policy_loss=1.5, kl_loss=7.0, grad_norm=4.0, lr=0.2, ratio_sum=13.0, ratio_max=1.25, old_k3_sum=0.7,
-        clipped_low=2.0, clipped_high=3.0, tokens=8,
+        clipped_low=2.0, clipped_high=3.0, tokens=8, is_finite=False,
     )  # fmt: skip
     # Losses and norms: mean over the two optimizer steps. Per-token figures: sums over 4 + 8 tokens. The rate: the last one's.
     assert measure.update_figures([optimizer_step(), second]) == {
@@ -207,6 +207,7 @@ def test_update_figures_by_hand():
         "loss/kl": 6.0,
         "optim/grad_norm": 3.0,
         "optim/lr": 0.2,
+        "optim/skipped_updates": 1.0,
         "policy/ratio_mean": close(17 / 12),
         "policy/ratio_max": 1.5,
         "policy/clip_frac/low": close(3 / 12),

@@ -299,6 +299,19 @@ def test_an_optimizer_step_without_any_token_moves_nothing_but_the_schedule(tiny
     assert learner.schedule.last_epoch == 2
 
 
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_an_update_that_is_not_finite_is_not_applied(tiny_model, batch, wrong):
+    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    broken = replace(batch, advantages=torch.tensor([1.0, wrong, 2.0, -2.0]))
+    before = frozen_copy(tiny_model)
+    learner = updater(tiny_model, lr=0.1, max_tokens=1)
+    report = learner.update(broken, logps, None, step=1).steps[0]
+    assert not report.is_finite
+    assert all(torch.equal(one, two) for one, two in zip(before.parameters(), tiny_model.parameters(), strict=True))
+    assert learner.update(batch, logps, None, step=2).steps[0].is_finite
+    assert all(bool(parameter.isfinite().all()) for parameter in tiny_model.parameters())
+
+
 def test_without_beta_the_exact_kl_costs_no_pass_and_is_measured_as_k3(tiny_model, batch):
     logps, _ = batch_logps(tiny_model, batch, FORWARD)
     reports = [
