@@ -133,6 +133,19 @@ def check(config: ConfigName, overrides: Overrides = None) -> None:
     typer.echo(f"{len(warnings)} warning(s); the configuration is valid")
 
 
+@app.command()
+def track(run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")]) -> None:
+    """Ship to MLflow what an outage or a cancellation left behind; each figure once, however often this is done."""
+    from tasks.tracking.later import track_later
+
+    tracked, status, problems = track_later(run_dir)
+    typer.echo(f"{tracked.name}: {status}\nMLflow    {tracked.address}")
+    for problem in problems:
+        typer.echo(f"warning: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+
+
 @app.command("import-config")
 def import_settings(
     file: Annotated[Path, typer.Argument(help="A TRL GRPOConfig or a ROLL RLVR configuration, YAML or JSON.")],

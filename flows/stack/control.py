@@ -10,7 +10,7 @@ from flows.stack.client_settings import stop_telling_clients, tell_clients
 from flows.stack.ports import choose_port
 from flows.stack.prefect_setup import forget_worker, set_up_prefect
 from flows.stack.processes import end_processes, family, marked_processes, start_process
-from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, stop_runs
+from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
 from flows.stack.services import MLFLOW, PREFECT, SERVICES, WORKER, Service, environment, mark
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
@@ -137,6 +137,8 @@ def _start(stack: Stack, say: Say) -> Stack:
     say(f"MLflow   {stack.mlflow_address}")
     if not stack.alive(WORKER.name):
         forget_worker(stack)  # its record of before would pass for the new one's
+        if lost := settle_lost_runs(stack):
+            say(f"         {lost} run(s) of before had lost their process and are Crashed now")
     stack = _ensure_started(stack, WORKER)
     for service in SERVICES:
         _await_ready(stack, service)

@@ -45,6 +45,21 @@ def stop_runs(stack: Stack) -> int:
     return len(cancelled | refused | orphaned)
 
 
+def settle_lost_runs(stack: Stack) -> int:
+    """Call those runs crashed that Prefect thinks are under way and that have no process; return how many there were.
+
+    A run whose server or worker was killed stays `Running`, and holds its place under the pool's limit.
+    """
+    alive, lost = set(run_processes(stack).values()), 0
+    crashed = {"type": "CRASHED", "name": "Crashed", "message": "its process was gone when the stack was started"}
+    with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
+        for run in _runs(client, UNDER_WAY):
+            if run["id"] not in alive:
+                client.post(f"/flow_runs/{run['id']}/set_state", json={"state": crashed, "force": True})
+                lost += 1
+    return lost
+
+
 def run_processes(stack: Stack) -> dict[ProcessId, str]:
     """Return the live processes that belong to runs of the stack, each with the id of its flow run.
 

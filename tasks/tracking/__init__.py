@@ -113,7 +113,8 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         shipper.add(record)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if unshipped:
-        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error})")
+        later = f"`grpo track {run_path}` ships them later"
+        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); {later}")
     try:
         with short_retries():
             _log_results(client, run_dir, tracked, with_policy=finished)
