@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from typing import Any
 
 import httpx
 
@@ -12,6 +14,7 @@ from grpo_core.errors import StackError
 SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
 """A run without a heartbeat for so long has no process any more. A laptop that sleeps for longer counts as dead, too: the
 server, which slept as well, may see the silence before it sees the next heartbeat."""
+BUSY_SECONDS, BUSY_POLL_SECONDS = 30.0, 0.5
 AUTOMATION = "runs without a heartbeat are crashed"
 
 
@@ -23,11 +26,11 @@ def set_up_prefect(stack: Stack) -> None:
     """
     try:
         with httpx.Client(base_url=stack.api, timeout=10) as client:
-            if client.get(f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
+            if _ask(client, "GET", f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
                 _prefect(stack, "work-pool", "create", POOL, "--type", "process")
             # Never overwritten: for a moment it would have no limit, and runs that wait would all begin.
             limits = {"concurrency_limit": stack.slots, "is_paused": False}
-            client.patch(f"/work_pools/{POOL}", json=limits).raise_for_status()
+            _ask(client, "PATCH", f"/work_pools/{POOL}", limits).raise_for_status()
             _prefect(stack, "--no-prompt", "deploy", "--all")
             _watch_heartbeats(client)
     except httpx.HTTPError as error:
@@ -40,6 +43,16 @@ def forget_worker(stack: Stack) -> None:
         httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{WORKER_NAME}", timeout=10)
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: does not answer ({error})") from error
+
+
+def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
+    """Return the answer to a request; a server that has just started says 503 while its database is locked."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        answer = client.request(method, path, json=body)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            return answer
+        time.sleep(BUSY_POLL_SECONDS)
 
 
 def _prefect(stack: Stack, *arguments: str) -> None:
@@ -69,5 +82,5 @@ def _watch_heartbeats(client: httpx.Client) -> None:
         "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": f"no heartbeat for {SILENCE_SECONDS} s"}],
     }
     named = {"automations": {"name": {"any_": [AUTOMATION]}}}
-    if not client.post("/automations/filter", json=named).raise_for_status().json():
-        client.post("/automations/", json=automation).raise_for_status()
+    if not _ask(client, "POST", "/automations/filter", named).raise_for_status().json():
+        _ask(client, "POST", "/automations/", automation).raise_for_status()
