@@ -4,13 +4,13 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
-from grpo_core.errors import GrpoError, StackError
+from grpo_core.errors import ConfigError, GrpoError, StackError
 
 if TYPE_CHECKING:
     from tasks.reporting import RunSummary
@@ -44,22 +44,47 @@ QUIET = {
 
 @app.command()
 def train(
-    config: ConfigName,
+    config: Annotated[
+        str | None, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG", show_default=False)
+    ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run that was interrupted: go on with it. Nothing else is given then.")
+    ] = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
-    values = parse_overrides(overrides or [])
+    if resume is not None:
+        summary = _resume(resume, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+    elif config is None:
+        raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
+    else:
+        summary = _train(config, parse_overrides(overrides or []), run_dir)
+    _show(summary)
+    if summary.status == "stopped":
+        typer.echo(f"stopped early: {summary.reason}", err=True)
+        raise typer.Exit(3)
+
+
+def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSummary":
     for warning in check_consistency(load_config(config, values)):
         typer.echo(f"warning: {warning}", err=True)
     _use_stack()
     from flows.train import grpo
 
-    summary = grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
-    _show(summary)
-    if summary.status == "stopped":
-        typer.echo(f"stopped early: {summary.reason}", err=True)
-        raise typer.Exit(3)
+    return grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
+
+
+def _resume(run_dir: Path, given: list[object]) -> "RunSummary":
+    from grpo_core.rundir import RunDir
+
+    if given:
+        raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
+    RunDir(run_dir).read_config()
+    _use_stack()
+    from flows.train import resume
+
+    return resume(run_dir=str(run_dir))
 
 
 @app.command()

@@ -8,7 +8,7 @@ from prefect.runtime import flow_run
 
 from grpo_core.config import find_origin, merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 
@@ -22,6 +22,16 @@ def name_flow_run() -> str:
     try:
         return run_name(*find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {}))))
     except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
+        return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
+
+
+def name_resumed_run() -> str:
+    """Return the name of a run that goes on: `quickstart β=0 G=8 sync=10 seed=0, resumed`."""
+    run_dir = RunDir(Path(flow_run.parameters["run_dir"]))
+    try:
+        config = run_dir.read_config()
+        return f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed"
+    except GrpoError as error:  # as above
         return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
 
 

@@ -1,6 +1,9 @@
 """Flow "grpo": prepare data and model, evaluate, train while being monitored, evaluate again, report.
 
 open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train | monitor - evaluate(final) - report
+
+Each of them leaves what it did in the run's folder and does nothing twice, so that a run that was interrupted, anywhere and
+however, goes on by being run again: by `resume`, or by a retry of the same flow run.
 """
 
 from dataclasses import replace
@@ -10,7 +13,7 @@ from typing import cast
 from prefect import flow
 from prefect.states import Cancelled
 
-from flows.naming import name_flow_run, tag_flow_run
+from flows.naming import name_flow_run, name_resumed_run, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from grpo_core.config import merge_knobs
 from tasks.cancellation import RunCancelledError
@@ -19,8 +22,8 @@ from tasks.evaluation import evaluate
 from tasks.model import prepare_model
 from tasks.monitoring import monitor
 from tasks.reporting import RunSummary, report
-from tasks.setup import open_run
-from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
+from tasks.setup import hold_run, open_run, reopen_run
+from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
 from tasks.training import release_monitor, train
 
 
@@ -50,9 +53,29 @@ def grpo(
         run_dir: Folder of the run; left out, a new one under `runs/`.
     """
     knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed}
-    run_path = open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None)
-    tag_flow_run(run_path)
-    tracked = open_tracking(run_path)
+    return _run(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None))
+
+
+@flow(name="grpo", flow_run_name=name_resumed_run)
+def resume(*, run_dir: Name) -> RunSummary:
+    """Go on with a run that was interrupted, from its newest checkpoint, as if it had never stopped.
+
+    Configuration, data and MLflow run are its own. Steps beyond the checkpoint are repeated and compared with what the journal
+    says of them. A run that has reached its last step is evaluated and reported again where that is missing.
+
+    Args:
+        run_dir: Folder of the run.
+    """
+    return _run(reopen_run(Path(run_dir)))
+
+
+def _run(run_path: Path) -> RunSummary:
+    with hold_run(run_path):
+        tag_flow_run(run_path)
+        return _tracked_run(run_path, open_tracking(run_path))
+
+
+def _tracked_run(run_path: Path, tracked: TrackedRun) -> RunSummary:
     try:
         with end_tracking(run_path, tracked):
             data = prepare_data(run_path)

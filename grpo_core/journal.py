@@ -105,10 +105,19 @@ def read_journal(path: Path) -> list[Record]:
     Raises:
         JournalError: there is no such file, or a line that is not the last cannot be read.
     """
+    return supersede(read_records(path))
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return every record of a run, those included that a `resume` superseded.
+
+    Raises:
+        JournalError: as `read_journal`.
+    """
     if not path.exists():
         raise JournalError(f"{path}: no journal there; give the RUN_DIR of a run that has started")
     lines, _ = _whole_lines(path.read_bytes())
-    return supersede([_decode(line, number, path) for number, line in enumerate(lines, start=1)])
+    return [_decode(line, number, path) for number, line in enumerate(lines, start=1)]
 
 
 def supersede(records: list[Record]) -> list[Record]:
@@ -124,6 +133,14 @@ def supersede(records: list[Record]) -> list[Record]:
             history = [earlier for earlier in history if earlier.step <= record.step]
         history.append(record)
     return history
+
+
+def writer_of(path: Path) -> str | None:
+    """Return who is writing a journal now (`process 4711`), None if nobody is or there is no journal yet."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return None if try_lock(file) else holder_of(file)
 
 
 class JournalTail:

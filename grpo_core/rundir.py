@@ -1,7 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
 config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
-alerts.jsonl  tracking.json  process.json  train.log  STOP
+alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
 """
 
 import json
@@ -76,6 +76,16 @@ class RunDir:
         return self.path / "process.json"
 
     @property
+    def lock_file(self) -> Path:
+        """Locked by the flow that works on the run."""
+        return self.path / "lock"
+
+    @property
+    def flow_run_file(self) -> Path:
+        """Id of the Prefect flow run that made the folder: its retries go on here."""
+        return self.path / "flow_run"
+
+    @property
     def tracking_file(self) -> Path:
         """Where the run is tracked: MLflow's store and run id."""
         return self.path / "tracking.json"
@@ -111,7 +121,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.config_file.exists():
                 shutil.rmtree(self.data, ignore_errors=True)
-                for leftover in (self.process_file, self.stop_file, self.alerts_file, self.tracking_file):
+                for leftover in (self.process_file, self.stop_file, self.alerts_file, self.tracking_file, self.flow_run_file):
                     leftover.unlink(missing_ok=True)
             self.origin_file.write_text(json.dumps(asdict(origin), indent=2) + "\n")
             self.config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
@@ -126,7 +136,10 @@ class RunDir:
         """
         # A checkpoint without its journal is a run, too: a training that found it would go on from there.
         if self.journal_file.exists() or self.checkpoints.exists():
-            raise JournalError(f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out")
+            raise JournalError(
+                f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
+                f"(`grpo train --resume {self.path}` goes on with that run)"
+            )
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration.

@@ -15,12 +15,13 @@ from tasks.process import run_child
 def evaluate(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> None:
     """Evaluate the initial policy (saved after `step`) or the newest checkpoint's on the held-out prompts.
 
-    Nothing is done where nothing is held out (`data.eval_fraction: 0`).
+    Nothing is done where nothing is held out (`data.eval_fraction: 0`), or where this policy has been evaluated before.
     """
     from grpo_core.data.frozen import read_manifest
+    from grpo_core.evaluation.subject import is_evaluated
 
     run_dir = RunDir(run_path)
-    if read_manifest(run_dir.data).num_eval == 0:
+    if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, step):
         return
     python = run_dir.read_config().training.python
     arguments = [str(run_path), "--policy", policy, "--set", set_name, "--step", str(step)]

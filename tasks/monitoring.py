@@ -11,11 +11,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.analysis.rules import Alert, RuleBook
-from grpo_core.journal import JournalTail, Record
+from grpo_core.journal import JournalTail, Record, supersede
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.process import end_process, process_has_ended, process_has_started
-from tasks.progress import make_view
+from tasks.progress import View, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
 POLL_SECONDS = 0.5
@@ -31,6 +31,7 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
     run_dir = RunDir(run_path)
     with system_metrics(tracked), make_view(run_dir.read_config()) as view:
         watch = _Watch(run_dir, tracked)
+        watch.catch_up(view)
         while True:
             # Asked before reading: what a process wrote before it ended is then read in the same round.
             ended = process_has_ended(run_dir.process_file)
@@ -53,7 +54,7 @@ class _Watch:
 
     def __init__(self, run_dir: RunDir, tracked: TrackedRun) -> None:
         config = run_dir.read_config()
-        self.alerts: list[str] = []
+        self.alerts = run_dir.alerts()
         self._run_dir = run_dir
         self._tracked = tracked
         self._tail = JournalTail(run_dir.journal_file)
@@ -67,18 +68,34 @@ class _Watch:
             assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
             self._progress = created
 
+    def catch_up(self, view: View) -> None:
+        """Take what the journal held before this monitor began: what an earlier one has shown and told is not told again."""
+        records = list(self._tail.read())
+        for record in records:
+            self._take(record)
+        finished = [record for record in supersede(records) if record.kind == "step"]
+        if finished:
+            view.resume(finished[-1])
+        else:
+            for record in records:
+                view.show(record)
+
     def read(self) -> list[Record]:
         records = list(self._tail.read())
         for record in records:
             self._last_record = time.monotonic()
-            self._shipper.add(record)
-            for alert in self._rules.check(record):
-                self._raise(alert)
+            self._take(record)
             if record.kind == "ref_sync":
                 self._emit("grpo.ref.synced", dict(record.data))
         self._shipper.ship()
         self._show_progress(records)
         return records
+
+    def _take(self, record: Record) -> None:
+        self._shipper.add(record)
+        for alert in self._rules.check(record):
+            if alert.text not in self.alerts:
+                self._raise(alert)
 
     def alerts_of_silence(self) -> list[Alert]:
         if not process_has_started(self._run_dir.process_file):

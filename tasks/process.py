@@ -214,6 +214,12 @@ def process_has_ended(state_file: Path) -> bool:
     return facts is not None and (facts["returncode"] is not None or facts["left"])
 
 
+def is_process_of(state_file: Path, name: str) -> bool:
+    """Tell whether `name` (`process 4711`) is the process of `state_file`."""
+    facts = _read_state(state_file)
+    return facts is not None and name == f"process {facts['pid']}"
+
+
 def _read_state(state_file: Path) -> dict[str, Any] | None:
     try:
         facts: dict[str, Any] = json.loads(state_file.read_text())

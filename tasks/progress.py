@@ -28,6 +28,10 @@ class View(AbstractContextManager["View"], Protocol):
         """Show one record."""
         ...
 
+    def resume(self, record: Record) -> None:
+        """Take note of the last step that was finished before."""
+        ...
+
     def say(self, text: str) -> None:
         """Show a line that is no record, such as an alert."""
         ...
@@ -37,16 +41,24 @@ def make_view(config: RunConfig) -> View:
     """Return the view for where this process runs."""
     if deployed_flow_run() is None and sys.stdout.isatty():
         return LiveTable(config)
-    return PlainLines(config, to_log=deployed_flow_run() is not None)
+    return PlainLines(config)
+
+
+def say(text: str) -> None:
+    """Write one line to standard output, or in a worker to the flow run's log."""
+    if deployed_flow_run() is not None:
+        get_run_logger().info(text)
+    else:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 class PlainLines:
     """One line a record."""
 
-    def __init__(self, config: RunConfig, to_log: bool) -> None:
-        """Write to standard output, or to the flow run's log."""
+    def __init__(self, config: RunConfig) -> None:
+        """Expect the steps of a configuration."""
         self._pace = Pace(config.training.steps)
-        self._to_log = to_log
 
     def __enter__(self) -> Self:
         """Nothing to set up."""
@@ -61,13 +73,14 @@ class PlainLines:
         if text:
             self.say(text)
 
+    def resume(self, record: Record) -> None:
+        """Write from where the run goes on."""
+        self._pace.count(record)
+        self.say(f"step {record.step}/{self._pace.steps} was finished before; going on")
+
     def say(self, text: str) -> None:
         """Write one line."""
-        if self._to_log:
-            get_run_logger().info(text)
-        else:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+        say(text)
 
 
 class LiveTable:
@@ -98,6 +111,11 @@ class LiveTable:
             text = describe(record, self._pace)
             if text:
                 self.say(text)
+
+    def resume(self, record: Record) -> None:
+        """Begin the table with the last finished step."""
+        self._pace.count(record)
+        self._rows.append(record)
 
     def say(self, text: str) -> None:
         """Put a line above the table."""

@@ -1,31 +1,75 @@
-"""Task: validate the configuration and make the run's folder."""
+"""Tasks: make the folder of a new run, or find that of a run that goes on; and the lock that keeps others out of it."""
 
-from collections.abc import Mapping
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from grpo_core.config import find_origin
+from grpo_core.errors import JournalError
+from grpo_core.journal import writer_of
+from grpo_core.locks import holder_of, try_lock
 from grpo_core.rundir import RunDir
+from tasks.process import is_process_of
+from tasks.progress import say
 
 RUNS_FOLDER = Path("runs")
+POLL_SECONDS = 0.5
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
 def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -> Path:
-    """Return the folder of a new run with its resolved configuration.
+    """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
 
     Raises:
         ConfigError: the configuration is refused.
-        JournalError: the folder already holds a run.
+        JournalError: the folder already holds another run.
     """
+    mine = _folder_of_this_flow_run(run_path)
+    if mine is not None:
+        return mine
     resolved, origin = find_origin(config, overrides)
     path = run_path or make_folder(origin.preset)
-    RunDir(path).create(resolved, origin)
+    run_dir = RunDir(path)
+    run_dir.create(resolved, origin)
+    run_dir.flow_run_file.write_text(f"{flow_run.id or ''}\n")
     return path
+
+
+@task(name="open-run", cache_policy=NO_CACHE)
+def reopen_run(run_path: Path) -> Path:
+    """Return the folder of a run that goes on.
+
+    Raises:
+        JournalError: there is no run in it.
+    """
+    RunDir(run_path).read_config()
+    return run_path
+
+
+@contextlib.contextmanager
+def hold_run(run_path: Path) -> Iterator[None]:
+    """Keep every other flow out of a run while inside, and begin without what an earlier one has left.
+
+    A training whose flow was killed is still finishing its step: it is waited for.
+
+    Raises:
+        JournalError: another flow works on the run, or a training that was started by hand.
+    """
+    run_dir = RunDir(run_path)
+    with run_dir.lock_file.open("wb") as lock:
+        if not try_lock(lock):
+            raise JournalError(f"run dir {run_path}: {holder_of(lock)} works on this run; wait for it, or end it first")
+        _await_orphan(run_dir)
+        for leftover in (run_dir.stop_file, run_dir.process_file):
+            leftover.unlink(missing_ok=True)
+        yield
 
 
 def make_folder(name: str) -> Path:
@@ -40,3 +84,25 @@ def make_folder(name: str) -> Path:
             number += 1
         else:
             return path
+
+
+def _folder_of_this_flow_run(run_path: Path | None) -> Path | None:
+    """Return the folder that an earlier attempt of this flow run has made."""
+    if not flow_run.id or flow_run.run_count < 2:
+        return None
+    for path in (run_path,) if run_path is not None else sorted(RUNS_FOLDER.glob("*/")):
+        file = RunDir(path).flow_run_file
+        if file.exists() and file.read_text().strip() == flow_run.id:
+            return path
+    return None
+
+
+def _await_orphan(run_dir: RunDir) -> None:
+    told = False
+    while (writer := writer_of(run_dir.journal_file)) is not None:
+        if not is_process_of(run_dir.process_file, writer):
+            raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
+        if not told:
+            say(f"{writer}, the training whose flow has died, is finishing its step; waiting for it")
+            told = True
+        time.sleep(POLL_SECONDS)

@@ -12,12 +12,16 @@ from tasks.process import ensure_ended, run_child
 
 @task(name="train", cache_policy=NO_CACHE)
 def train(run_path: Path) -> None:
-    """Run the training process to its end.
+    """Run the training process to its end, from the newest checkpoint if there is one; a finished training stays as it is.
 
     Raises:
         TrainingError: it failed; the message says why.
     """
+    from grpo_core.analysis.summary import run_status
+
     run_dir = RunDir(run_path)
+    if run_status(run_dir).state == "finished":
+        return
     training = run_dir.read_config().training
     run_child(MODULES[training.engine], [str(run_path)], run_dir.log_file("train"), training.python, run_dir.process_file)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas
 
+from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.journal import Record, read_journal
 from grpo_core.rundir import RunDir
@@ -66,12 +67,20 @@ def describe_result(records: Sequence[Record], comparison: Comparison | None) ->
         f"KL per token at the last step: {final['kl/ref/k3']:.4f} to the reference"
         + (f", {final['kl/init/k3']:.4f} to the initial policy" if "kl/init/k3" in final else ""),
     ]
+    evaluated = [(record, accuracy) for record in records if (accuracy := _sample_accuracy(record)) is not None]
+    if evaluated:
+        best, accuracy = max(evaluated, key=lambda pair: pair[1])
+        lines.append(f"best checkpoint: step {best.step}, held-out greedy accuracy {accuracy:.3f} during training")
     if comparison is not None:
         lines += [
             f"held-out greedy accuracy ({comparison.num_prompts} prompts): {comparison.before} -> {comparison.after}",
             f"paired difference, 95 % interval: {comparison.difference}",
         ]
     return lines
+
+
+def _sample_accuracy(record: Record) -> float | None:
+    return record.metrics.get(f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy") if record.kind == "eval" else None
 
 
 def _mean_reward(records: Sequence[Record]) -> float:

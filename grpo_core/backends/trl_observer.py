@@ -179,9 +179,8 @@ class Observer:
             metrics=measure.registry_figures([measured, self._probed]),
             reports=self._reports,
         )
-        self.state = after
         with self._evaluating():
-            self.saved_at = conclude(self.session, result, self.saved_at)
+            self.state, self.saved_at = conclude(self.session, result, self.saved_at)
         self.stopped = self.session.stop.reason()
         return self.stopped is not None
 

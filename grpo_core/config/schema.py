@@ -218,10 +218,10 @@ class TrainingConfig(Section):
     """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
     rollout_rows: int = Field(default=256, ge=1)
     """Completions sampled at once; bounds the sampler's key-value cache."""
-    checkpoint_every: int | None = Field(default=None, ge=1)
-    """A checkpoint after every so many steps; null = only at the end."""
+    checkpoint_every: int | None = Field(default=20, ge=1)
+    """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept; that of the best policy (`evaluation.every_steps`) is kept as well."""
     max_skipped_updates: int = Field(default=3, ge=1)
     """An update whose loss or gradient is not finite is not applied; after so many in a row the run is stopped."""
     completions_every: int = Field(default=1, ge=1)

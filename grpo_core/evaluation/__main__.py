@@ -62,10 +62,11 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     run_dir.eval.mkdir(exist_ok=True)
     pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
-    (run_dir.eval / f"{policy}.json").write_text(json.dumps(facts, indent=2) + "\n")
     journal = Journal(run_dir.journal_file)
     journal.append("eval", step, {**facts, "metrics": result.metrics()})
     journal.close()
+    # Last: whoever finds it finds the whole evaluation.
+    (run_dir.eval / f"{policy}.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which policy is evaluated: found from a checkpoint, a RUN_DIR, or any model that can be loaded."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
     name = config.tracking.run_name or run_name(config, run_dir.read_origin())
     frozen = run_dir.data if (run_dir.data / MANIFEST_FILE).exists() else None
     return Subject(name=f"{name}, step {step}", source=str(source), step=step, config=config, frozen_data=frozen)
+
+
+def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
+    """Tell whether a run's evaluation of `base` (saved after `step`) or of its newest checkpoint, `final`, is complete."""
+    file = run_dir.eval / f"{policy}.json"
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    if policy == "final":
+        step = read_state(checkpoints[-1]).step if checkpoints else 0
+    return file.exists() and json.loads(file.read_text())["step"] == step
 
 
 def _is_checkpoint(path: Path) -> bool:

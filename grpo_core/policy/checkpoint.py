@@ -45,6 +45,11 @@ class TrainingState:
     tokens: int
     sync_count: int
     last_sync_step: int
+    skipped_updates: int = 0
+    """How many of the newest updates in a row were not applied."""
+    best_step: int | None = None
+    """The evaluated step with the highest held-out accuracy so far, the first of equals; its checkpoint is kept."""
+    best_accuracy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +64,14 @@ class Trainable:
 
 
 def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: int) -> Path:
-    """Write `folder`/step_NNNNNN and drop all but the `keep` newest; return the new one.
+    """Write `folder`/step_NNNNNN and drop all but the `keep` newest and the best; return the new one.
 
     It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
     failure, sees a whole checkpoint or none.
     """
-    target = folder / f"step_{state.step:06d}"
+    target = folder / str(_name(state.step))
     scratch = folder / f".{target.name}.partial"
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove_leftovers(folder)
     scratch.mkdir(parents=True)
     live.policy.save_pretrained(scratch / "policy")
     live.tokenizer.save_pretrained(scratch / "policy")
@@ -83,13 +88,35 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     os.replace(scratch, target)
     _to_disk(folder)
     for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        if old.name != _name(state.best_step):
+            _remove(old)
     return target
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed has left half-written or half-removed."""
+    for path in (*folder.glob(".step_*.partial"), *folder.glob("step_*")):
+        if path.name.startswith(".") or not (path / MANIFEST_FILE).exists():
+            shutil.rmtree(path)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the whole checkpoints in `folder`, oldest first."""
     return sorted(path for path in folder.glob("step_*") if (path / MANIFEST_FILE).exists())
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a damaged checkpoint a name under which nothing looks for one; return the new path."""
+    aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return checkpoint.rename(aside)
+
+
+def find_best(folder: Path) -> Path | None:
+    """Return the checkpoint with the best held-out accuracy; None where no step was evaluated, or it is not there."""
+    checkpoints = list_checkpoints(folder)
+    best = folder / str(_name(read_state(checkpoints[-1]).best_step)) if checkpoints else None
+    return best if best in checkpoints else None
 
 
 def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
@@ -133,6 +160,16 @@ def verify_checkpoint(checkpoint: Path) -> None:
             raise ModelError(f"{checkpoint}: {name} is missing; the checkpoint is damaged")
         if _sha256(file) != sha256:
             raise ModelError(f"{checkpoint}: the SHA-256 of {name} is not the manifest's; the checkpoint is damaged")
+
+
+def _name(step: int | None) -> str | None:
+    return None if step is None else f"step_{step:06d}"
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; the manifest goes first, so that what a kill leaves does not pass for a whole one."""
+    (checkpoint / MANIFEST_FILE).unlink()
+    shutil.rmtree(checkpoint)
 
 
 def _save_weights(model: PreTrainedModel, path: Path) -> None:

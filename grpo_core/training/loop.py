@@ -10,9 +10,12 @@
 Departures: the reference is synchronised by step count (with mixup), not by outer iteration; no reward model is retrained.
 """
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
+from grpo_core.journal import Kind
 from grpo_core.policy.checkpoint import TrainingState
 from grpo_core.training.completions import write_completions
 from grpo_core.training.session import Session
@@ -23,26 +26,36 @@ def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | 
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     total = session.config.training.steps
     saved_at = state.step
-    skipped = 0
     stopped = session.stop.reason()
     while state.step < total and stopped is None:
         result = run_step(session, state)
-        state = result.state
-        saved_at = conclude(session, result, saved_at)
-        skipped = count_skipped(result, skipped)
-        stopped = too_many_skipped(skipped, session.config.training.max_skipped_updates) or session.stop.reason()
+        state, saved_at = conclude(session, result, saved_at)
+        most = session.config.training.max_skipped_updates
+        stopped = too_many_skipped(state.skipped_updates, most) or session.stop.reason()
     if state.step > saved_at:
         checkpoint(session, state)
     return state, stopped if state.step < total else None
 
 
-def conclude(session: Session, result: StepResult, saved_at: int) -> int:
-    """Journal a step, evaluate and checkpoint where that is due; return the step of the newest checkpoint."""
-    config, state = session.config, result.state
+def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[TrainingState, int]:
+    """Journal a step, evaluate and checkpoint where that is due.
+
+    The best policy so far is checkpointed even where no checkpoint is due.
+
+    Returns:
+        (the counters to go on from, the step of the newest checkpoint)
+    """
+    config, every = session.config, session.config.evaluation.every_steps
+    state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
     record(session, result)
-    if is_every(config.evaluation.every_steps, state.step) and state.step < config.training.steps:
-        evaluate(session, state.step)
-    return checkpoint(session, state) if is_every(config.training.checkpoint_every, state.step) else saved_at
+    # The last step, too: otherwise the best of a run that only ever gets better would be an earlier one.
+    if every is not None and (state.step % every == 0 or state.step == config.training.steps):
+        accuracy = evaluate(session, state.step)
+        if state.best_accuracy is None or accuracy > state.best_accuracy:
+            state = replace(state, best_step=state.step, best_accuracy=accuracy)
+    if is_every(config.training.checkpoint_every, state.step) or state.best_step == state.step:
+        return state, checkpoint(session, state)
+    return state, saved_at
 
 
 def record(session: Session, result: StepResult) -> None:
@@ -50,21 +63,29 @@ def record(session: Session, result: StepResult) -> None:
     step = result.state.step
     if is_every(session.config.training.completions_every, step):
         write_completions(session.run_dir.completions, step, result.batch)
-    session.journal.append("step", step, {"metrics": result.metrics})
+    journal(session, "step", step, {"metrics": result.metrics})
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
             what = f"update {number} of {len(result.reports)} was not applied"
             text = f"step {step}: {what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"
             session.journal.append("alert", step, {"text": text})
     if result.sync is not None:
-        session.journal.append("ref_sync", step, asdict(result.sync))
+        journal(session, "ref_sync", step, asdict(result.sync))
 
 
-def evaluate(session: Session, step: int) -> None:
-    """Journal greedy accuracy on the held-out prompts that are evaluated during training."""
+def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) -> None:
+    """Journal a record with figures, and an alert if it replays an earlier one and differs."""
+    problem = session.replay.check(session.journal.append(kind, step, data))
+    if problem is not None:
+        session.journal.append("alert", step, {"text": problem})
+
+
+def evaluate(session: Session, step: int) -> float:
+    """Journal and return greedy accuracy on the held-out prompts that are evaluated during training."""
     prompts = session.eval_prompts[: session.config.evaluation.every_num_prompts]
     result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
-    session.journal.append("eval", step, {"set": HELD_OUT_SAMPLE, "metrics": result.metrics(), **result.as_json()})
+    journal(session, "eval", step, {"set": HELD_OUT_SAMPLE, "metrics": result.metrics(), **result.as_json()})
+    return result.metrics()[f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"]
 
 
 def checkpoint(session: Session, state: TrainingState) -> int:

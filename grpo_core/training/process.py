@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ConfigError, GrpoError, JournalError
-from grpo_core.journal import Journal
+from grpo_core.journal import Journal, read_records
 from grpo_core.lifeline import lifeline_from_environment
 from grpo_core.rundir import RunDir
 from grpo_core.training.signals import StopRequest
@@ -84,7 +84,9 @@ def _run(
     session = open_session(run_dir, journal, stop)
     state = session.restore()
     facts = {"engine": engine, "threads": threads, "device": str(session.policy.device), "steps": config.training.steps}
-    journal.append("start" if state == FRESH else "resume", state.step, facts)
+    began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
+    # A run that was killed before its first checkpoint begins again, and takes back what it had journalled.
+    journal.append("resume" if began or state != FRESH else "start", state.step, facts)
     state, stopped = train(session, state)
     return state.step, stopped
 

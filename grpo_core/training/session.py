@@ -1,6 +1,7 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -11,8 +12,15 @@ from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import SamplingSettings
 from grpo_core.generation.torch_sampler import TorchSampler
-from grpo_core.journal import Journal
-from grpo_core.policy.checkpoint import Trainable, TrainingState, list_checkpoints, load_checkpoint, save_checkpoint
+from grpo_core.journal import Journal, read_records
+from grpo_core.policy.checkpoint import (
+    Trainable,
+    TrainingState,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside,
+)
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer, resolve_model
 from grpo_core.policy.reference import Reference
@@ -21,6 +29,7 @@ from grpo_core.rundir import RunDir
 from grpo_core.training.forward import ForwardSettings
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.probe import Probe
+from grpo_core.training.replay import Replay
 from grpo_core.training.rollout import Explorer
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
@@ -47,6 +56,7 @@ class Session:
     probe: Probe
     forward: ForwardSettings
     live: Trainable
+    replay: Replay
 
     def save(self, state: TrainingState) -> str:
         """Write a checkpoint; return its name."""
@@ -54,26 +64,33 @@ class Session:
         return save_checkpoint(self.run_dir.checkpoints, self.live, state, keep).name
 
     def restore(self) -> TrainingState:
-        """Go back to the newest whole checkpoint, if there is any; return the counters to go on from.
+        """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to go on from.
 
-        A damaged one is journalled as an alert, and the one before it is taken.
+        A damaged one is journalled as an alert, and the one before it is taken. Steps that the journal holds beyond it are
+        compared with their repetition.
 
         Raises:
             ModelError: there are checkpoints, and all of them are damaged.
         """
-        damaged: list[str] = []
+        damaged: dict[Path, str] = {}
         for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
             try:
                 state = load_checkpoint(checkpoint, self.live)
             except ModelError as error:
-                damaged.append(str(error))
+                damaged[checkpoint] = str(error)
                 continue
-            for text in damaged:
-                self.journal.append("alert", state.step, {"text": f"{text}; going on from {checkpoint.name}"})
-            return state
-        if damaged:
-            raise ModelError(f"no checkpoint is whole, so the run cannot go on: {'; '.join(damaged)}")
-        return FRESH
+            for path, text in damaged.items():
+                # Out of the way: it would count as one of the newest, and be kept in the place of a whole one.
+                aside = set_aside(path)
+                told = f"{text}; kept as {aside.name}, going on from {checkpoint.name}"
+                self.journal.append("alert", state.step, {"text": told})
+            break
+        else:
+            if damaged:
+                raise ModelError(f"no checkpoint is whole, so the run cannot go on: {'; '.join(damaged.values())}")
+            state = FRESH
+        self.replay.expect(read_records(self.run_dir.journal_file), state.step)
+        return state
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
@@ -133,6 +150,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         ),
         forward=forward,
         live=live,
+        replay=Replay(),
     )
 
 

@@ -16,12 +16,12 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import run_name
 from grpo_core.errors import TrackingError
-from grpo_core.journal import read_journal
+from grpo_core.journal import read_journal, read_records
 from grpo_core.rundir import RunDir
 from tasks.cancellation import RunCancelledError
 from tasks.tracking.description import STOP_TAG, params, start_tags
 from tasks.tracking.shipper import END_SECONDS, Shipper
-from tasks.tracking.store import TrackedRun, make_client, short_retries, tracking_uri
+from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_uri
 
 __all__ = [
     "Shipper",
@@ -44,30 +44,22 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 @task(name="open-tracking", cache_policy=NO_CACHE)
 def open_tracking(run_path: Path) -> TrackedRun:
-    """Create the MLflow run and remember it in tracking.json, before anything costly is done.
+    """Create the MLflow run and remember it in tracking.json, before anything costly is done; a run that goes on keeps its own.
 
     Raises:
         TrackingError: the store or server cannot be used.
     """
-    from mlflow.entities import Param
-
     run_dir = RunDir(run_path)
-    config, origin = run_dir.read_config(), run_dir.read_origin()
-    uri = tracking_uri(config, run_path)
-    name = config.tracking.run_name or run_name(config, origin)
+    uri = tracking_uri(run_dir.read_config(), run_path)
     try:
         with short_retries():
-            client = make_client(uri)
-            experiment_id = _experiment(client, uri, config.tracking.experiment, run_path)
-            run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_path))
-            client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in params(config).items()])
+            tracked = _reopened(run_dir) or _opened(run_dir, uri)
     except Exception as error:  # mlflow raises unrelated types for each store
         cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise TrackingError(
             f"tracking.uri {uri}: the tracking server cannot be used ({cause}); start it, correct tracking.uri or "
             "MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
         ) from error
-    tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
     run_dir.tracking_file.write_text(json.dumps(asdict(tracked), indent=2) + "\n")
     return tracked
 
@@ -109,7 +101,7 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
     run_dir, client, finished = RunDir(run_path), make_client(tracked.uri), status == "FINISHED"
     problems = []
     shipper = Shipper(tracked)
-    for record in read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []:
+    for record in read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []:
         shipper.add(record)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if unshipped:
@@ -167,6 +159,40 @@ def system_metrics(tracked: TrackedRun) -> Iterator[None]:
         watcher.finish()
 
 
+def _opened(run_dir: RunDir, uri: str) -> TrackedRun:
+    """Return a new MLflow run that holds the configuration."""
+    from mlflow.entities import Param
+
+    config, origin, client = run_dir.read_config(), run_dir.read_origin(), make_client(uri)
+    name = config.tracking.run_name or run_name(config, origin)
+    experiment_id = _experiment(client, uri, config.tracking.experiment, run_dir.path)
+    run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
+    client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in params(config).items()])
+    return TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
+
+
+def _reopened(run_dir: RunDir) -> TrackedRun | None:
+    """Return the MLflow run of a training that goes on, running again; None where it has none that could be written to."""
+    from mlflow.exceptions import MlflowException
+
+    if not run_dir.tracking_file.exists():
+        return None
+    tracked = read_tracked(run_dir)
+    client = make_client(tracked.uri)
+    try:
+        known = client.get_run(tracked.run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    if known.info.lifecycle_stage == "deleted":
+        return None
+    client.update_run(tracked.run_id, status="RUNNING")
+    if STOP_TAG in known.data.tags:  # it has ended the training before; whoever resumes it wants it to go on
+        client.delete_tag(tracked.run_id, STOP_TAG)
+    return tracked
+
+
 def _experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
@@ -213,14 +239,19 @@ def _tables(run_dir: RunDir) -> Mapping[str, Any]:
 
 
 def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
-    from grpo_core.policy.checkpoint import list_checkpoints
+    """Log the final policy, and the best where that is another one: where it is, its digest, and the weights if asked for."""
+    from grpo_core.policy.checkpoint import find_best, list_checkpoints
     from grpo_core.policy.loading import weights_digest
 
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if not checkpoints:
         return
-    policy = checkpoints[-1] / "policy"
-    client.set_tag(tracked.run_id, "policy_path", str(policy.resolve()))
-    client.set_tag(tracked.run_id, "policy_digest", weights_digest(policy))
-    if run_dir.read_config().tracking.log_policy:
-        client.log_artifacts(tracked.run_id, str(policy), "policy")
+    best = find_best(run_dir.checkpoints)
+    for name, checkpoint in (("policy", checkpoints[-1]), ("best_policy", best)):
+        if checkpoint is None or (name == "best_policy" and checkpoint == checkpoints[-1]):
+            continue
+        policy = checkpoint / "policy"
+        client.set_tag(tracked.run_id, f"{name}_path", str(policy.resolve()))
+        client.set_tag(tracked.run_id, f"{name}_digest", weights_digest(policy))
+        if run_dir.read_config().tracking.log_policy:
+            client.log_artifacts(tracked.run_id, str(policy), name)

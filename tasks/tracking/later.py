@@ -1,14 +1,12 @@
 """Hand over a run's journal and results to MLflow after its flow has ended: what an outage or a cancellation left behind."""
 
-import json
 from pathlib import Path
 
 from grpo_core.errors import TrackingError
-from grpo_core.journal import Record, read_journal
-from grpo_core.locks import holder_of, try_lock
+from grpo_core.journal import Record, read_journal, writer_of
 from grpo_core.rundir import RunDir
 from tasks.tracking import Status, track_results
-from tasks.tracking.store import TrackedRun
+from tasks.tracking.store import TrackedRun, read_tracked
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -20,15 +18,10 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     """
     run_dir = RunDir(run_path)
     records = read_journal(run_dir.journal_file)
-    with run_dir.journal_file.open("rb") as journal:
-        if not try_lock(journal):
-            raise TrackingError(f"run dir {run_path}: {holder_of(journal)} is writing its journal; its own monitor ships it")
-    try:
-        tracked = TrackedRun(**json.loads(run_dir.tracking_file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise TrackingError(
-            f"run dir {run_path}: has no readable tracking.json, so it has no run in MLflow ({error})"
-        ) from error
+    writer = writer_of(run_dir.journal_file)
+    if writer is not None:
+        raise TrackingError(f"run dir {run_path}: {writer} is writing its journal; its own monitor ships it")
+    tracked = read_tracked(run_dir)
     status = _status(records)
     return tracked, status, track_results.fn(run_path, tracked, status)
 

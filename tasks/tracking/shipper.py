@@ -1,7 +1,7 @@
 """Journal records in, batches out, each figure exactly once.
 
-Rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow at the start,
-is sent again.
+Rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow at the start
+and after every error, is sent again. A step that is replayed after a resume is the same step: its first record is sent, once.
 """
 
 import time
@@ -28,13 +28,18 @@ class Shipper:
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
         self._marks: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
         self._next_ship = 0.0
         self.last_error = ""
         """What the last attempt to send met; empty while all went well."""
 
     def add(self, record: Record) -> None:
-        """Take one record; it is sent by a later `ship`."""
-        if record.metrics:
+        """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
+        if not record.metrics:
+            return
+        key = _mark_key(record)
+        if record.step > self._taken.get(key, -1):
+            self._taken[key] = record.step
             self._waiting.append(record)
 
     def add_alert(self, alert: Alert) -> None:
@@ -54,6 +59,7 @@ class Shipper:
                 self._send()
         except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
             self.last_error = f"{type(error).__name__}: {error}"
+            self._marks.clear()  # a batch whose answer was lost may have arrived
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False
         return True

@@ -3,6 +3,7 @@
 Explicit run ids and `MlflowClient` throughout: the fluent API has one active run a process and ends failed runs as FINISHED.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
+from grpo_core.errors import TrackingError
+from grpo_core.rundir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,20 @@ class TrackedRun:
     def ui_command(self) -> str:
         """What to type to look at it."""
         return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}, then"
+
+
+def read_tracked(run_dir: RunDir) -> TrackedRun:
+    """Return where a run is tracked.
+
+    Raises:
+        TrackingError: its folder does not tell.
+    """
+    try:
+        return TrackedRun(**json.loads(run_dir.tracking_file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrackingError(
+            f"run dir {run_dir.path}: has no readable tracking.json, so it has no run in MLflow ({error})"
+        ) from error
 
 
 def tracking_uri(config: RunConfig, run_path: Path) -> str:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from grpo_core.journal import Journal, read_journal
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
+from grpo_core.policy.checkpoint import find_best
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
 
@@ -166,6 +167,78 @@ def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, jour
     assert sorted(path.name for path in killed.checkpoints.iterdir()) == ["step_000002", "step_000004"]
 
 
+def killed_after_two_steps_of_four(whole, name, **changed_figures):
+    """A copy of a finished run as kill -9 leaves it after step 4, its newest checkpoint that of step 2."""
+    killed = RunDir(whole.path.parent / name)
+    shutil.copytree(whole.path, killed.path)
+    shutil.rmtree(killed.checkpoints / "step_000004", ignore_errors=True)
+    lines = []
+    for line in killed.journal_file.read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] in ("checkpoint", "end") and record["step"] == 4:
+            break
+        if record["kind"] == "step" and record["step"] == 3:
+            record["data"]["metrics"] |= changed_figures
+        lines.append(json.dumps(record) + "\n")
+    killed.journal_file.write_text("".join(lines))
+    return killed
+
+
+def test_a_replayed_step_is_compared_with_the_one_that_it_supersedes(tiny_run):
+    whole = tiny_run({"training.checkpoint_every": 2}, name="whole")
+    train(whole)
+    figures = {record.step: record.metrics for record in of_kind(read_journal(whole.journal_file), "step")}[3]
+    same = train(killed_after_two_steps_of_four(whole, "same", **{"time/step_seconds": 1e6}))
+    assert of_kind(same, "alert") == []  # times may differ
+    other = train(killed_after_two_steps_of_four(whole, "other", **{"kl/ref/k3": 7.0, "loss/total": "nan"}))
+    (alert,) = of_kind(other, "alert")
+    assert alert.step == 3
+    assert f"step 3: kl/ref/k3 was 7.0, is {figures['kl/ref/k3']!r} (by " in alert.data["text"]
+    assert f"loss/total was nan, is {figures['loss/total']!r}" in alert.data["text"]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_and_takes_back_its_steps(tiny_run):
+    whole = tiny_run({"training.checkpoint_every": None}, name="whole")
+    expected = step_figures(train(whole))
+    killed = killed_after_two_steps_of_four(whole, "killed")
+    assert not list(killed.checkpoints.iterdir())
+    records = train(killed)
+    assert [(record.kind, record.step) for record in records[:2]] == [("start", 0), ("resume", 0)]
+    assert step_figures(records) == expected
+    assert of_kind(records, "alert") == []
+
+
+def good_in_the_middle(prompts, completions, **columns):
+    """Accept none of four greedy completions, then three, two, three and one: the evaluations of a run of five steps."""
+    if len(completions) != 4:
+        return [float(len(completion[0]["content"]) % 3) for completion in completions]
+    right = EVALUATIONS.pop(0)
+    return [float(index < right) for index in range(4)]
+
+
+EVALUATIONS = []
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest_and_known_after_a_resume(tiny_run):
+    options = {
+        "rewards": [{"fn": f"{__name__}:good_in_the_middle"}],
+        "evaluation.every_steps": 1,
+        "evaluation.every_num_prompts": 4,
+        "training.checkpoint_every": None,
+        "training.keep_checkpoints": 1,
+    }
+    run_dir = tiny_run({**options, "training.steps": 5})
+    EVALUATIONS[:] = [0, 3, 2, 3, 1]
+    train(run_dir)
+    assert sorted(path.name for path in run_dir.checkpoints.iterdir()) == ["step_000002", "step_000005"]
+    assert find_best(run_dir.checkpoints).name == "step_000002"  # the first of equals
+    # Killed at the third step: the best is still that of step 2, and an equal one does not replace it.
+    shutil.rmtree(run_dir.checkpoints / "step_000005")
+    EVALUATIONS[:] = [2, 3, 1]
+    train(run_dir)
+    assert find_best(run_dir.checkpoints).name == "step_000002"
+
+
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "manifest"])
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tiny_run, damage):
     whole = tiny_run({"training.checkpoint_every": 2}, name="whole")
@@ -274,7 +347,7 @@ def test_evaluations_during_training_are_journalled_and_change_nothing(tiny_run)
     expected = step_figures(train(plain))
     evaluated = tiny_run({"evaluation.every_steps": 1, "evaluation.every_num_prompts": 3}, name="evaluated")
     records = train(evaluated)
-    assert [record.step for record in of_kind(records, "eval")] == [1, 2, 3]
+    assert [record.step for record in of_kind(records, "eval")] == [1, 2, 3, 4]
     assert all("eval/heldout_sample/greedy_accuracy" in record.metrics for record in of_kind(records, "eval"))
     assert step_figures(records) == expected
     assert_same_weights(evaluated, plain)

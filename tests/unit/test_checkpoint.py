@@ -1,6 +1,7 @@
 """Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from grpo_core.errors import ModelError
 from grpo_core.policy.checkpoint import (
     Trainable,
     TrainingState,
+    find_best,
     list_checkpoints,
     load_checkpoint,
     read_state,
@@ -120,6 +122,23 @@ def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
         save_checkpoint(tmp_path, live, state_at(step), keep=keep)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == left
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{step:06d}" for step in left]
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(fresh, tmp_path):
+    live = fresh()
+    for step in (1, 2, 9, 12):
+        save_checkpoint(tmp_path, live, replace(state_at(step), best_step=min(step, 2), best_accuracy=0.5), keep=1)
+    assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == [2, 12]
+    assert find_best(tmp_path) == tmp_path / "step_000002"
+
+
+def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved, tmp_path):
+    live, folder = saved
+    (folder.parent / ".step_000002.partial" / "policy").mkdir(parents=True)
+    (folder.parent / "step_000001").mkdir()  # its manifest was removed first, then the process was killed
+    assert list_checkpoints(folder.parent) == [folder]
+    save_checkpoint(folder.parent, live, state_at(4), keep=2)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["step_000003", "step_000004"]
 
 
 def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):

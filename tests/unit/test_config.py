@@ -302,7 +302,10 @@ WARNINGS = [
     ({"advantage.scale": "batch_std", "advantage.whiten_advantages": True}, ["advantage.scale: batch_std", "whiten"]),
     ({"reference.kl_init_every": 5}, ["reference.kl_init_every: 5", "reference.sync_steps is null"]),
     ({"evaluation.every_num_prompts": 5}, ["evaluation.every_num_prompts: 5", "evaluation.every_steps is null"]),
-    ({"training.keep_checkpoints": 5}, ["training.keep_checkpoints: 5", "training.checkpoint_every is null"]),
+    (
+        {"training.keep_checkpoints": 5, "training.checkpoint_every": None},
+        ["training.keep_checkpoints: 5", "training.checkpoint_every is null"],
+    ),
     ({"data.hub_split": "test"}, ["data.hub_split: test", "reasoning_gym:chain_sum"]),
     ({"probe.every_steps": 500}, ["probe.every_steps: 500", "training.steps 100"]),
     ({"optimizer.warmup_steps": 200}, ["optimizer.warmup_steps: 200", "100 optimizer steps", "100/200 of optimizer.lr"]),

@@ -1,0 +1,143 @@
+"""A run whose flow was killed goes on with `grpo train --resume`, and is in the end the run that was never killed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.analysis.comparison import compare_journals
+from grpo_core.journal import Record, read_journal, writer_of
+from grpo_core.training.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+STEPS = 9
+OPTIONS = (f"training.steps={STEPS}", "training.checkpoint_every=4", "evaluation.every_steps=4")
+SLOWLY = "tests.e2e.test_resume:slowly"
+
+
+def slowly(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Reward short completions, so slowly that a training can be met in the middle."""
+    time.sleep(0.25)
+    return [float(len(completion[0]["content"]) < 5) for completion in completions]
+
+
+def steps_of(run_dir: Path) -> list[Record]:
+    file = run_dir / "journal.jsonl"
+    return [record for record in read_journal(file) if record.kind == "step"] if file.exists() else []
+
+
+def wait_for(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def killed(prefect_api: str, tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RUN_DIR of a run whose flow process got SIGKILL after the fifth step and whose training has ended since."""
+    folder = tmp_path_factory.mktemp("killed")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api}
+    command = [sys.executable, "-m", "flows.cli", "train", str(tiny_yaml), *OPTIONS, f"rewards=[{{fn: '{SLOWLY}'}}]"]
+    with (folder / "out").open("wb") as out:
+        flow = subprocess.Popen([*command, "--run-dir", "runs/one"], cwd=folder, env=environment, stdout=out, stderr=out)
+        try:
+            run_dir = folder / "runs" / "one"
+            wait_for(lambda: len(steps_of(run_dir)) >= 5 or flow.poll() is not None, 180)
+            assert flow.poll() is None, (folder / "out").read_text()
+        finally:
+            flow.kill()
+            flow.wait()
+    died = time.monotonic()
+    wait_for(lambda: writer_of(run_dir / "journal.jsonl") is None, 60)
+    assert time.monotonic() - died < 60
+    return run_dir
+
+
+def test_the_training_of_a_killed_flow_finishes_its_step_and_checkpoints(killed: Path) -> None:
+    records = read_journal(killed / "journal.jsonl")
+    assert [record.kind for record in records[-2:]] == ["checkpoint", "end"]
+    assert "the process that started the training has died" in records[-1].data["reason"]
+    assert 5 <= records[-1].step < STEPS
+
+
+def test_a_run_that_another_flow_works_on_is_not_resumed(grpo: Any, killed: Path) -> None:
+    import fcntl
+
+    with (killed / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = grpo("train", "--resume", str(killed), cwd=killed.parents[1])
+    assert done.returncode == 2
+    assert f"process {os.getpid()} works on this run; wait for it, or end it first" in done.stderr
+
+
+def test_resume_takes_nothing_but_the_folder_of_a_run(grpo: Any, killed: Path, tmp_path: Path) -> None:
+    done = grpo("train", "quickstart", "--resume", str(killed), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the run keeps its own configuration; leave out quickstart" in done.stderr
+    done = grpo("train", "--resume", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no readable config.json" in done.stderr
+    assert grpo("train", cwd=tmp_path).returncode == 2
+
+
+@pytest.fixture(scope="module")
+def resumed(grpo: Any, killed: Path) -> tuple[Path, Any]:
+    """(RUN_DIR, the command that went on with it)."""
+    done = grpo("train", "--resume", str(killed), cwd=killed.parents[1])
+    assert done.returncode == 0, done.stderr
+    return killed, done
+
+
+def test_the_resumed_run_is_the_run_that_was_never_killed(resumed: tuple[Path, Any], tmp_path: Path) -> None:
+    import shutil
+
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copy(resumed[0] / "config.json", whole)
+    shutil.copytree(resumed[0] / "data", whole / "data")
+    assert main([str(whole)]) == 0
+    compared = compare_journals(read_journal(whole / "journal.jsonl"), read_journal(resumed[0] / "journal.jsonl"))
+    assert compared.is_identical, compared.differences[:3]
+    assert compared.steps == STEPS
+    assert compared.figures > STEPS * 40
+
+
+def test_it_says_where_it_goes_on_and_repeats_nothing_that_was_done(resumed: tuple[Path, Any]) -> None:
+    run_dir, done = resumed
+    output = done.stdout
+    assert f"/{STEPS} was finished before; going on" in output
+    assert f"step 1/{STEPS}" not in output
+    assert f"step {STEPS}/{STEPS}" in output
+    records = read_journal(run_dir / "journal.jsonl")
+    assert [record.step for record in records if record.kind == "eval" and record.data["set"] == "heldout"] == [0, STEPS]
+    assert (run_dir / "report" / "report.md").exists()
+
+
+def test_mlflow_has_one_run_and_every_figure_of_every_step_once(resumed: tuple[Path, Any]) -> None:
+    from mlflow import MlflowClient
+
+    run_dir = resumed[0]
+    tracked = json.loads((run_dir / "tracking.json").read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    assert [run.info.run_id for run in client.search_runs([tracked["experiment_id"]])] == [tracked["run_id"]]
+    assert client.get_run(tracked["run_id"]).info.status == "FINISHED"
+    figures = [record for record in read_journal(run_dir / "journal.jsonl") if record.metrics]
+    expected = Counter((key, record.step) for record in figures for key in record.metrics)
+    found = Counter(
+        (key, point.step) for key in {key for key, _ in expected} for point in client.get_metric_history(tracked["run_id"], key)
+    )
+    assert found == expected
+
+
+def test_resuming_a_finished_run_changes_no_figure(grpo: Any, resumed: tuple[Path, Any]) -> None:
+    run_dir = resumed[0]
+    before = (run_dir / "journal.jsonl").read_bytes()
+    assert grpo("train", "--resume", str(run_dir), cwd=run_dir.parents[1]).returncode == 0
+    assert (run_dir / "journal.jsonl").read_bytes() == before

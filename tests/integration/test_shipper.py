@@ -1,0 +1,93 @@
+"""The shipper against a real MLflow store: every figure once, whatever is replayed, repeated or lost on the way."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.journal import Journal, Record, read_records
+from tasks.tracking import Shipper, TrackedRun
+
+KEY = "kl/ref/k3"
+
+
+@pytest.fixture
+def tracked(tmp_path: Path) -> TrackedRun:
+    """A run in an MLflow store of its own."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("shipping", artifact_location=(tmp_path / "artifacts").as_uri())
+    return TrackedRun(uri=uri, experiment_id=experiment, run_id=client.create_run(experiment).info.run_id, name="run")
+
+
+def history(tracked: TrackedRun, key: str = KEY) -> list[tuple[int, float, int]]:
+    from mlflow import MlflowClient
+
+    found = MlflowClient(tracking_uri=tracked.uri).get_metric_history(tracked.run_id, key)
+    return [(metric.step, metric.value, metric.timestamp) for metric in found]
+
+
+def points(records: list[Record]) -> list[tuple[int, float, int]]:
+    return [(record.step, record.metrics[KEY], record.timestamp_ms) for record in records if record.kind == "step"]
+
+
+def step(journal: Journal, number: int, value: float) -> None:
+    journal.append("step", number, {"metrics": {"progress/step": float(number), KEY: value}})
+
+
+@pytest.fixture
+def replayed(tmp_path: Path) -> list[Record]:
+    """Steps 1, 2, 3, a resume at 1, and steps 2, 3, 4 again."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    for number in (1, 2, 3):
+        step(journal, number, number / 10)
+    journal.append("resume", 1, {})
+    for number in (2, 3, 4):
+        step(journal, number, number / 10)
+    journal.close()
+    return read_records(tmp_path / "journal.jsonl")
+
+
+def ship(shipper: Shipper, records: list[Record]) -> None:
+    for record in records:
+        shipper.add(record)
+    assert shipper.ship_all(10) == 0
+
+
+def test_a_replayed_step_is_one_point_with_its_first_time(tracked: TrackedRun, replayed: list[Record]) -> None:
+    expected = points([*replayed[:3], replayed[-1]])
+    ship(Shipper(tracked), replayed)
+    assert history(tracked) == expected
+    ship(Shipper(tracked), replayed)  # another one, that knows nothing of the first
+    assert history(tracked) == expected
+
+
+@pytest.mark.parametrize("read_before", range(1, 7))
+def test_it_does_not_matter_where_one_shipper_ends_and_the_next_begins(
+    tracked: TrackedRun, replayed: list[Record], read_before: int
+) -> None:
+    ship(Shipper(tracked), replayed[:read_before])
+    ship(Shipper(tracked), replayed)
+    assert history(tracked) == points([*replayed[:3], replayed[-1]])
+
+
+def test_a_batch_whose_answer_was_lost_is_not_sent_again(tracked: TrackedRun, replayed: list[Record], monkeypatch: Any) -> None:
+    from mlflow import MlflowClient
+
+    send = MlflowClient.log_batch
+    lost = threading.Event()
+
+    def lose_the_first_answer(self: Any, *arguments: Any, **options: Any) -> Any:
+        answer = send(self, *arguments, **options)
+        if not lost.is_set():
+            lost.set()
+            raise ConnectionError("the server was killed after it had written the batch")
+        return answer
+
+    monkeypatch.setattr(MlflowClient, "log_batch", lose_the_first_answer)
+    ship(Shipper(tracked), replayed)
+    assert lost.is_set()
+    assert history(tracked) == points([*replayed[:3], replayed[-1]])
