@@ -105,6 +105,23 @@ def evaluate(
     _show(grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(run_dir) if run_dir else None))
 
 
+@app.command()
+def reproduce(
+    run: Annotated[str, typer.Argument(help="A run dir or an MLflow run id.")],
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the repetition; a new one under runs/ if left out.")] = None,
+) -> None:
+    """Repeat a run from what was recorded of it and compare every figure: exit code 0 if all are identical, 4 if not."""
+    values = parse_overrides(overrides or [])
+    _use_stack()
+    from flows.reproduce import grpo_reproduce
+
+    summary, identical = grpo_reproduce(run=run, overrides=values, run_dir=str(run_dir) if run_dir else None)
+    _show(summary)
+    if not identical:
+        raise typer.Exit(4)
+
+
 def _use_stack() -> None:
     """Run in the servers of the stack that is up here, if there is one; what the user has set comes first.
 

@@ -35,6 +35,11 @@ def name_resumed_run() -> str:
         return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
 
 
+def name_reproduction() -> str:
+    """Return the name of the repetition that is about to start: `runs/20261121-101500-quickstart again`."""
+    return f"{flow_run.parameters['run']} again"
+
+
 def name_evaluation_run() -> str:
     """Return the name of the evaluation that is about to start: `runs/20261121-101500-quickstart on its held-out prompts`."""
     given: dict[str, Any] = flow_run.parameters

@@ -53,7 +53,7 @@ def grpo(
         run_dir: Folder of the run; left out, a new one under `runs/`.
     """
     knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed}
-    return _run(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None))
+    return run_training(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None))
 
 
 @flow(name="grpo", flow_run_name=name_resumed_run)
@@ -66,10 +66,11 @@ def resume(*, run_dir: Name) -> RunSummary:
     Args:
         run_dir: Folder of the run.
     """
-    return _run(reopen_run(Path(run_dir)))
+    return run_training(reopen_run(Path(run_dir)))
 
 
-def _run(run_path: Path) -> RunSummary:
+def run_training(run_path: Path) -> RunSummary:
+    """Do what is left to do of the run in a folder."""
     with hold_run(run_path):
         tag_flow_run(run_path)
         return _tracked_run(run_path, open_tracking(run_path))

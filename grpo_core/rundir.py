@@ -1,6 +1,6 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
+config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/  original/
 alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
 """
 
@@ -69,6 +69,11 @@ class RunDir:
     def stop_file(self) -> Path:
         """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
         return self.path / "STOP"
+
+    @property
+    def original(self) -> Path:
+        """Of a reproduction: configuration, provenance, prompts and journal of the run that it repeats, as a run dir."""
+        return self.path / "original"
 
     @property
     def process_file(self) -> Path:

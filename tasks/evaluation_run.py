@@ -4,7 +4,6 @@ An evaluation is a run dir like a training's, whose model is the policy and whos
 """
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +23,12 @@ from tasks.data import prompts_of
 from tasks.reporting import RunSummary
 from tasks.setup import make_folder
 from tasks.tracking import TrackedRun
-from tasks.tracking.fetch import fetch_run
+from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
 
 if TYPE_CHECKING:
     from grpo_core.data.frozen import DataManifest
     from grpo_core.evaluation.subject import Subject
 
-MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 SHOWN_COMPLETIONS = 10
 
 
@@ -87,7 +85,7 @@ def _find(policy: str, download_to: Path) -> "Subject":
     from grpo_core.evaluation.subject import find_subject, subject_of_run
 
     if MLFLOW_RUN_ID.fullmatch(policy) and not Path(policy).exists():
-        return subject_of_run(*fetch_run(policy, download_to))
+        return subject_of_run(*fetch_policy(policy, download_to))
     return find_subject(policy)
 
 

@@ -1,17 +1,32 @@
 """Read back what an earlier run left in MLflow."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_core.errors import ModelError, TrackingError
 from grpo_core.rundir import RunDir
 from tasks.tracking.store import default_uri, make_client, short_retries
 
+MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
+SETTINGS = ("config.json", "origin.json", "data")
+RECORDS = (*SETTINGS, "provenance.json", "journal.jsonl")
 
 
-def fetch_run(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
+@dataclass(frozen=True, kw_only=True)
+class TrackedFacts:
+    """What MLflow knows of a run beside its files."""
+
+    name: str
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+
+def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
     """Download configuration and frozen prompts of a run into `target`, and its policy unless it is still where it was saved.
 
     Returns:
@@ -21,31 +36,52 @@ def fetch_run(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
         TrackingError: MLflow cannot be reached, or the run is not a training of this project.
         ModelError: the run's policy is neither in MLflow nor where its tag says.
     """
+    facts = _download(run_id, target, SETTINGS)
+    folder = _saved_policy(facts.tags)
+    if folder is None:
+        _download(run_id, target, (POLICY,))
+        folder = target / POLICY
+    if not folder.is_dir():
+        raise ModelError(
+            f"policy {run_id}: the weights are not in MLflow (tracking.log_policy was off, or the run was interrupted) and not "
+            f"unchanged in {facts.tags.get('policy_path', 'a folder that it names')}; give a checkpoint"
+        )
+    return RunDir(target), folder, int(facts.metrics.get("progress/step", 0))
+
+
+def fetch_records(run_id: str, target: Path) -> TrackedFacts:
+    """Download all that a run was made with, and its journal, into `target`, laid out as a run dir.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, the run is not a training of this project, or it has not ended yet.
+    """
+    facts = _download(run_id, target, RECORDS)
+    missing = [name for name in RECORDS if not (target / name).exists()]
+    if missing:
+        raise TrackingError(f"run {run_id}: MLflow does not hold its {', '.join(missing)}; they come when a run ends")
+    return facts
+
+
+def _download(run_id: str, target: Path, names: Sequence[str]) -> TrackedFacts:
+    """Download those of the named artifacts that there are."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri(Path("runs"))
     target.mkdir(parents=True, exist_ok=True)
     try:
         with short_retries():
             client = make_client(uri)
-            run = client.get_run(run_id)
+            run: Any = client.get_run(run_id)
             present = {file.path for file in client.list_artifacts(run_id)}
-            saved = _saved_policy(run.data.tags)
-            for name in ("config.json", "origin.json", "data", *(() if saved else (POLICY,))):
+            for name in names:
                 if name in present:
                     client.download_artifacts(run_id, name, str(target))
     except Exception as error:  # mlflow raises unrelated types for each store
         cause = " ".join(str(error).split())[:300]
         raise TrackingError(
-            f"policy {run_id}: cannot be read from MLflow at {uri} ({cause}); set MLFLOW_TRACKING_URI to its store"
+            f"run {run_id}: cannot be read from MLflow at {uri} ({cause}); set MLFLOW_TRACKING_URI to its store"
         ) from error
     if "config.json" not in present:
-        raise TrackingError(f"policy {run_id}: this MLflow run has no config.json, so it is not a training of this project")
-    folder = saved or target / POLICY
-    if not folder.is_dir():
-        raise ModelError(
-            f"policy {run_id}: the weights are not in MLflow (tracking.log_policy was off, or the run was interrupted) and not "
-            f"unchanged in {run.data.tags.get('policy_path', 'a folder that it names')}; give a checkpoint"
-        )
-    return RunDir(target), folder, int(run.data.metrics.get("progress/step", 0))
+        raise TrackingError(f"run {run_id}: this MLflow run has no config.json, so it is not a training of this project")
+    return TrackedFacts(name=run.info.run_name, tags=run.data.tags, metrics=run.data.metrics)
 
 
 def _saved_policy(tags: Mapping[str, str]) -> Path | None:

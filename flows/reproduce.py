@@ -1,0 +1,30 @@
+"""Flow "grpo-reproduce": repeat a run from what was recorded of it, and compare every figure that must be the same.
+
+open_reproduction - the flow grpo on the same configuration, prompts and seeds - compare
+"""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.naming import name_reproduction
+from flows.parameters import NO_OVERRIDES, Name, Overrides
+from flows.train import run_training
+from tasks.reporting import RunSummary
+from tasks.reproduction import compare, open_reproduction, say_changes
+
+
+@flow(name="grpo-reproduce", flow_run_name=name_reproduction)
+def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: str | None = None) -> tuple[RunSummary, bool]:
+    """Repeat a run and say, step by step, whether it is identical.
+
+    What differs in the environment (code, versions, processor, threads) is listed before anything starts.
+
+    Args:
+        run: A run dir, or an MLflow run id.
+        overrides: Keys to change, for example {"training.seed": 1}: the comparison shows what that changes.
+        run_dir: Folder of the repetition; left out, a new one under `runs/`.
+    """
+    run_path = open_reproduction(run, overrides, Path(run_dir) if run_dir else None)
+    say_changes(run_path)
+    return compare(run_path, run_training(run_path))

@@ -1,0 +1,119 @@
+"""What a repeated run shares with the run that it repeats: configuration, prompts, every figure, the final weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_core.analysis.comparison import JournalComparison, compare_journals
+from grpo_core.config import RunConfig, changes_between
+from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
+from grpo_core.journal import read_journal
+from grpo_core.policy.checkpoint import list_checkpoints
+from grpo_core.policy.loading import weights_digest
+from grpo_core.rundir import RunDir
+from grpo_core.types import Prompt
+
+SHOWN_CHARACTERS = 60
+SHOWN_DIFFERENCES = 5
+NOT_COMPARED = "tracking."
+"""Where a run is tracked does not change it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What came of repeating a run."""
+
+    inputs: tuple[str, ...]
+    """What the two runs were given that differs, one line each."""
+    journal: JournalComparison
+    same_weights: bool | None
+    """Whether the final policies are bit for bit the same; None where the first one's is not known."""
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether all that could be compared is the same."""
+        return self.journal.is_identical and self.same_weights is not False
+
+    def facts(self) -> list[str]:
+        """Return the verdict, then what it rests on, one line a fact."""
+        return [self._verdict(), *self._weights(), *self.inputs, *self._differences()]
+
+    def _verdict(self) -> str:
+        journal = self.journal
+        held = f"{journal.figures} figures of {journal.steps} steps"
+        if self.is_identical:
+            return f"identical: {held}, syncs and evaluations among them"
+        if journal.differences:
+            steps = len({difference.step for difference in journal.differences})
+            first = journal.differences[0]
+            return f"not identical: {len(journal.differences)} of {held} differ, in {steps} steps; the first is {first}"
+        if journal.missing_steps:
+            missing = journal.missing_steps
+            return f"not complete: {held} are identical; steps {missing[0]} to {missing[-1]} were not repeated"
+        return f"not identical: {held} are identical, the final weights are not"
+
+    def _weights(self) -> list[str]:
+        if self.same_weights is None:
+            return []
+        return [f"final policy: {'the same weights, bit for bit' if self.same_weights else 'other weights'}"]
+
+    def _differences(self) -> list[str]:
+        return [str(difference) for difference in self.journal.differences[1:SHOWN_DIFFERENCES]]
+
+
+def compare_runs(original: RunDir, repeated: RunDir, policy_digest: str | None) -> Reproduction:
+    """Compare a run with the one that it repeats.
+
+    Args:
+        original: holds at least the configuration, the prompts and the journal of the first run.
+        repeated: the run that repeats it.
+        policy_digest: of the first run's final policy, None if that is not known.
+
+    Raises:
+        GrpoError: one of them cannot be read.
+    """
+    checkpoints = list_checkpoints(repeated.checkpoints)
+    same = None if policy_digest is None or not checkpoints else weights_digest(checkpoints[-1] / "policy") == policy_digest
+    return Reproduction(
+        inputs=(*config_differences(original.read_config(), repeated.read_config()), *prompt_differences(original, repeated)),
+        journal=compare_journals(read_journal(original.journal_file), read_journal(repeated.journal_file)),
+        same_weights=same,
+    )
+
+
+def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
+    """Return `training.seed: 0 then, 1 now` for every key that could change a figure."""
+    changes = changes_between(before, now).items()
+    return [f"{key}: {old} then, {new} now" for key, (old, new) in changes if not key.startswith(NOT_COMPARED)]
+
+
+def prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
+    """Return in how many prompts two runs differ, and the first of them; nothing where one has no prompts yet."""
+    if not all((run.data / MANIFEST_FILE).exists() for run in (original, repeated)):
+        return []
+    pairs = zip(("training", "held-out"), load_frozen(original.data), load_frozen(repeated.data), strict=True)
+    return [line for split, before, now in pairs for line in _split_differences(split, before, now)]
+
+
+def policy_digest_of(run_dir: Path) -> str | None:
+    """Return the digest of a run's final policy, None where it has none."""
+    checkpoints = list_checkpoints(RunDir(run_dir).checkpoints)
+    return weights_digest(checkpoints[-1] / "policy") if checkpoints else None
+
+
+def _split_differences(split: str, before: Sequence[Prompt], now: Sequence[Prompt]) -> list[str]:
+    if len(before) != len(now):
+        return [f"{split} prompts: {len(before)} then, {len(now)} now"]
+    differing = [(old, new) for old, new in zip(before, now, strict=True) if old != new]
+    if not differing:
+        return []
+    old, new = differing[0]
+    told = f"prompt {old.id}, {_short(old)} then, {_short(new)} now"
+    return [f"{split} prompts: {len(differing)} of {len(before)} differ; the first is {told}"]
+
+
+def _short(prompt: Prompt) -> str:
+    answer = prompt.columns.get("answer")
+    text = " ".join(prompt.text.split())
+    told = text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
+    return f"{told!r} (answer {answer})"

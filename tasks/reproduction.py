@@ -1,0 +1,138 @@
+"""Tasks of the flow that repeats a run: from what MLflow or a RUN_DIR holds of it to a verdict."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
+from grpo_core.errors import JournalError
+from grpo_core.rundir import RunDir
+from tasks.away import prefect_may_be_away
+from tasks.progress import say
+from tasks.reporting import RunSummary
+from tasks.setup import make_folder
+from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
+
+DIGEST_FILE = "policy_digest"
+FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
+"""Overrides of these keys ask for other prompts than those that the run has frozen."""
+
+
+@task(name="open-run", cache_policy=NO_CACHE)
+def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | None) -> Path:
+    """Make the folder of a run that repeats another: the same configuration, frozen prompts and seeds.
+
+    Args:
+        run: a RUN_DIR or an MLflow run id.
+        overrides: what is to be another than in that run; the comparison then shows what it changes.
+        run_path: folder of the repetition; None = a new one.
+
+    Raises:
+        JournalError: the run cannot be read, or the folder already holds one.
+        TrackingError: MLflow does not hold the run.
+        DataError: the run's frozen prompts have been changed since.
+        ConfigError: an override is refused.
+    """
+    if run_path is not None:
+        RunDir(run_path).refuse_second_run()
+    path = run_path or make_folder("reproduction")
+    repeated = RunDir(path)
+    try:
+        _gather(run, repeated.original)
+        original = RunDir(repeated.original)
+        _refuse_unfit(run, original)
+        base, origin = original.read_config(), original.read_origin()
+        named = {
+            "tracking.experiment": f"{base.tracking.experiment}-reproduce",
+            "tracking.run_name": f"again: {base.tracking.run_name or run_name(base, origin)}",
+        }
+        config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
+        repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)))
+        if not any(key.startswith(FROZEN_BY) for key in overrides):
+            shutil.copytree(original.data, repeated.data, dirs_exist_ok=True)
+    except BaseException:
+        if run_path is None:
+            shutil.rmtree(path)
+        raise
+    return path
+
+
+@task(name="compare", cache_policy=NO_CACHE)
+def compare(run_path: Path, summary: RunSummary) -> tuple[RunSummary, bool]:
+    """Compare the repetition with its original; return (the summary with the verdict, whether all is identical)."""
+    from grpo_core.analysis.reproduction import compare_runs
+
+    repeated = RunDir(run_path)
+    digest_file = repeated.original / DIGEST_FILE
+    digest = digest_file.read_text().strip() if digest_file.exists() else None
+    found = compare_runs(RunDir(repeated.original), repeated, digest)
+    facts = tuple(found.facts())
+    repeated.report.mkdir(exist_ok=True)
+    text = "\n".join(["# Reproduction", "", *(f"- {fact}" for fact in facts), ""])
+    (repeated.report / "reproduction.md").write_text(text)
+    with prefect_may_be_away():
+        create_markdown_artifact(text, key="reproduction", description=summary.mlflow_run_id)
+    return replace(summary, facts=(*facts, *summary.facts)), found.is_identical
+
+
+def say_changes(run_path: Path) -> None:
+    """Say before the run starts in what its configuration differs from the original's."""
+    from grpo_core.analysis.reproduction import config_differences
+
+    run_dir = RunDir(run_path)
+    for line in config_differences(RunDir(run_dir.original).read_config(), run_dir.read_config()):
+        say(f"changed: {line}")
+
+
+def _gather(run: str, target: Path) -> None:
+    """Lay out what is known of a run in `target`."""
+    source = Path(run)
+    if MLFLOW_RUN_ID.fullmatch(run) and not source.exists():
+        digest = fetch_records(run, target).tags.get("policy_digest")
+    else:
+        digest = _copy_records(RunDir(source), target)
+    if digest is not None:
+        (target / DIGEST_FILE).write_text(f"{digest}\n")
+
+
+def _copy_records(run_dir: RunDir, target: Path) -> str | None:
+    from grpo_core.analysis.reproduction import policy_digest_of
+
+    run_dir.read_config()
+    target.mkdir(parents=True)
+    for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file, run_dir.journal_file):
+        if file.exists():
+            shutil.copy(file, target)
+    if run_dir.data.exists():
+        shutil.copytree(run_dir.data, target / run_dir.data.name)
+    return policy_digest_of(run_dir.path)
+
+
+def _refuse_unfit(run: str, original: RunDir) -> None:
+    """Refuse a run that has nothing to be compared, or whose prompts are not those that its provenance names.
+
+    Raises:
+        JournalError: it has finished no step, or its prompts are another run's.
+        DataError: its prompts were changed.
+    """
+    from grpo_core.data.frozen import load_frozen, read_manifest
+    from grpo_core.journal import read_journal
+
+    if not any(record.kind == "step" for record in read_journal(original.journal_file)):
+        raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
+    load_frozen(original.data)
+    if original.provenance_file.exists():
+        expected = json.loads(original.provenance_file.read_text())["data_digest"]
+        found = read_manifest(original.data).digest
+        if found != expected:
+            raise JournalError(
+                f"run {run}: the digest of its frozen prompts is {found[:12]}, its provenance says {expected[:12]}: "
+                "they are not the prompts that it was trained on"
+            )
