@@ -104,8 +104,10 @@ def _gather(run: str, target: Path) -> None:
 
 def _copy_records(run_dir: RunDir, target: Path) -> str | None:
     from grpo_core.analysis.reproduction import policy_digest_of
+    from grpo_core.data.frozen import load_frozen
 
     run_dir.read_config()
+    load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
     target.mkdir(parents=True)
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file, run_dir.journal_file):
         if file.exists():
@@ -125,9 +127,9 @@ def _refuse_unfit(run: str, original: RunDir) -> None:
     from grpo_core.data.frozen import load_frozen, read_manifest
     from grpo_core.journal import read_journal
 
+    load_frozen(original.data)
     if not any(record.kind == "step" for record in read_journal(original.journal_file)):
         raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
-    load_frozen(original.data)
     if original.provenance_file.exists():
         expected = json.loads(original.provenance_file.read_text())["data_digest"]
         found = read_manifest(original.data).digest

@@ -1,0 +1,60 @@
+"""`grpo reproduce`: a tracked run is repeated from what MLflow holds of it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def tracked(finished_run: Any) -> dict[str, str]:
+    facts: dict[str, str] = json.loads((finished_run[0] / "tracking.json").read_text())
+    return facts
+
+
+def test_a_run_is_repeated_from_mlflow_alone_and_identical(
+    grpo: Any, finished_run: Any, tracked: dict[str, str], tmp_path: Path
+) -> None:
+    run_dir = finished_run[0]
+    hidden = run_dir.rename(run_dir.with_name("hidden"))  # nothing but MLflow is left of it
+    try:
+        done = grpo("reproduce", tracked["run_id"], cwd=tmp_path, MLFLOW_TRACKING_URI=tracked["uri"])
+    finally:
+        hidden.rename(run_dir)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "identical: " in done.stdout
+    assert "figures of 4 steps, syncs and evaluations among them" in done.stdout
+    assert "final policy: the same weights, bit for bit" in done.stdout
+    assert "changed: " not in done.stdout
+    (report,) = tmp_path.glob("runs/*-reproduction/report/reproduction.md")
+    assert "identical" in report.read_text()
+
+
+def test_a_changed_seed_is_said_before_the_run_and_shown_after_it(grpo: Any, finished_run: Any, tmp_path: Path) -> None:
+    fast = ("training.seed=3", "evaluation.samples=0", "evaluation.num_prompts=3")
+    done = grpo("reproduce", str(finished_run[0]), *fast, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    changed = done.stdout.index("changed: training.seed: 0 then, 3 now")
+    assert changed < done.stdout.index("step 1/4")
+    assert "not identical: " in done.stdout
+    assert "; the first is step " in done.stdout
+
+
+def test_prompts_that_were_changed_since_are_refused(grpo: Any, finished_run: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run[0], run)
+    file = run / "data" / "train.jsonl"
+    file.write_text(file.read_text().replace("1", "2", 1))
+    done = grpo("reproduce", str(run), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{file}: SHA-256 is" in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_what_is_no_run_is_refused(grpo: Any, tracked: dict[str, str], tmp_path: Path) -> None:
+    done = grpo("reproduce", "0" * 32, cwd=tmp_path, MLFLOW_TRACKING_URI=tracked["uri"])
+    assert done.returncode == 2
+    assert f"run {'0' * 32}: cannot be read from MLflow" in done.stderr
+    assert grpo("reproduce", str(tmp_path / "nothing"), cwd=tmp_path).returncode == 2

@@ -1,0 +1,71 @@
+"""Two real trainings compared: identical ones are said to be, and what differs between others is named."""
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from grpo_core.analysis.reproduction import compare_runs, policy_digest_of
+from grpo_core.training.__main__ import main
+
+
+@pytest.fixture
+def trained(tiny_run: Any) -> Any:
+    """Return a function that trains a tiny run of two steps with overrides."""
+
+    def train(name: str, **overrides: Any) -> Any:
+        options = {key.replace("__", "."): value for key, value in overrides.items()}
+        run_dir = tiny_run({"training.steps": 2, **options}, name=name)
+        assert main([str(run_dir.path)]) == 0
+        return run_dir
+
+    return train
+
+
+def test_the_same_configuration_is_identical_down_to_the_weights(trained: Any) -> None:
+    one, two = trained("one"), trained("two")
+    found = compare_runs(one, two, policy_digest_of(one.path))
+    assert found.is_identical
+    assert found.facts()[0].startswith(f"identical: {found.journal.figures} figures of 2 steps")
+    assert "final policy: the same weights, bit for bit" in found.facts()
+
+
+def test_another_seed_is_named_with_the_first_figure_that_differs(trained: Any) -> None:
+    one, two = trained("one"), trained("two", training__seed=1)
+    found = compare_runs(one, two, policy_digest_of(one.path))
+    assert not found.is_identical
+    assert "not identical" in found.facts()[0]
+    assert "the first is step 1: " in found.facts()[0]
+    assert "training.seed: 0 then, 1 now" in found.facts()
+    assert "final policy: other weights" in found.facts()
+
+
+def test_other_data_are_named_by_count_and_first_prompt(trained: Any, tiny_run: Any) -> None:
+    one, two = trained("one"), trained("two", data__seed=5)
+    assert any(line.startswith("training prompts: ") for line in compare_runs(one, two, None).facts())
+    # One answer changed, as by a corrected data file: everything else is as it was.
+    three = tiny_run({"training.steps": 2}, name="three")
+    file, manifest = three.data / "train.jsonl", three.data / "manifest.json"
+    lines = file.read_text().splitlines(keepends=True)
+    prompt = json.loads(lines[7])
+    lines[7] = json.dumps({**prompt, "columns": {**prompt["columns"], "answer": "-999"}}) + "\n"
+    from grpo_core.data.frozen import load_frozen
+
+    file.write_text("".join(lines))
+    import hashlib
+
+    facts = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**facts, "train_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}))
+    assert len(load_frozen(three.data)[0]) == len(lines)
+    shutil.copy(one.journal_file, three.journal_file)
+    (line,) = (line for line in compare_runs(one, three, None).inputs if "training prompts" in line)
+    assert f"1 of {len(lines)} differ; the first is prompt {prompt['id']}" in line
+    assert "(answer -999) now" in line
+
+
+def test_a_run_that_stopped_early_is_not_complete(trained: Any) -> None:
+    one, two = trained("one"), trained("two")
+    kept = [line for line in two.journal_file.read_text().splitlines(keepends=True) if json.loads(line)["step"] < 2]
+    two.journal_file.write_text("".join(kept))
+    assert compare_runs(one, two, None).facts()[0].endswith("are identical; steps 2 to 2 were not repeated")

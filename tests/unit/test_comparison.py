@@ -1,0 +1,73 @@
+"""Records of the same step, compared: what must repeat is compared exactly, what need not is left out."""
+
+import math
+from typing import Any
+
+import pytest
+
+from grpo_core.analysis.comparison import Difference, compare_journals, differences
+from grpo_core.journal import Kind, Record
+
+
+def record(kind: Kind, step: int, data: dict[str, Any]) -> Record:
+    return Record(seq=0, time="2026-01-01T00:00:00+00:00", kind=kind, step=step, data=data)
+
+
+def step(number: int, **figures: float) -> Record:
+    return record("step", number, {"metrics": {key.replace("__", "/"): value for key, value in figures.items()}})
+
+
+def test_times_may_differ_and_nothing_else_may() -> None:
+    before = step(3, kl__ref__k3=0.25, time__step_seconds=1.0, perf__peak_memory_gib=2.0, loss__total=math.nan)
+    now = step(3, kl__ref__k3=0.25, time__step_seconds=9.0, perf__peak_memory_gib=3.0, loss__total=math.nan)
+    assert differences(before, now) == []
+    (found,) = differences(before, step(3, kl__ref__k3=math.nextafter(0.25, 1), loss__total=math.nan))
+    assert (found.key, found.before, found.now) == ("kl/ref/k3", 0.25, math.nextafter(0.25, 1))
+    assert found.size == 2**-54  # one unit in the last place of 0.25
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "size", "text"),
+    [
+        (0.25, 0.5, 0.25, "step 1: loss/kl was 0.25, is 0.5 (by 0.25)"),
+        (math.inf, 1.0, math.inf, "step 1: loss/kl was inf, is 1.0 (by inf)"),
+        (math.nan, 1.0, math.inf, "step 1: loss/kl was nan, is 1.0 (by inf)"),
+        (None, 1.0, math.inf, "step 1: loss/kl was missing, is 1.0"),
+        (1.0, None, math.inf, "step 1: loss/kl was 1.0, is missing"),
+    ],
+)
+def test_a_difference_tells_both_values_and_its_size(before: Any, now: Any, size: float, text: str) -> None:
+    found = Difference(step=1, key="loss/kl", before=before, now=now)
+    assert (found.size, str(found)) == (size, text)
+
+
+def test_syncs_and_evaluations_are_compared_and_a_set_with_itself_alone() -> None:
+    def run(distance: float, accuracy: float) -> list[Record]:
+        return [
+            step(2, loss__kl=1.0),
+            record("ref_sync", 2, {"alpha": 1.0, "param_distance": distance}),
+            record("eval", 2, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": accuracy}}),
+            record("eval", 2, {"set": "other", "metrics": {"eval/other/greedy_accuracy": 0.5}}),
+            record("checkpoint", 2, {"name": "step_000002"}),
+        ]
+
+    same = compare_journals(run(3.0, 0.1), run(3.0, 0.1))
+    assert (same.is_identical, same.steps, same.figures) == (True, 1, 5)
+    other = compare_journals(run(3.0, 0.1), run(4.0, 0.2))
+    assert [difference.key for difference in other.differences] == ["ref_sync param_distance", "eval/heldout/greedy_accuracy"]
+    assert not other.is_identical
+
+
+def test_steps_that_were_not_repeated_are_missing_and_more_steps_are_no_difference() -> None:
+    three = [step(number, loss__kl=1.0) for number in (1, 2, 3)]
+    assert compare_journals(three, three[:1]).missing_steps == (2, 3)
+    assert not compare_journals(three, three[:1]).is_identical
+    assert compare_journals(three[:1], three).is_identical
+
+
+def test_the_first_differing_step_is_the_first() -> None:
+    before = [step(number, loss__kl=float(number)) for number in (1, 2, 3)]
+    now = [step(1, loss__kl=1.0), step(2, loss__kl=2.5), step(3, loss__kl=9.0)]
+    compared = compare_journals(before, now)
+    assert compared.first_differing_step == 2
+    assert [difference.size for difference in compared.differences] == [0.5, 6.0]
