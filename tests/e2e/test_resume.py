@@ -18,13 +18,7 @@ from grpo_core.training.__main__ import main
 ROOT = Path(__file__).parents[2]
 STEPS = 9
 OPTIONS = (f"training.steps={STEPS}", "training.checkpoint_every=4", "evaluation.every_steps=4")
-SLOWLY = "tests.e2e.test_resume:slowly"
-
-
-def slowly(prompts: Any, completions: Any, **_: Any) -> list[float]:
-    """Reward short completions, so slowly that a training can be met in the middle."""
-    time.sleep(0.25)
-    return [float(len(completion[0]["content"]) < 5) for completion in completions]
+SLOWLY = "tests.e2e.slow_reward:slowly"
 
 
 def steps_of(run_dir: Path) -> list[Record]:

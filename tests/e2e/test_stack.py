@@ -16,8 +16,9 @@ import yaml
 
 from flows.stack.ports import is_free
 from flows.stack.processes import marked_processes
+from flows.stack.runs import is_flow, run_processes
 from flows.stack.state import Stack, read_stack
-from grpo_core.journal import read_journal
+from grpo_core.journal import read_journal, writer_of
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")
@@ -256,6 +257,49 @@ def test_preparation_is_cached_and_cancelling_finishes_the_step_and_leaves_no_pr
     assert client.get_run(tracked["run_id"]).info.status == "KILLED"
     shipped = [metric.step for metric in client.get_metric_history(tracked["run_id"], "progress/step")]
     assert shipped == list(range(1, end.step + 1))
+
+
+def test_a_run_outlives_its_worker_and_a_killed_flow_is_retried_from_its_checkpoint(project: Project) -> None:
+    """SIGKILL to the worker, then to the flow: its retry is the same flow run and the same MLflow run."""
+    from mlflow import MlflowClient
+
+    slow = {"training.steps": 40, "training.checkpoint_every": 5, "rewards": [{"fn": "tests.e2e.slow_reward:slowly"}]}
+    run_id = project.start("grpo/train", "config=tiny", f"overrides={json.dumps(slow)}")
+
+    def folders() -> list[Path]:
+        return [path.parent for path in project.folder.glob("runs/*/flow_run") if run_id in path.read_text()]
+
+    (run_dir,) = wait_for(folders)
+    wait_for(lambda: last_step(run_dir) >= 2)
+    os.kill(project.stack.processes["worker"].pid, signal.SIGKILL)
+    seen = last_step(run_dir)
+    wait_for(lambda: last_step(run_dir) >= seen + 2)
+    (flow,) = (process for process, run in run_processes(project.stack).items() if run == run_id and is_flow(process))
+    os.kill(flow.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: writer_of(run_dir / "journal.jsonl") is None, 60)
+    assert time.monotonic() - killed < 60
+    stopped = last_step(run_dir)
+    assert stopped < 40
+    assert "has died" in read_journal(run_dir / "journal.jsonl")[-1].data["reason"]
+
+    assert "1 run(s) of before had lost their process and are Crashed now" in project.grpo("up").stdout
+    assert project.run("prefect", "flow-run", "retry", run_id).returncode == 0
+    assert project.finished(run_id)["state_type"] == "COMPLETED"
+    assert folders() == [run_dir]
+    records = read_journal(run_dir / "journal.jsonl")
+    assert [record.step for record in records if record.kind == "step"] == list(range(1, 41))
+    assert [record.step for record in records if record.kind == "resume"] == [stopped]
+    tracked = json.loads((run_dir / "tracking.json").read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    assert client.get_run(tracked["run_id"]).info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(tracked["run_id"], "kl/ref/k3")] == list(range(1, 41))
+
+
+def last_step(run_dir: Path) -> int:
+    """Return the last finished step of a run."""
+    file = run_dir / "journal.jsonl"
+    return max((record.step for record in read_journal(file)), default=0) if file.exists() else 0
 
 
 def test_down_ends_a_training_cleanly_when_prefect_has_died_and_up_starts_all_again(project: Project) -> None:
