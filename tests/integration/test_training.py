@@ -166,6 +166,17 @@ def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, jour
     assert sorted(path.name for path in killed.checkpoints.iterdir()) == ["step_000002", "step_000004"]
 
 
+def test_a_training_killed_before_its_first_checkpoint_begins_again_and_each_step_counts_once(tiny_run):
+    whole, killed = tiny_run(name="whole"), tiny_run(name="killed")
+    expected = step_figures(train(whole))
+    lines = whole.journal_file.read_bytes().splitlines(keepends=True)
+    killed.journal_file.write_bytes(b"".join(lines[:3]))
+    records = train(killed)
+    assert [record.step for record in of_kind(records, "step")] == [1, 2, 3, 4]
+    assert step_figures(records) == expected
+    assert_same_weights(whole, killed)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "manifest"])
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tiny_run, damage):
     whole = tiny_run({"training.checkpoint_every": 2}, name="whole")
