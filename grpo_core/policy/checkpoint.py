@@ -82,8 +82,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     _to_disk(folder)
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    _drop_others(target, keep)
     return target
 
 
@@ -133,6 +132,14 @@ def verify_checkpoint(checkpoint: Path) -> None:
             raise ModelError(f"{checkpoint}: {name} is missing; the checkpoint is damaged")
         if _sha256(file) != sha256:
             raise ModelError(f"{checkpoint}: the SHA-256 of {name} is not the manifest's; the checkpoint is damaged")
+
+
+def _drop_others(newest: Path, keep: int) -> None:
+    """Leave the `keep` newest checkpoints: none that a kill left half deleted, none that the run went back behind."""
+    kept = [path for path in list_checkpoints(newest.parent) if path.name <= newest.name][-keep:]
+    for path in sorted(newest.parent.glob("step_*")):
+        if path not in kept:
+            shutil.rmtree(path)
 
 
 def _save_weights(model: PreTrainedModel, path: Path) -> None:
