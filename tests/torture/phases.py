@@ -63,13 +63,7 @@ class Landing:
 
 
 def landing(events: Iterable[Event]) -> Landing:
-    """Return the innermost phase that was entered and not left; START before the first, BETWEEN after the last.
-
-    >>> enter = lambda phase, step: Event(what="enter", phase=phase, step=step)
-    >>> leave = lambda phase, step: Event(what="leave", phase=phase, step=step)
-    >>> landing([enter(Phase.WRITE, 2), enter(Phase.RENAME, 2), leave(Phase.RENAME, 2)]).phase.value
-    'write'
-    """
+    """Return the innermost phase that was entered and not left; START before the first, BETWEEN after the last."""
     inside: list[Landing] = []
     last = Landing(phase=Phase.START, step=0)
     for event in events:

@@ -18,10 +18,10 @@ def deaths_of(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Death]]:
     return [(outcome, death) for outcome in outcomes for death in outcome.deaths]
 
 
-def missing_counts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return in words which of the required counts were not reached."""
+def counts(outcomes: Sequence[Outcome]) -> dict[str, tuple[int, int]]:
+    """Return how often happened what has to happen, and how often it has to."""
     deaths = deaths_of(outcomes)
-    counts = {f"kills in {phase}": (_kills(outcomes, phase), REQUIRED_KILLS) for phase in REQUIRED} | {
+    return {f"kills in {phase}": (_kills(outcomes, phase), REQUIRED_KILLS) for phase in REQUIRED} | {
         "runs": (len(outcomes), REQUIRED_RUNS),
         "kills at mu=2": (sum(outcome.mu == 2 for outcome, _ in deaths), REQUIRED_KILLS),
         "kills that left a torn line": (sum(death.remains.torn_bytes > 0 for _, death in deaths), 1),
@@ -29,7 +29,12 @@ def missing_counts(outcomes: Sequence[Outcome]) -> list[str]:
         "kills between a resume and its first checkpoint": (sum(death.is_again for _, death in deaths), 1),
         "damaged checkpoints": (sum(death.damage is not None for _, death in deaths), 1),
     }
-    return [f"{name}: {count} of {required}" for name, (count, required) in counts.items() if count < required]
+
+
+def missing_counts(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return in words which of them were not reached."""
+    pairs = counts(outcomes).items()
+    return [f"{name}: {count}, at least {required}" for name, (count, required) in pairs if count < required]
 
 
 def kill_line(outcome: Outcome, death: Death) -> str:
@@ -51,12 +56,13 @@ def end_line(outcome: Outcome) -> str:
 
 
 def phase_table(outcomes: Sequence[Outcome]) -> str:
-    """Return the kills of each phase, and how many of them were at mu=2."""
+    """Return the kills of each phase, how many of them were at mu=2, and what else is counted."""
     lines = [f"{'phase':12}{'kills':>6}{'at mu=2':>9}", "-" * 27]
     lines += [f"{phase:12}{_kills(outcomes, phase):6}{_kills(outcomes, phase, mu=2):9}" for phase in Phase]
     every = deaths_of(outcomes)
     lines.append(f"{'all':12}{len(every):6}{sum(outcome.mu == 2 for outcome, _ in every):9}")
-    return "\n".join(lines)
+    others = {name: count for name, (count, _) in counts(outcomes).items() if not name.startswith("kills in")}
+    return "\n".join([*lines, "", *(f"{name}: {count}" for name, count in others.items())])
 
 
 def as_json(outcomes: Sequence[Outcome], undone: Sequence[int], seconds: float) -> dict[str, Any]:
