@@ -50,8 +50,13 @@ class Campaign:
     def run(self, jobs: int) -> list[Outcome]:
         """Run the witnesses, then everything else, `jobs` at a time; return the outcomes of those that were done."""
         with ThreadPoolExecutor(max_workers=jobs) as pool:
-            witnesses = dict(zip(self._variants, pool.map(self._witness, self._variants.values()), strict=True))
-            outcomes = list(pool.map(lambda plan: self._torture(plan, witnesses[plan.variant]), self._plans))
+            try:
+                witnesses = dict(zip(self._variants, pool.map(self._witness, self._variants.values()), strict=True))
+                outcomes = list(pool.map(lambda plan: self._torture(plan, witnesses[plan.variant]), self._plans))
+            except BaseException:
+                # The terminal interrupts what runs; what waits is not to begin.
+                self._deadline = 0.0
+                raise
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _witness(self, variant: Variant) -> RunDir | None:

@@ -23,13 +23,12 @@ MOMENTS: dict[Phase, tuple[Moment, ...]] = {
 }
 """Of each phase; phases that last microseconds are hit only where the victim waits."""
 POINTS: dict[tuple[Phase, Moment], int] = {
-    (Phase.UPDATE, "middle"): 4,
     (Phase.SYNC, "middle"): 18,
     (Phase.JOURNAL, "torn"): 400,
     (Phase.WRITE, "middle"): 24,
     (Phase.WRITE, "torn"): 6,
 }
-"""About how many points there are: optimizer steps, parameters, bytes of a line, files and flushes, files."""
+"""About how many points there are: parameters, bytes of a line, files and flushes, files."""
 LONGEST_DELAY_SECONDS = 0.04
 
 
@@ -87,7 +86,7 @@ def choose(rng: random.Random, wish: Wish, variant: Variant, resumed_at: int) ->
         phase=phase,
         step=rng.choice(steps),
         moment=moment,
-        nth=rng.randint(1, POINTS.get((phase, moment), 1)),
+        nth=rng.randint(1, variant.updates if phase is Phase.UPDATE else POINTS.get((phase, moment), 1)),
         delay=rng.uniform(0, LONGEST_DELAY_SECONDS) if moment == "timed" else 0.0,
     )
 

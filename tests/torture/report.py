@@ -41,7 +41,7 @@ def kill_line(outcome: Outcome, death: Death) -> str:
     """Return one line: where a run was killed, and what that left."""
     where = death.landing
     place = f"{where.phase} of step {where.step}" if where.step else str(where.phase)
-    detail = f" ({where.detail})" if where.detail else ""
+    detail = f" ({where.detail or f'aimed {death.aim}'})"
     damage = f"; then {death.damage}" if death.damage else ""
     return f"{_head(outcome)} life {death.life}: killed in {place}{detail}; left: {death.remains}{damage}"
 

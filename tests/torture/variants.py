@@ -71,6 +71,11 @@ class Variant:
         return self.config.loss.epochs_per_rollout
 
     @property
+    def updates(self) -> int:
+        """Optimizer steps of one step."""
+        return self.mu * self.config.loss.minibatches
+
+    @property
     def steps(self) -> int:
         """Steps of the whole run."""
         return self.config.training.steps
