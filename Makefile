@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-slow mutants check format docs clean setup
+.PHONY: help train up down test test-slow mutants torture check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -42,6 +42,9 @@ test-slow: setup  ## proofs that take minutes
 
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME")
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+torture: setup  ## trainings killed with SIGKILL and resumed, bit for bit those that never died (ARGS="--runs 24 --jobs 2 ...")
+	$(BIN)/python -m tests.torture $(ARGS)
 
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

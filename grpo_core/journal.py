@@ -3,7 +3,8 @@
 A record is {"seq", "time", "kind", "step", "data"}. Two rules turn lines into history, and both live here:
 
 1. A last line that is torn (the process died while writing it) is dropped.
-2. A `resume` record at step k supersedes earlier records of steps > k: they happened, and the run went back behind them.
+2. A `resume` record at step k supersedes earlier records of steps > k: they happened, and the run went back behind them. So
+   does a `start` record, at step 0: the run died before its first checkpoint and began again.
 """
 
 import json
@@ -121,7 +122,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def supersede(records: list[Record]) -> list[Record]:
-    """Apply rule 2: drop what a later `resume` record took back.
+    """Apply rule 2: drop what a later `resume` or `start` record took back.
 
     >>> make = lambda seq, kind, step: Record(seq=seq, time="", kind=kind, step=step, data={})
     >>> [r.seq for r in supersede([make(0, "step", 1), make(1, "step", 2), make(2, "resume", 1), make(3, "step", 2)])]
@@ -129,7 +130,7 @@ def supersede(records: list[Record]) -> list[Record]:
     """
     history: list[Record] = []
     for record in records:
-        if record.kind == "resume":
+        if record.kind in ("resume", "start"):
             history = [earlier for earlier in history if earlier.step <= record.step]
         history.append(record)
     return history

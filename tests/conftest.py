@@ -66,13 +66,37 @@ def build_model(seed: int = 0) -> Any:
     return model
 
 
-@pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model and its tokenizer; `model.source` of the runs in these tests."""
-    folder = tmp_path_factory.mktemp("model") / "tiny"
+def write_model(folder: Path) -> Path:
+    """Write the tiny model and its tokenizer as a transformers folder and return it."""
     build_model().save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
+
+
+def build_values(model: Path) -> dict[str, Any]:
+    """Plain values of a configuration for the tiny model: single-digit sums, a sync every 2 of 4 steps, seconds a run."""
+    return {
+        "model": {"source": str(model)},
+        "data": {
+            "source": "reasoning_gym:chain_sum",
+            "task_args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "size": 120,
+            "eval_fraction": 0.2,
+        },
+        # A random model is never right: the length of the completion is what it can learn from.
+        "rewards": [{"fn": "reasoning_gym"}, {"fn": "length", "args": {"max_characters": 4}}],
+        "rollout": {"num_prompts_per_step": 3, "group_size": 4, "max_completion_tokens": 8, "max_prompt_tokens": 128},
+        "reference": {"sync_steps": 2},
+        "optimizer": {"lr": 1e-3},
+        "training": {"steps": 4, "threads": 1, "device": "cpu"},
+        "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2]},
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model and its tokenizer; `model.source` of the runs in these tests."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
@@ -89,23 +113,8 @@ def tiny_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_values(tiny_model_dir: Path) -> dict[str, Any]:
-    """Plain values of a configuration for the tiny model: single-digit sums, a sync every 2 of 4 steps, seconds a run."""
-    return {
-        "model": {"source": str(tiny_model_dir)},
-        "data": {
-            "source": "reasoning_gym:chain_sum",
-            "task_args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-            "size": 120,
-            "eval_fraction": 0.2,
-        },
-        # A random model is never right: the length of the completion is what it can learn from.
-        "rewards": [{"fn": "reasoning_gym"}, {"fn": "length", "args": {"max_characters": 4}}],
-        "rollout": {"num_prompts_per_step": 3, "group_size": 4, "max_completion_tokens": 8, "max_prompt_tokens": 128},
-        "reference": {"sync_steps": 2},
-        "optimizer": {"lr": 1e-3},
-        "training": {"steps": 4, "threads": 1, "device": "cpu"},
-        "evaluation": {"num_prompts": 10, "samples": 2, "k": [1, 2]},
-    }
+    """The plain values of `build_values` for the tiny model."""
+    return build_values(tiny_model_dir)
 
 
 @pytest.fixture

@@ -87,9 +87,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     _to_disk(folder)
-    for old in list_checkpoints(folder)[:-keep]:
-        if old.name != _name(state.best_step):
-            _remove(old)
+    _drop_others(target, keep, _name(state.best_step))
     return target
 
 
@@ -166,10 +164,16 @@ def _name(step: int | None) -> str | None:
     return None if step is None else f"step_{step:06d}"
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; the manifest goes first, so that what a kill leaves does not pass for a whole one."""
-    (checkpoint / MANIFEST_FILE).unlink()
-    shutil.rmtree(checkpoint)
+def _drop_others(newest: Path, keep: int, best: str | None) -> None:
+    """Leave the `keep` newest checkpoints and the best: none that the run went back behind.
+
+    The manifest goes first, so that what a kill leaves does not pass for a whole one.
+    """
+    earlier = [path for path in list_checkpoints(newest.parent) if path.name <= newest.name]
+    for path in list_checkpoints(newest.parent):
+        if path not in earlier[-keep:] and path.name != best:
+            (path / MANIFEST_FILE).unlink()
+            shutil.rmtree(path)
 
 
 def _save_weights(model: PreTrainedModel, path: Path) -> None:

@@ -203,3 +203,19 @@ def test_leftovers_of_an_interrupted_save_are_neither_read_nor_kept(saved):
     assert list_checkpoints(folder.parent) == [folder]
     save_checkpoint(folder.parent, live, state_at(4), keep=2)
     assert not partial.exists()
+
+
+def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_place_of_a_whole_one(saved, fresh):
+    live, folder = saved
+    damaged = shutil.copytree(folder, folder.parent / "step_000006")
+    (damaged / "state.json").write_text("{}")
+    newest = save_checkpoint(folder.parent, live, state_at(4), keep=1)
+    assert list_checkpoints(folder.parent) == [newest]
+    assert load_checkpoint(newest, fresh()) == state_at(4)
+
+
+def test_a_checkpoint_that_a_kill_left_half_deleted_is_deleted_at_the_next_save(saved):
+    live, folder = saved
+    (shutil.copytree(folder, folder.parent / "step_000001") / "manifest.json").unlink()
+    save_checkpoint(folder.parent, live, state_at(4), keep=2)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["step_000003", "step_000004"]

@@ -99,6 +99,13 @@ def test_the_last_of_two_resumes_decides(tmp_path: Path) -> None:
     assert [record.seq for record in read_journal(path)] == [4, 5]
 
 
+def test_a_second_start_supersedes_the_steps_of_the_first(tmp_path: Path) -> None:
+    """A run that dies before its first checkpoint begins again."""
+    path = tmp_path / "journal.jsonl"
+    write(path, ("start", 0), ("step", 1), ("ref_sync", 1), ("step", 2), ("start", 0), ("step", 1))
+    assert [(record.seq, record.kind) for record in read_journal(path)] == [(0, "start"), (4, "start"), (5, "step")]
+
+
 def test_a_tail_yields_each_whole_line_once_while_it_is_written_in_pieces(tmp_path: Path) -> None:
     source, path = tmp_path / "source.jsonl", tmp_path / "journal.jsonl"
     written = write(source, ("start", 0), ("step", 1), ("resume", 0), ("step", 1), ("end", 1))

@@ -1,0 +1,89 @@
+"""Trainings of a tiny model die of SIGKILL and go on as if nothing had happened; one that forgets something is found out.
+
+`make torture` does it at length.
+"""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.torture.__main__ import main
+from tests.torture.aims import Wish
+from tests.torture.phases import Phase
+from tests.torture.plans import Plan
+from tests.torture.report import kill_line
+from tests.torture.runs import run_witness, torture
+from tests.torture.variants import build_variant
+
+
+def plan(number, *phases, damaged=False):
+    wishes = tuple(Wish(phase=phase, certain=True, soon=index > 0) for index, phase in enumerate(phases))
+    return Plan(number=number, variant="average-mu2", wishes=wishes, damaged=damaged, seed=f"test/{number}")
+
+
+@pytest.fixture(scope="module")
+def variant(tiny_model_dir):
+    return build_variant("average-mu2", tiny_model_dir)
+
+
+@pytest.fixture(scope="module")
+def witness(variant, tmp_path_factory):
+    return run_witness(variant, tmp_path_factory.mktemp("torture") / "witness", time.monotonic() + 200)
+
+
+@pytest.fixture(scope="module")
+def outcomes(variant, witness):
+    """One run that is sound and one that forgets its reference, at the same time."""
+
+    def one(number, fault, *phases, damaged=False):
+        folder = witness.path.parent / f"run{number}"
+        deadline = time.monotonic() + 250
+        return torture(plan(number, *phases, damaged=damaged), variant, witness, folder, deadline, fault)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        sound = pool.submit(one, 1, None, Phase.WRITE, damaged=True)
+        forgetful = pool.submit(one, 2, "reference", Phase.SYNC)
+        return sound.result(), forgetful.result()
+
+
+def test_a_killed_run_is_bitwise_the_one_that_never_died(outcomes):
+    sound, _ = outcomes
+    (death,) = sound.deaths
+    assert sound.differences == []
+    assert (death.landing.phase, death.landing.step) == (Phase.WRITE, death.aim.step)
+    assert death.remains.partial == f".step_{death.aim.step:06d}.partial"
+    assert death.damage is not None  # of which _silent_damage requires an alert
+    assert "killed in write of step" in kill_line(sound, death)
+
+
+def test_a_run_that_forgets_its_reference_at_a_resume_is_found_out(outcomes):
+    _, forgetful = outcomes
+    (death,) = forgetful.deaths
+    assert death.landing.phase is Phase.SYNC
+    assert 0 < death.remains.newest < 7
+    resumed = f"step {death.remains.newest + 1}: data: metrics: "
+    assert forgetful.differences[0].startswith(resumed)
+    assert any(line.startswith(f"{resumed}kl/ref/k3") for line in forgetful.differences)
+    assert any(line.startswith("reference.safetensors") for line in forgetful.differences)
+
+
+@pytest.mark.slow
+def test_a_run_that_forgets_its_moments_at_a_resume_is_found_out(variant, witness):
+    folder = witness.path.parent / "moments"
+    forgetful = torture(plan(2, Phase.SYNC), variant, witness, folder, time.monotonic() + 250, "optimizer")
+    resumed = f"step {forgetful.deaths[0].remains.newest + 1}: data: metrics: "
+    assert forgetful.differences[0].startswith(resumed)
+    # The rollouts of that step are still the same, what its update makes of them is not.
+    assert any(line.startswith(f"{resumed}ref/param_distance") for line in forgetful.differences)
+    assert not any(line.startswith(f"{resumed}completion/") for line in forgetful.differences)
+
+
+def test_what_was_not_done_in_time_is_named_and_counts_as_failed(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert main(["--runs", "2", "--minutes", "0.02", "--variants", "copy", "--report", str(report)]) == 1
+    said = capsys.readouterr().out
+    assert "not done in 0.02 minutes: runs [1, 2]" in said
+    assert "0 of 2 runs equal" in said
+    assert json.loads(report.read_text())["not_done"] == [1, 2]

@@ -1,0 +1,119 @@
+"""The trainings that are killed: eight steps of the tiny model, with everything that a resume could lose."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_core.config import RunConfig, apply_overrides, validate_config
+from grpo_core.data.prepare import prepare
+from grpo_core.rundir import RunDir
+from tests.conftest import build_values
+
+STEPS = 8
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "copy": {"training.checkpoint_every": 1, "reference.sync_steps": 2},
+    "average": {
+        "training.checkpoint_every": 2,
+        "reference.mixup_alpha": 0.5,
+        "optimizer.schedule": "cosine",
+        "evaluation.every_steps": 2,
+    },
+    "sparse": {
+        "training.checkpoint_every": 3,
+        "reference.sync_steps": 4,
+        "reference.kl_init_every": 2,
+        "optimizer.weight_decay": 0.1,
+        "filtering.drop_zero_variance_groups": True,
+        "evaluation.every_steps": 3,
+    },
+    "copy-mu2": {
+        "loss.epochs_per_rollout": 2,
+        "loss.minibatches": 2,
+        "training.checkpoint_every": 3,
+        "reference.sync_steps": 3,
+        "optimizer.schedule": "cosine",
+        "evaluation.every_steps": 2,
+    },
+    "average-mu2": {
+        "loss.epochs_per_rollout": 2,
+        "loss.minibatches": 2,
+        "training.checkpoint_every": 2,
+        "reference.sync_steps": 1,
+        "reference.mixup_alpha": 0.3,
+        "optimizer.schedule": "linear",
+        "optimizer.warmup_steps": 4,
+    },
+    "full-mu2": {
+        "loss.epochs_per_rollout": 2,
+        "loss.minibatches": 2,
+        "loss.kl_estimator": "full",
+        "training.checkpoint_every": 1,
+        "training.keep_checkpoints": 3,
+        "reference.mixup_alpha": 0.6,
+        "probe.every_steps": 2,
+        "optimizer.schedule": "cosine",
+        "evaluation.every_steps": 3,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One configuration, and when what happens in it."""
+
+    name: str
+    config: RunConfig
+
+    @property
+    def mu(self) -> int:
+        """Passes over one step's rollouts."""
+        return self.config.loss.epochs_per_rollout
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of one step."""
+        return self.mu * self.config.loss.minibatches
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.training.steps
+
+    @property
+    def sync_steps(self) -> int:
+        """Steps between two syncs."""
+        return self.config.reference.sync_steps or self.steps + 1
+
+    @property
+    def eval_every(self) -> int | None:
+        """Steps between two evaluations."""
+        return self.config.evaluation.every_steps
+
+    @property
+    def keep(self) -> int:
+        """Checkpoints that are kept."""
+        return self.config.training.keep_checkpoints
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps after which a checkpoint is taken."""
+        every = self.config.training.checkpoint_every or self.steps
+        return sorted({*range(every, self.steps + 1, every), self.steps})
+
+    def next_checkpoint(self, step: int) -> int:
+        """Return the first of them after `step`, the last step where there is none."""
+        return next((saved for saved in self.checkpoints if saved > step), self.steps)
+
+    def prepare(self, folder: Path) -> RunDir:
+        """Make a RUN_DIR with frozen prompts that has not begun."""
+        run_dir = RunDir(folder)
+        run_dir.create(self.config)
+        prepare(self.config, run_dir.data)
+        return run_dir
+
+
+def build_variant(name: str, model: Path) -> Variant:
+    """Return a variant that trains the model in a folder."""
+    values = {"training.steps": STEPS, "evaluation.every_num_prompts": 6, **OVERRIDES[name]}
+    return Variant(name=name, config=validate_config(apply_overrides(build_values(model), values)))
