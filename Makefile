@@ -43,8 +43,9 @@ test-slow: setup  ## proofs that take minutes
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME")
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-torture: setup  ## trainings killed with SIGKILL and resumed, bit for bit those that never died (ARGS="--runs 24 --jobs 2 ...")
+torture: setup  ## SIGKILL for trainings, monitors, flows and an MLflow server; nothing may differ, be missing or be there twice (ARGS="--runs 24 --jobs 2 ...")
 	$(BIN)/python -m tests.torture $(ARGS)
+	$(BIN)/python -m tests.torture.tracking
 
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

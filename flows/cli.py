@@ -1,5 +1,6 @@
 """The `grpo` command: every verb calls a flow or one function."""
 
+import logging
 import os
 import sys
 import traceback
@@ -296,6 +297,9 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     debug = len(arguments) < len(sys.argv) - 1
     _set_environment(debug)
+    if not debug:
+        # Each attempt to reach a server that is away; that it is away is said once, by the monitor.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
         app(arguments)
     except GrpoError as error:

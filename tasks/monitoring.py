@@ -20,6 +20,7 @@ from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
+SHOWN_CHARACTERS = 120
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
 EVENT_NAMES = {"kl_budget": "grpo.kl.budget", "non_finite": "grpo.run.non_finite", "stalled": "grpo.run.stalled"}
@@ -39,9 +40,9 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
                 view.show(record)
             for alert in watch.alerts_of_silence():
                 view.say(alert.text)
-            reason = watch.obey_mlflow()
-            if reason:
-                view.say(reason)
+            for text in (watch.obey_mlflow(), watch.change_of_mlflow()):
+                if text:
+                    view.say(text)
             if ended:
                 break
             time.sleep(POLL_SECONDS)
@@ -62,6 +63,7 @@ class _Watch:
         self._shipper = Shipper(tracked)
         self._steps = config.training.steps
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
+        self._mlflow_is_away = False
         self._progress: UUID | None = None
         with prefect_may_be_away():
             created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
@@ -114,6 +116,17 @@ class _Watch:
         if reason:
             self._run_dir.stop_file.write_text(reason + "\n")
         return reason
+
+    def change_of_mlflow(self) -> str | None:
+        """Return what to say when MLflow has gone away or has come back."""
+        away = bool(self._shipper.last_error)
+        if away == self._mlflow_is_away:
+            return None
+        self._mlflow_is_away = away
+        if not away:
+            return "MLflow answers again; all figures up to here are there"
+        cause = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
+        return f"MLflow does not answer; the training goes on and its figures wait ({cause})"
 
     def finish(self) -> None:
         self._shipper.ship_all()

@@ -31,7 +31,7 @@ class Shipper:
         self._taken: dict[str, int] = {}
         self._next_ship = 0.0
         self.last_error = ""
-        """What the last attempt to send met; empty while all went well."""
+        """What the last attempt to send met; empty if it went well."""
 
     def add(self, record: Record) -> None:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
@@ -62,7 +62,13 @@ class Shipper:
             self._marks.clear()  # a batch whose answer was lost may have arrived
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False
+        self.last_error = ""
         return True
+
+    @property
+    def num_waiting(self) -> int:
+        """How many records have not been sent yet."""
+        return len(self._waiting)
 
     def ship_all(self, seconds: float = END_SECONDS) -> int:
         """Send everything, waiting up to `seconds` for a server that is away; return how many records are left."""

@@ -1,0 +1,18 @@
+"""The monitor as a process of its own, so that it can be killed alone: `python -m tests.torture.watcher RUN_DIR`."""
+
+import sys
+from pathlib import Path
+
+from grpo_core.rundir import RunDir
+from tasks.monitoring import monitor
+from tasks.tracking.store import read_tracked
+
+
+def main() -> None:
+    """Monitor a run until its training has ended and everything is shipped."""
+    path = Path(sys.argv[1])
+    monitor.fn(path, read_tracked(RunDir(path)))
+
+
+if __name__ == "__main__":
+    main()
