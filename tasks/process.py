@@ -29,6 +29,7 @@ from tasks.slots import held_slot
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""
 POLL_SECONDS = 0.1
+INTERRUPTED = "interrupted: the step under way is finished and checkpointed first; Ctrl-C once more kills it\n"
 NOT_STARTED = 127
 """Exit code in the state file of a process that could not be started; the shell's."""
 
@@ -158,6 +159,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
         return
+    sys.stderr.write(INTERRUPTED)
     try:
         child.wait()
     finally:
