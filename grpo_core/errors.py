@@ -6,6 +6,7 @@
     |- ModelError        a policy cannot be found or loaded
     |- RewardError       a reward function raised or broke its signature
     |- JournalError      a journal or RUN_DIR cannot be used as asked
+    |  `- DiskFullError  what a run under way had to write does not fit
     |- TrackingError     the MLflow server or store cannot be used
     |- StackError        the local stack cannot be started, stopped or reached
     `- TrainingError     the training process failed or was stopped by a rule
@@ -47,6 +48,12 @@ class JournalError(GrpoError):
     """A journal cannot be read, or a RUN_DIR already holds another run."""
 
     exit_code = 2
+
+
+class DiskFullError(JournalError):
+    """The disk was full when a run under way had to write its journal, a checkpoint or a table."""
+
+    exit_code = 1
 
 
 class TrackingError(GrpoError):

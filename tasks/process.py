@@ -170,9 +170,18 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 def _write_state(path: Path | None, pid: int | None, returncode: int | None, left: bool = False) -> None:
     if path is not None:
+        text = json.dumps({"pid": pid, "returncode": returncode, "left": left}) + "\n"
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"pid": pid, "returncode": returncode, "left": left}) + "\n")
-        partial.replace(path)
+        try:
+            partial.write_text(text)
+            partial.replace(path)
+        except OSError:  # a full disk has no room for a new file; who waits for the process must learn of its end all the same
+            if not path.exists():
+                raise
+            partial.unlink(missing_ok=True)
+            with path.open("r+") as file:
+                file.write(text)
+                file.truncate()
 
 
 def _last_words(module: str, returncode: int, log_file: Path) -> str:
