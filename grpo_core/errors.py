@@ -4,6 +4,7 @@
     |- ConfigError       a key, a value or a combination of keys is refused
     |- DataError         prompts cannot be read, mapped or frozen
     |- ModelError        a policy cannot be found or loaded
+    |- DeviceError       a GPU is in use by another process
     |- RewardError       a reward function raised or broke its signature
     |- JournalError      a journal or RUN_DIR cannot be used as asked
     |  `- DiskFullError  what a run under way had to write does not fit
@@ -36,6 +37,12 @@ class DataError(GrpoError, ValueError):
 
 class ModelError(GrpoError, ValueError):
     """A model id, path or architecture cannot be used."""
+
+    exit_code = 2
+
+
+class DeviceError(GrpoError):
+    """A GPU is in use by another process, or it cannot be known whether it is."""
 
     exit_code = 2
 

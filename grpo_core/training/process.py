@@ -77,7 +77,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
 def _run(
     run_dir: RunDir, journal: Journal, stop: StopRequest, engine: str, load: Callable[[], Train]
 ) -> tuple[int, str | None]:
-    from grpo_core.policy.device import pin_threads
+    from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
     from grpo_core.training.session import open_session
 
     config = run_dir.read_config()
@@ -85,15 +85,23 @@ def _run(
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
     threads = pin_threads(config.training)
+    set_determinism(config.training.deterministic)
     train = load()
-    session = open_session(run_dir, journal, stop)
-    state = session.restore()
-    facts = {"engine": engine, "threads": threads, "device": str(session.policy.device), "steps": config.training.steps}
-    # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
-    began = any(record.kind == "start" for record in read_journal(run_dir.journal_file))
-    journal.append("resume" if began else "start", state.step, facts)
-    state, stopped = train(session, state)
-    return state.step, stopped
+    with held_device(pick_device(config.training.device), run_dir.path):
+        session = open_session(run_dir, journal, stop)
+        state = session.restore()
+        facts = {
+            "engine": engine,
+            "threads": threads,
+            "device": str(session.policy.device),
+            "deterministic": config.training.deterministic,
+            "steps": config.training.steps,
+        }
+        # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
+        began = any(record.kind == "start" for record in read_journal(run_dir.journal_file))
+        journal.append("resume" if began else "start", state.step, facts)
+        state, stopped = train(session, state)
+        return state.step, stopped
 
 
 def _explain(error: GrpoError, run_dir: RunDir) -> str:
