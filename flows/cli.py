@@ -137,6 +137,9 @@ def _use_stack() -> None:
     stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
     if stack is None:
         typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
+        from flows.embedded import start_embedded_server
+
+        start_embedded_server()
         return
     if not (stack.alive("prefect") and stack.alive("mlflow")):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")

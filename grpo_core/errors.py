@@ -4,8 +4,10 @@
     |- ConfigError       a key, a value or a combination of keys is refused
     |- DataError         prompts cannot be read, mapped or frozen
     |- ModelError        a policy cannot be found or loaded
+    |- DeviceError       a GPU is in use by another process
     |- RewardError       a reward function raised or broke its signature
     |- JournalError      a journal or RUN_DIR cannot be used as asked
+    |  `- DiskFullError  what a run under way had to write does not fit
     |- TrackingError     the MLflow server or store cannot be used
     |- StackError        the local stack cannot be started, stopped or reached
     `- TrainingError     the training process failed or was stopped by a rule
@@ -39,6 +41,12 @@ class ModelError(GrpoError, ValueError):
     exit_code = 2
 
 
+class DeviceError(GrpoError):
+    """A GPU is in use by another process, or it cannot be known whether it is."""
+
+    exit_code = 2
+
+
 class RewardError(GrpoError):
     """A reward function cannot be imported, raised, or returned the wrong number or type of values."""
 
@@ -47,6 +55,12 @@ class JournalError(GrpoError):
     """A journal cannot be read, or a RUN_DIR already holds another run."""
 
     exit_code = 2
+
+
+class DiskFullError(JournalError):
+    """The disk was full when a run under way had to write its journal, a checkpoint or a table."""
+
+    exit_code = 1
 
 
 class TrackingError(GrpoError):

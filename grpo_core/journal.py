@@ -7,6 +7,7 @@ A record is {"seq", "time", "kind", "step", "data"}. Two rules turn lines into h
    does a `start` record, at step 0: the run died before its first checkpoint and began again.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from grpo_core.errors import JournalError
+from grpo_core.diskspace import is_full_disk
+from grpo_core.errors import DiskFullError, JournalError
 from grpo_core.locks import holder_of, try_lock
 from grpo_core.metrics import check_registered
 
@@ -66,7 +68,7 @@ class Journal:
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)  # a buffer would hand on later what could not be written now
         if not try_lock(self._file):  # before anything is read: a line that another process is just writing looks torn
             holder = holder_of(self._file)
             self._file.close()
@@ -75,6 +77,7 @@ class Journal:
             )
         lines, whole_bytes = _whole_lines(path.read_bytes())
         self._file.truncate(whole_bytes)
+        self._whole_bytes = whole_bytes
         self._next_seq = len(lines)
         self.last_step = 0
         """Step of the last record that was appended here."""
@@ -83,17 +86,31 @@ class Journal:
         """Write one record; it is on disk when this returns.
 
         Raises:
-            JournalError: a metric key is not in the registry.
+            JournalError: a metric key is not in the registry, or the file cannot be written.
+            DiskFullError: the disk is full.
         """
         check_registered(data.get("metrics", {}))
         time = datetime.now(UTC).isoformat(timespec="microseconds")
         record = Record(seq=self._next_seq, time=time, kind=kind, step=step, data=data)
-        self._file.write(_encode(record).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._write(_encode(record).encode() + b"\n", f"the record {kind!r} of step {step}")
         self._next_seq += 1
         self.last_step = step
         return record
+
+    def _write(self, line: bytes, what: str) -> None:
+        """Write one line to the disk, or nothing of it: a part would spoil the next line."""
+        try:
+            written = 0
+            while written < len(line):  # a disk that is nearly full takes a part
+                written += self._file.write(line[written:]) or 0
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._whole_bytes)
+            if is_full_disk(error):
+                raise DiskFullError(f"disk full: {what} could not be written to {self._path}") from error
+            raise JournalError(f"{self._path}: {what} could not be written ({error.strerror})") from error
+        self._whole_bytes += len(line)
 
     def close(self) -> None:
         """Close the file."""

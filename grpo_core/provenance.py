@@ -1,15 +1,17 @@
-"""What a run was made with: code, versions, hardware, data, model, seeds."""
+"""What a run was made with: code, versions, hardware, data, model, seeds; and in what two runs differ."""
 
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from grpo_core.hardware import core_count, environment, gpus, processor, thread_count
 
 PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
 
@@ -26,6 +28,16 @@ class Provenance:
     platform: str
     processor: str
     cpu_count: int
+    threads: int
+    """CPU threads of the training."""
+    gpus: list[str]
+    """Names of the machine's GPUs; empty for a training on the CPU."""
+    driver: str | None
+    cuda: str | None
+    """The CUDA that torch was built with, None where there is no GPU; as cudnn."""
+    cudnn: str | None
+    environment: dict[str, str]
+    """Environment variables that choose kernels, devices or the order of sums."""
     config_digest: str
     data_digest: str
     model_digest: str
@@ -35,14 +47,22 @@ class Provenance:
 
 def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> Provenance:
     """Return the provenance of a run about to start; `config` is the resolved configuration."""
+    names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()
+    cuda, cudnn = _cuda_versions() if names else (None, None)
     return Provenance(
         git_commit=_git("rev-parse", "HEAD"),
         git_diff=_git("diff", "HEAD") or "",
         python=sys.version.split()[0],
         packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
         platform=platform.platform(),
-        processor=_processor(),
-        cpu_count=len(os.sched_getaffinity(0)),
+        processor=processor(),
+        cpu_count=core_count(),
+        threads=thread_count(config["training"]["threads"]),
+        gpus=names,
+        driver=driver,
+        cuda=cuda,
+        cudnn=cudnn,
+        environment=environment(),
         config_digest=config_digest(config),
         data_digest=data_digest,
         model_digest=model_digest,
@@ -61,6 +81,76 @@ def config_digest(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
+FACTS = {
+    "git_commit": "git commit",
+    "git_diff": "uncommitted changes",
+    "python": "python",
+    "packages": "",
+    "platform": "platform",
+    "processor": "processor",
+    "cpu_count": "cores",
+    "threads": "threads",
+    "gpus": "GPUs",
+    "driver": "GPU driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "environment": "environment ",
+    "config_digest": "configuration",
+    "data_digest": "data",
+    "model_digest": "model",
+    "seed": "seed",
+    "data_seed": "data seed",
+}
+"""What each field is called; before the keys of those that hold several."""
+LONG = 120
+"""Longer values are cut."""
+
+
+def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return one line for each fact that differs between the provenance of a run and another one's.
+
+    A fact that one of the two does not hold (an older version did not record it) is not compared.
+
+    >>> then = {"packages": {"torch": "2.13.0"}, "threads": 2, "git_diff": ""}
+    >>> environment_differences(then, {"packages": {"torch": "2.14.0", "trl": "1.16"}, "threads": 4, "cuda": None})
+    ['torch: 2.13.0 then, 2.14.0 now', 'trl: none then, 1.16 now', 'threads: 2 then, 4 now']
+    """
+    lines = []
+    for field, name in FACTS.items():
+        if field in before and field in now:
+            for label, one, other in _pairs(name, before[field], now[field]):
+                if one != other:
+                    lines.append(f"{label}: {_shown(one)} then, {_shown(other)} now")
+    return lines
+
+
+def _pairs(name: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, value, value), for each key where the values are mappings."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*before, *now}):
+            yield f"{name}{key}", before.get(key), now.get(key)
+    else:
+        yield name, before, now
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ("", []):
+        return "none"
+    text = ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
+    digest = len(text) == 64 and set(text) <= set("0123456789abcdef")
+    if digest or "\n" in text:
+        return text[:12] if digest else f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
+
+
+def _cuda_versions() -> tuple[str | None, str | None]:
+    """Return the versions of CUDA and cuDNN that torch brings, without touching a GPU."""
+    import torch
+
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]  # torch's own
+    return torch.version.cuda, None if cudnn is None else str(cudnn)
+
+
 def _git(*arguments: str) -> str | None:
     folder = Path(__file__).resolve().parent
     try:
@@ -75,9 +165,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor()

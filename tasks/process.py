@@ -29,6 +29,7 @@ from tasks.slots import held_slot
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""
 POLL_SECONDS = 0.1
+INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; Ctrl-C once more kills it\n"
 NOT_STARTED = 127
 """Exit code in the state file of a process that could not be started; the shell's."""
 
@@ -158,6 +159,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
         return
+    sys.stderr.write(INTERRUPTED)
     try:
         child.wait()
     finally:
@@ -168,9 +170,18 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 def _write_state(path: Path | None, pid: int | None, returncode: int | None, left: bool = False) -> None:
     if path is not None:
+        text = json.dumps({"pid": pid, "returncode": returncode, "left": left}) + "\n"
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"pid": pid, "returncode": returncode, "left": left}) + "\n")
-        partial.replace(path)
+        try:
+            partial.write_text(text)
+            partial.replace(path)
+        except OSError:  # a full disk has no room for a new file; who waits for the process must learn of its end all the same
+            if not path.exists():
+                raise
+            partial.unlink(missing_ok=True)
+            with path.open("r+") as file:
+                file.write(text)
+                file.truncate()
 
 
 def _last_words(module: str, returncode: int, log_file: Path) -> str:

@@ -47,6 +47,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     from grpo_core.data.frozen import load_frozen
     from grpo_core.evaluation.runner import open_evaluator
     from grpo_core.policy.checkpoint import list_checkpoints, read_state
+    from grpo_core.policy.device import held_device, pick_device
     from grpo_core.policy.loading import resolve_model
 
     config = run_dir.read_config()
@@ -57,8 +58,9 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
             raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
         step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
     _, prompts = load_frozen(run_dir.data)
-    evaluator = open_evaluator(config, folder)
-    result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples, name)
+    with held_device(pick_device(config.training.device), run_dir.path):
+        evaluator = open_evaluator(config, folder)
+        result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples, name)
     run_dir.eval.mkdir(exist_ok=True)
     pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}

@@ -14,7 +14,7 @@ from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
 from grpo_core.generation.text import decode
 from grpo_core.generation.torch_sampler import TorchSampler
-from grpo_core.policy.device import pick_device, pin_threads
+from grpo_core.policy.device import pick_device, pin_threads, set_determinism
 from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer
 from grpo_core.rewards.base import Reward, call, load_rewards
 from grpo_core.types import Prompt
@@ -126,6 +126,7 @@ class Evaluator:
 def open_evaluator(config: RunConfig, folder: Path) -> Evaluator:
     """Return an evaluator of the model in `folder`, for a process that does nothing else."""
     pin_threads(config.training)
+    set_determinism(config.training.deterministic)
     model = load_policy(folder, pick_device(config.training.device), config.model.trust_remote_code)
     tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
     eos = eos_token_ids(model, tokenizer)

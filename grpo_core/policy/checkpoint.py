@@ -26,6 +26,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from grpo_core.diskspace import whole_or_gone
 from grpo_core.errors import ModelError
 from grpo_core.policy.reference import Reference, frozen_copy
 
@@ -68,22 +69,15 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
 
     It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
     failure, sees a whole checkpoint or none.
+
+    Raises:
+        DiskFullError: the disk is full; nothing of the new checkpoint is left, and every older one is.
     """
     target = folder / str(_name(state.step))
     scratch = folder / f".{target.name}.partial"
     remove_leftovers(folder)
-    scratch.mkdir(parents=True)
-    live.policy.save_pretrained(scratch / "policy")
-    live.tokenizer.save_pretrained(scratch / "policy")
-    _save_weights(live.reference.model, scratch / "reference.safetensors")
-    if live.reference.initial is not None:
-        _save_weights(live.reference.initial, scratch / "initial.safetensors")
-    torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, scratch / "optimizer.pt")
-    (scratch / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
-    digests = {str(file.relative_to(scratch)): _sha256(file) for file in sorted(scratch.rglob("*")) if file.is_file()}
-    (scratch / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
-    for path in (*scratch.rglob("*"), scratch):
-        _to_disk(path)
+    with whole_or_gone(f"checkpoint {target.name}", scratch):
+        _write(scratch, live, state)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     _to_disk(folder)
@@ -101,6 +95,23 @@ def remove_leftovers(folder: Path) -> None:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the whole checkpoints in `folder`, oldest first."""
     return sorted(path for path in folder.glob("step_*") if (path / MANIFEST_FILE).exists())
+
+
+def _write(folder: Path, live: Trainable, state: TrainingState) -> None:
+    """Write all files of a checkpoint, its manifest last, and flush them."""
+    folder.mkdir(parents=True)
+    live.policy.save_pretrained(folder / "policy")
+    live.tokenizer.save_pretrained(folder / "policy")
+    _save_weights(live.reference.model, folder / "reference.safetensors")
+    if live.reference.initial is not None:
+        _save_weights(live.reference.initial, folder / "initial.safetensors")
+    with (folder / "optimizer.pt").open("wb") as stream:  # given a path, torch does not tell why it could not write
+        torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
+    (folder / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
+    digests = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
+    for path in (*folder.rglob("*"), folder):
+        _to_disk(path)
 
 
 def set_aside(checkpoint: Path) -> Path:

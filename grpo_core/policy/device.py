@@ -1,10 +1,15 @@
-"""Where tensors live, and how many threads work on them."""
+"""Where tensors live, how many threads work on them, and whether the same input always gives the same bits."""
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from grpo_core.config import TrainingConfig
+from grpo_core.gpu_locks import Gpu, held_gpu
+from grpo_core.hardware import thread_count
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -16,6 +21,35 @@ def pick_device(wanted: str) -> torch.device:
 
 def pin_threads(config: TrainingConfig) -> int:
     """Fix the number of CPU threads, which decides the order of floating-point sums; return it."""
-    threads = config.threads or len(os.sched_getaffinity(0))
+    threads = thread_count(config.threads)
     torch.set_num_threads(threads)
     return threads
+
+
+def set_determinism(wanted: bool) -> None:
+    """Let torch choose deterministic kernels, or not; call it before anything is computed on a GPU.
+
+    An operation that has none goes on with a warning, which the log holds: refusing it would refuse the model.
+    """
+    if wanted:
+        # cuBLAS reads it when it starts, and sums in another order from call to call without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted, warn_only=wanted)
+    # It would find reads of memory that nobody wrote, and costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    torch.backends.cudnn.benchmark = False
+
+
+@contextlib.contextmanager
+def held_device(device: torch.device, run_path: Path) -> Iterator[None]:
+    """Keep other trainings and evaluations of this machine off a GPU while inside; a CPU is shared.
+
+    Raises:
+        DeviceError: another process holds it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    facts = torch.cuda.get_device_properties(device)
+    with held_gpu(Gpu(uuid=f"GPU-{facts.uuid}", name=facts.name), run_path):
+        yield

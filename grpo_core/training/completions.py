@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pandas
 
+from grpo_core.diskspace import whole_or_gone
 from grpo_core.training.batch import RolloutBatch
 
 
 def write_completions(folder: Path, step: int, batch: RolloutBatch) -> Path:
-    """Write `folder`/step_NNNNNN.parquet, one row a completion, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write `folder`/step_NNNNNN.parquet, one row a completion, and return its path.
+
+    Raises:
+        DiskFullError: the disk is full; nothing of the table is left.
+    """
     size = batch.group_size
     table = pandas.DataFrame(
         {
@@ -26,5 +30,7 @@ def write_completions(folder: Path, step: int, batch: RolloutBatch) -> Path:
         }
     )
     path = folder / f"step_{step:06d}.parquet"
-    table.to_parquet(path, index=False)
+    with whole_or_gone(f"the completions of step {step}", path):
+        folder.mkdir(parents=True, exist_ok=True)
+        table.to_parquet(path, index=False)
     return path

@@ -6,14 +6,17 @@ error.
 """
 
 import argparse
+import contextlib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ConfigError, GrpoError, JournalError
+from grpo_core.diskspace import free_mib, is_full_disk
+from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError
 from grpo_core.journal import Journal, read_records
 from grpo_core.lifeline import lifeline_from_environment
 from grpo_core.rundir import RunDir
@@ -49,10 +52,10 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     stop.install()
     try:
         journal = Journal(run_dir.journal_file)
-    except JournalError as error:
+    except (JournalError, OSError) as error:
         stop.close()
         sys.stderr.write(f"{error}\n")
-        return error.exit_code
+        return JournalError.exit_code
     try:
         step, stopped = _run(run_dir, journal, stop, engine, load)
         journal.append("end", step, {"status": "stopped" if stopped else "finished", "reason": stopped})
@@ -60,8 +63,10 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     except GrpoError as error:
         if options.debug:
             traceback.print_exc()
-        return _fail(journal, str(error), error.exit_code)
+        return _fail(journal, _explain(error, run_dir), error.exit_code)
     except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
+        if is_full_disk(error):
+            return _fail(journal, _explain(DiskFullError(f"disk full: {error}"), run_dir), DiskFullError.exit_code)
         traceback.print_exc()
         return _fail(journal, f"{type(error).__name__}: {error}", GrpoError.exit_code)
     finally:
@@ -72,26 +77,52 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
 def _run(
     run_dir: RunDir, journal: Journal, stop: StopRequest, engine: str, load: Callable[[], Train]
 ) -> tuple[int, str | None]:
-    from grpo_core.policy.device import pin_threads
-    from grpo_core.training.session import FRESH, open_session
+    from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
+    from grpo_core.training.session import open_session
 
     config = run_dir.read_config()
     if config.training.engine != engine:
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
     threads = pin_threads(config.training)
+    set_determinism(config.training.deterministic)
     train = load()
-    session = open_session(run_dir, journal, stop)
-    state = session.restore()
-    facts = {"engine": engine, "threads": threads, "device": str(session.policy.device), "steps": config.training.steps}
-    began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
-    # A run that was killed before its first checkpoint begins again, and takes back what it had journalled.
-    journal.append("resume" if began or state != FRESH else "start", state.step, facts)
-    state, stopped = train(session, state)
-    return state.step, stopped
+    with held_device(pick_device(config.training.device), run_dir.path):
+        session = open_session(run_dir, journal, stop)
+        state = session.restore()
+        facts = {
+            "engine": engine,
+            "threads": threads,
+            "device": str(session.policy.device),
+            "deterministic": config.training.deterministic,
+            "steps": config.training.steps,
+        }
+        # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
+        began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
+        journal.append("resume" if began else "start", state.step, facts)
+        state, stopped = train(session, state)
+        return state.step, stopped
+
+
+def _explain(error: GrpoError, run_dir: RunDir) -> str:
+    """Return the message of an error; of a full disk, with what is left of the run and what to do."""
+    if not isinstance(error, DiskFullError):
+        return str(error)
+    from grpo_core.policy.checkpoint import list_checkpoints
+
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
+    what_to_do = f"free space, then run it again with `grpo train --resume {run_dir.path}`"
+    return f"{error}; {free_mib(run_dir.path):.1f} MiB are free; {newest}; {what_to_do}"
 
 
 def _fail(journal: Journal, message: str, exit_code: int) -> int:
-    journal.append("end", journal.last_step, {"status": "failed", "reason": message})
-    sys.stderr.write(" ".join(message.split()) + "\n")
+    """Journal and say why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    with contextlib.suppress(JournalError):
+        journal.append("end", journal.last_step, {"status": "failed", "reason": message})
+    try:
+        sys.stderr.write(" ".join(message.split()) + "\n")
+        sys.stderr.flush()
+    except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return exit_code

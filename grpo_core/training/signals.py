@@ -1,17 +1,21 @@
 """How a training is asked to stop: SIGTERM or SIGINT, a file STOP, or the lifeline (the process that started it has died).
 
-Each means the same: finish the step, checkpoint, journal `end`, exit. A second SIGINT exits at once. A process that has not
-come to the end of its step STOP_LIMIT_SECONDS later hangs, and ends itself.
+Each means the same: finish the step, checkpoint, journal `end`, exit. A second SIGINT ends the process at once, also in native
+code; what was journalled stays. A process that has not come to its end STOP_LIMIT_SECONDS later hangs, and is killed.
 """
 
+import math
 import os
 import select
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 STOP_LIMIT_SECONDS = 1800.0
+AT_ONCE = b"interrupted twice: ended at once, without a checkpoint; started again, it goes on from the newest one\n"
 
 
 class StopRequest:
@@ -26,12 +30,12 @@ class StopRequest:
         self._wake: int | None = None
 
     def install(self) -> None:
-        """Catch SIGTERM and SIGINT, and begin to watch for a hang; call it from the main thread."""
+        """Catch SIGTERM and SIGINT, and begin to watch for a second one or a hang; call it from the main thread."""
         woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         # Python's own handler waits until the main thread is back from native code; this byte is written at once.
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        threading.Thread(target=self._end_a_hang, args=(woken,), name="stop-limit", daemon=True).start()
+        threading.Thread(target=self._watch, args=(woken,), name="stop-watch", daemon=True).start()
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
@@ -46,18 +50,34 @@ class StopRequest:
         return None
 
     def close(self) -> None:
-        """Stop watching for a hang: the training has come to its end."""
+        """Stop watching: the training has come to its end."""
         self._finished.set()
         if self._wake is not None:
             signal.set_wakeup_fd(-1)
             os.close(self._wake)
             self._wake = None
 
-    def _end_a_hang(self, woken: int) -> None:
-        """Wait for the first signal or the end of the lifeline, then for the limit; whoever still runs then is killed."""
-        select.select([woken, *([] if self._lifeline_fd is None else [self._lifeline_fd])], [], [])
-        if not self._finished.wait(STOP_LIMIT_SECONDS):
-            os.kill(os.getpid(), signal.SIGKILL)
+    def _watch(self, woken: int) -> None:
+        """Count the signals: the second SIGINT ends the process; a first one, or the end of the lifeline, begins the limit."""
+        sources = [woken, *([] if self._lifeline_fd is None else [self._lifeline_fd])]
+        interrupts, deadline = 0, math.inf
+        while True:
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select(sources, [], [], left)
+            if self._finished.is_set():
+                break
+            if not readable:
+                os.kill(os.getpid(), signal.SIGKILL)
+            numbers = os.read(woken, select.PIPE_BUF) if woken in readable else b""
+            interrupts += numbers.count(signal.SIGINT)
+            if interrupts > 1:
+                _end_at_once()
+            # Other signals come too: a reward function may set itself an alarm.
+            if signal.SIGINT in numbers or signal.SIGTERM in numbers or woken not in readable:
+                deadline = min(deadline, time.monotonic() + STOP_LIMIT_SECONDS)
+            sources = [
+                source for source in sources if source == woken or source not in readable
+            ]  # the lifeline stays at its end
         os.close(woken)
 
     @property
@@ -72,6 +92,13 @@ class StopRequest:
         return bool(readable) and os.read(self._lifeline_fd, 1) == b""
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._signal = signal.Signals(number)
+        self._signal = self._signal or signal.Signals(number)
+
+
+def _end_at_once() -> NoReturn:
+    """End the process from the watching thread: an exception in the main one would wait until it is back from native code.
+
+    Every record was flushed and fsynced when it counted; a line that is just being written is torn, and dropped by its reader.
+    """
+    os.write(2, AT_ONCE)
+    os._exit(128 + signal.SIGINT)

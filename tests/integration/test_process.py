@@ -12,7 +12,7 @@ import pytest
 
 from grpo_core.errors import TrainingError
 from tasks.context import FLOW_RUN_VARIABLE
-from tasks.process import end_process, ensure_ended, process_has_ended, run_child
+from tasks.process import INTERRUPTED, end_process, ensure_ended, process_has_ended, run_child
 
 
 @pytest.fixture
@@ -137,6 +137,24 @@ def test_at_a_terminal_the_end_of_the_step_is_waited_for(
     with pytest.raises(KeyboardInterrupt):
         run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
     assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
+def test_at_a_terminal_a_second_interrupt_kills_the_child(
+    tmp_path: Path, module: str, interruptible: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, FINISHES_ITS_STEP.format(step=600, out=str(tmp_path / "saved")))
+
+    def interrupt_twice() -> None:
+        interrupt_when_ready(tmp_path / "log")
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_twice, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
+    assert json.loads((tmp_path / "state").read_text())["returncode"] == -signal.SIGKILL
+    assert not (tmp_path / "saved").exists()
+    assert capsys.readouterr().err == INTERRUPTED
 
 
 def test_what_a_child_writes_is_logged_line_by_line_and_only_once(

@@ -1,0 +1,35 @@
+"""The embedded Prefect server of a command, kept out of the terminal's Ctrl-C."""
+
+import signal
+import threading
+
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+
+POLL_SECONDS = 0.1
+
+
+def start_embedded_server() -> None:
+    """Start the server that Prefect would start with the first request, if it would; return once it answers.
+
+    A terminal sends Ctrl-C to the command and to all of its children. The flow that is interrupted has a step to wait for and
+    its end to report; with its server gone it would go on asking for minutes. So the server never sees SIGINT: it inherits the
+    signal mask of the thread that starts it. It is ended with the command, as Prefect does it.
+    """
+    if PREFECT_API_URL.value() or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
+        return
+    errors: list[Exception] = []
+
+    def start() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            SubprocessASGIServer().start()
+        except Exception as error:  # noqa: BLE001  (raised again in the main thread)
+            errors.append(error)
+
+    thread = threading.Thread(target=start, name="start-prefect", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)  # the command itself can be interrupted meanwhile
+    if errors:
+        raise errors[0]

@@ -1,0 +1,68 @@
+"""A full disk: recognised whichever library meets it, and nothing half-written left behind.
+
+What was whole before stays whole: a journal line is taken back, a checkpoint or a table is written beside the others and
+removed if it cannot be finished. That also frees the space that the last words of the run need.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo_core.errors import DiskFullError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The disk is full; the user's share of it is."""
+IN_WORDS = tuple(f"os error {number}" for number in FULL)
+"""How safetensors says it, which raises an error of its own."""
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Tell whether an error comes from a full disk: itself, or one that it was raised from or during.
+
+    >>> is_full_disk(OSError(errno.ENOSPC, "No space left on device")), is_full_disk(OSError(errno.EIO, "I/O error"))
+    (True, False)
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, DiskFullError) or (isinstance(link, OSError) and link.errno in FULL):
+            return True
+        if any(words in str(link) for words in IN_WORDS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+@contextlib.contextmanager
+def whole_or_gone(what: str, path: Path) -> Iterator[None]:
+    """Remove `path`, a file or a folder that is written inside, if it could not be finished.
+
+    Args:
+        what: what is being written, for the message.
+        path: where.
+
+    Raises:
+        DiskFullError: the disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        remove(path)
+        if is_full_disk(error):
+            raise DiskFullError(f"disk full: {what} could not be written to {path}") from error
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, or what can be removed of it."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def free_mib(path: Path) -> float:
+    """Return the MiB that this user can still write where `path` is."""
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize / 2**20
