@@ -77,8 +77,9 @@ def write_provenance(provenance: Provenance, path: Path) -> None:
 
 
 def config_digest(config: dict[str, Any]) -> str:
-    """Return the SHA-256 of a resolved configuration, independent of key order."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of a resolved configuration, independent of key order and of where the run is tracked."""
+    settings = {section: values for section, values in config.items() if section != "tracking"}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 FACTS = {
@@ -98,8 +99,6 @@ FACTS = {
     "config_digest": "configuration",
     "data_digest": "data",
     "model_digest": "model",
-    "seed": "seed",
-    "data_seed": "data seed",
 }
 """What each field is called; before the keys of those that hold several."""
 LONG = 120

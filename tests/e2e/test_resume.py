@@ -103,6 +103,10 @@ def test_the_resumed_run_is_the_run_that_was_never_killed(resumed: tuple[Path, A
     assert compared.figures > STEPS * 40
 
 
+def test_a_resume_says_what_is_another_environment_than_before(resumed: tuple[Path, Any]) -> None:
+    assert "environment: " not in resumed[1].stdout
+
+
 def test_it_says_where_it_goes_on_and_repeats_nothing_that_was_done(resumed: tuple[Path, Any]) -> None:
     run_dir, done = resumed
     output = done.stdout
