@@ -71,6 +71,8 @@ class Wish:
     """The victim waits for it; else it may be timed."""
     soon: bool = False
     """Before the first new checkpoint."""
+    moment: Moment | None = None
+    """Of the wished phase; None = any."""
 
 
 def choose(rng: random.Random, wish: Wish, variant: Variant, resumed_at: int) -> Aim:
@@ -81,7 +83,8 @@ def choose(rng: random.Random, wish: Wish, variant: Variant, resumed_at: int) ->
     if not steps:
         steps = [min(resumed_at + 1, variant.steps)]
     phase = wish.phase if steps[0] in steps_of(wish.phase, variant) else Phase.UPDATE
-    moment = rng.choice([moment for moment in MOMENTS[phase] if not (wish.certain and moment == "timed")])
+    moments = [moment for moment in MOMENTS[phase] if not (wish.certain and moment == "timed")]
+    moment = wish.moment if wish.moment in moments else rng.choice(moments)
     return Aim(
         phase=phase,
         step=rng.choice(steps),

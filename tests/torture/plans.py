@@ -62,7 +62,8 @@ def _wishes(rng: random.Random, first: Phase, kills: int) -> tuple[Wish, ...]:
     for _ in range(kills - 1):
         soon = rng.random() < 0.5
         later.append(Wish(phase=rng.choice(SOON if soon else LATER), certain=rng.random() < 0.5, soon=soon))
-    return (Wish(phase=first, certain=True), *later)
+    # Of the points around a record the half-written line is the one that must not be missed.
+    return (Wish(phase=first, certain=True, moment="torn" if first is Phase.JOURNAL else None), *later)
 
 
 def _rounds(rng: random.Random, items: Sequence[Item]) -> Iterator[Item]:

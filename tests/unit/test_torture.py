@@ -107,6 +107,7 @@ def test_plans_are_a_function_of_the_seed_and_give_every_phase_and_variant_its_s
     assert all([wish.phase for wish in firsts].count(phase) == 3 for phase in FIRST)
     assert all([plan.variant for plan in plans].count(name) == 4 for name in OVERRIDES)
     assert {len(plan.wishes) for plan in plans} == {1, 2, 3}
+    assert all((wish.moment == "torn") is (wish.phase is Phase.JOURNAL) for wish in firsts)
     assert any(wish.soon for plan in plans for wish in plan.wishes[1:])
 
 
