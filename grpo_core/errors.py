@@ -11,8 +11,8 @@
     `- TrainingError     the training process failed or was stopped by a rule
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
-`exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown` and
-`listed` keep a message readable whatever the value is.
+`exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown`,
+`cause` and `listed` keep a message readable whatever the value is.
 """
 
 from collections.abc import Sequence
@@ -82,6 +82,16 @@ def shown(value: Any, most: int = 80) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits; a thousand lists within each other
         return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def cause(error: BaseException, most: int = 300) -> str:
+    """Return what another error says, in one line; its type where it says nothing.
+
+    >>> cause(KeyError("loss"))
+    "'loss'"
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

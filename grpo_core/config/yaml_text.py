@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, cause
 
 MAX_VALUES = 10_000
 """Every alias counts as the values that it stands for."""
@@ -53,7 +53,7 @@ def parse_yaml(text: str) -> Any:
         if isinstance(error, ConfigError):
             raise
         # Beside its own errors PyYAML lets those of Python's types out: a date such as 2026-13-45, a time zone of 99 hours.
-        raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(f"is not valid YAML: {cause(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"is nested too deeply (more than {MAX_LEVELS} levels)") from error
     finally:

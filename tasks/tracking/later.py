@@ -1,6 +1,5 @@
 """Hand over a run's journal and results to MLflow after its flow has ended: what an outage or a cancellation left behind."""
 
-import json
 from pathlib import Path
 
 from grpo_core.errors import TrackingError
@@ -8,7 +7,7 @@ from grpo_core.journal import Record, read_journal
 from grpo_core.locks import holder_of, try_lock
 from grpo_core.rundir import RunDir
 from tasks.tracking import Status, track_results
-from tasks.tracking.store import TrackedRun
+from tasks.tracking.store import TrackedRun, read_tracked_run
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -23,20 +22,15 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     with run_dir.journal_file.open("rb") as journal:
         if not try_lock(journal):
             raise TrackingError(f"run dir {run_path}: {holder_of(journal)} is writing its journal; its own monitor ships it")
-    try:
-        tracked = TrackedRun(**json.loads(run_dir.tracking_file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise TrackingError(
-            f"run dir {run_path}: has no readable tracking.json, so it has no run in MLflow ({error})"
-        ) from error
+    tracked = read_tracked_run(run_dir)
     status = _status(records)
     return tracked, status, track_results.fn(run_path, tracked, status)
 
 
 def _status(records: list[Record]) -> Status:
     """Return how the training ended: a run without an end was killed."""
-    ends = [record.data["status"] for record in records if record.kind == "end"]
-    reasons = [str(record.data["reason"]) for record in records if record.kind == "end"]
+    ends = [record.data.get("status") for record in records if record.kind == "end"]
+    reasons = [str(record.data.get("reason")) for record in records if record.kind == "end"]
     if not ends or reasons[-1] in ("SIGTERM", "SIGINT"):
         return "KILLED"
     return "FAILED" if ends[-1] == "failed" else "FINISHED"

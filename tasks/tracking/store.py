@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
+from grpo_core.errors import TrackingError, cause
+from grpo_core.jsonfile import build, read_json
+from grpo_core.rundir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,20 @@ class TrackedRun:
     def ui_command(self) -> str:
         """What to type to look at it."""
         return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}, then"
+
+
+def read_tracked_run(run_dir: RunDir) -> TrackedRun:
+    """Return where a run is tracked, from its tracking.json.
+
+    Raises:
+        TrackingError: it was never tracked, or the file was changed into something else.
+    """
+    try:
+        return build(TrackedRun, read_json(run_dir.tracking_file))
+    except (OSError, ValueError) as error:
+        raise TrackingError(
+            f"run dir {run_dir.path}: has no readable tracking.json, so it has no run in MLflow ({cause(error)})"
+        ) from error
 
 
 def tracking_uri(config: RunConfig, run_path: Path) -> str:

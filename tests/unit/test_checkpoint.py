@@ -1,6 +1,7 @@
 """Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
 def test_before_the_first_sync_the_initial_policy_is_not_stored_twice(fresh, tmp_path):
     live = fresh()
     train(live, 1)
-    folder = save_checkpoint(tmp_path, live, state_at(1), keep=1)
+    folder = save_checkpoint(tmp_path, live, replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
     restored = fresh()
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
