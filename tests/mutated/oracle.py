@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 from grpo_core.errors import GrpoError
 
 SECONDS = 10
-MAX_LINES, MAX_LINE_CHARACTERS = 12, 1000
+MAX_LINES, MAX_LINE_CHARACTERS = 12, 1500
+"""The longest line that is meant lists every task of reasoning-gym that is allowed."""
 REFUSED = object()
 """What `outcome` gives where a file was refused clearly."""
 

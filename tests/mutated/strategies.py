@@ -3,10 +3,12 @@
 import copy
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from hypothesis import strategies as st
+
+from grpo_core.config import RunConfig
 
 HUGE = "0x" + "f" * 5000
 """More digits than Python turns into text; a YAML dumper cannot write it, so it is put in afterwards."""
@@ -122,6 +124,15 @@ def _change(draw: st.DrawFn, root: list[Any], container: Any, key: Any, value: s
         container[key] = copy.deepcopy(draw(value))
 
 
+SECTIONS = [field.annotation for field in RunConfig.model_fields.values() if isinstance(field.annotation, type)]
+
+
+def _choices(section: Any) -> list[tuple[Any, ...]]:
+    """Return the values of each of a section's keys that has a fixed list of them."""
+    fields = getattr(section, "model_fields", {}).values()
+    return [get_args(field.annotation) for field in fields if get_origin(field.annotation) is Literal]
+
+
 def nudged(old: Any, otherwise: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Values near a valid one, which mostly are valid as well; a section or null has none."""
     if isinstance(old, bool):
@@ -130,6 +141,9 @@ def nudged(old: Any, otherwise: st.SearchStrategy[Any]) -> st.SearchStrategy[Any
         return st.sampled_from(
             [old + 1, old - 1, old * 2, old / 2, -old, old * 1000, str(old), float(old) if abs(old) < 1e9 else 0]
         )
+    choices = [choice for section in SECTIONS for choice in _choices(section) if old in choice]
+    if choices:
+        return st.sampled_from(choices[0])
     if isinstance(old, str):
         return st.sampled_from([old + " ", old.upper(), old[:-1], old * 2, f" {old}", [old]])
     return otherwise
