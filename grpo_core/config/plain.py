@@ -8,10 +8,12 @@ from pydantic_core import PydanticCustomError
 MAX_LEVELS = 20
 LARGEST_INT = 2**63 - 1
 """What JSON readers, torch and NumPy can all hold."""
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
+"""Of float32, in which weights and losses are computed."""
 
 
 def check_fits(value: Any) -> Any:
-    """Return a field's value after refusing integers beyond 64 bits, in which no count is meant and arithmetic overflows.
+    """Return a field's value after refusing numbers that tensors cannot hold: arithmetic would overflow.
 
     Raises:
         PydanticCustomError: pydantic adds the key and the value.
@@ -19,6 +21,8 @@ def check_fits(value: Any) -> Any:
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int) and abs(number) > LARGEST_INT:
             raise PydanticCustomError("int_too_large", "input should be an integer of at most 64 bits")
+        if isinstance(number, float) and abs(number) > LARGEST_FLOAT:
+            raise PydanticCustomError("float_too_large", "input should be a number that float32 can hold, at most 3.4e38")
     return value
 
 

@@ -222,7 +222,7 @@ class TrainingConfig(Section):
     """Seed of prompt order and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto = cuda where there is one."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads, which decide floating-point results; null = as many as the process may use. Recorded."""
     microbatch_tokens: int = Field(default=16384, ge=1)
     """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""

@@ -43,7 +43,7 @@ def file_of(name: str) -> Path:
         path = Path(name).expanduser()
         path.exists()
     except (OSError, RuntimeError) as error:  # a name of more than 255 bytes; ~ of an unknown user
-        raise DataError(f"data.source file:{shown(name)}: cannot be a file ({cause(error, 80)})") from error
+        raise DataError(f"data.source {shown(f'file:{name}')}: cannot be a file ({cause(error, 80)})") from error
     return path
 
 

@@ -93,6 +93,13 @@ def test_accepted_mutations_train_or_say_in_one_line_why_not(
     tally.check("trainings", 15, 15)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_said_in_one_line(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tiny_run({"training.device": "cuda"})
+    assert main([str(run_dir.path)]) == 2
+    assert capsys.readouterr().err.startswith("training.device: cuda, but torch finds no CUDA device here")
+
+
 def prepared(run_dir: RunDir, config: RunConfig) -> int:
     """Make the run and its prompts as the flow does; return the exit code of a refusal, else 0."""
     run_dir.create(config)

@@ -95,6 +95,9 @@ def test_a_value_out_of_range_is_refused_with_key_and_value(key: str, value: Any
     ("key", "value", "said"),
     [
         ("training.steps", 2**63, "an integer of at most 64 bits"),
+        ("training.threads", 5000, "less than or equal to 4096"),
+        ("loss.beta", 3.5e38, "a number that float32 can hold"),
+        ("optimizer.adam_betas", [0.9, 1e39], "a number that float32 can hold"),
         ("evaluation.k", [1, 16**5000], "an integer of at most 64 bits, got a list that is too large to show"),
         ("loss.clip_eps", [16**5000], "got a list that is too large to show"),
         ("data.task_args", {"from": datetime.date(2026, 1, 1)}, "from is a date; put it in quotes"),
