@@ -11,7 +11,7 @@
     `- TrainingError     the training process failed or was stopped by a rule
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
-`exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown`,
+`exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown`, `name_of`,
 `cause` and `listed` keep a message readable whatever the value is.
 """
 
@@ -83,6 +83,17 @@ def shown(value: Any, most: int = 80) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits; a thousand lists within each other
         return f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def name_of(key: str | int, most: int = 80) -> str:
+    r"""Return a key or file name as a line can hold it: as it is, or as `shown` does where it is long or would break the line.
+
+    >>> print(name_of("loss.beta"), name_of(3), name_of(" \u2028"))
+    loss.beta 3 ' \u2028'
+    """
+    if isinstance(key, str) and key.isprintable() and len(key) <= most:
+        return key
+    return shown(key, most)
 
 
 def cause(error: BaseException, most: int = 300) -> str:

@@ -12,10 +12,7 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.yaml_text import copy_plain, parse_yaml
-from grpo_core.errors import ConfigError, listed, shown
-
-MAX_KEY_CHARACTERS = 80
-"""Of a key in a message."""
+from grpo_core.errors import ConfigError, listed, name_of, shown
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -51,7 +48,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     for key in overrides:
         outer = next((other for other in overrides if key.startswith(f"{other}.")), None)
         if outer is not None:
-            raise ConfigError(f"{_name(key)}: given twice, by itself and as a part of {_name(outer)}; give it once")
+            raise ConfigError(f"{name_of(key)}: given twice, by itself and as a part of {name_of(outer)}; give it once")
     result: dict[str, Any] = copy_plain(values)
     for key, value in overrides.items():
         _set(result, key, value)
@@ -75,7 +72,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         if not separator or not key.strip():
             raise ConfigError(f"override {shown(text)}: expected key.path=value, for example loss.beta=0.1")
         if key.strip() in overrides:
-            raise ConfigError(f"{_name(key.strip())}: given twice; give it once")
+            raise ConfigError(f"{name_of(key.strip())}: given twice; give it once")
         try:
             overrides[key.strip()] = parse_yaml(value) if value else value
         except ConfigError as error:
@@ -120,14 +117,14 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ConfigError(f"{_name(key)}: {_name('.'.join(parents))} is a value, not a section")
+        raise ConfigError(f"{name_of(key)}: {name_of('.'.join(parents))} is a value, not a section")
 
 
 def _descend(node: Any, part: str, key: str) -> Any:
     if isinstance(node, list):
         return node[_index(node, part, key)]
     if not isinstance(node, dict):
-        raise ConfigError(f"{_name(key)}: {shown(part)} lies below a value, not a section")
+        raise ConfigError(f"{name_of(key)}: {shown(part)} lies below a value, not a section")
     if node.get(part) is None:
         node[part] = {}
     return node[part]
@@ -137,24 +134,18 @@ def _index(items: list[Any], part: str, key: str) -> int:
     # Not isdigit(), which takes a superscript; no list has an index of more than nine digits.
     if not (part.isdecimal() and len(part) <= 9) or int(part) >= len(items):
         raise ConfigError(
-            f"{_name(key)}: {shown(part)} is not an index of a list of {len(items)} (the file's, or set the list whole)"
+            f"{name_of(key)}: {shown(part)} is not an index of a list of {len(items)} (the file's, or set the list whole)"
         )
     return int(part)
 
 
 def _explain(detail: ErrorDetails) -> str:
-    key = ".".join(_name(part) for part in detail["loc"])
+    key = ".".join(name_of(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_near_key(key)}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     value = "" if detail["type"] == "missing" else f", got {shown(detail['input'])}"
     return f"{key or 'config'}: {message}{value}"
-
-
-def _name(key: int | str) -> str:
-    """Return a key as a line can hold it: its author may have written anything, at any length."""
-    text = str(key)
-    return text if text.isprintable() and len(text) <= MAX_KEY_CHARACTERS else shown(text, MAX_KEY_CHARACTERS)
 
 
 def _near_key(key: str) -> str:

@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from grpo_core.errors import ConfigError, shown
+from grpo_core.errors import ConfigError, name_of
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
 FOLDERS = (Path("configs"), Path(__file__).resolve().parents[2] / "configs")
@@ -26,8 +26,7 @@ def find_config(name: Path | str) -> Path:
     close = difflib.get_close_matches(str(name), presets, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ConfigError(
-        f"config {shown(str(name))[1:-1]}: no such preset{hint} (presets: {', '.join(presets)}; or give the path of a YAML "
-        "file)"
+        f"config {name_of(str(name))}: no such preset{hint} (presets: {', '.join(presets)}; or give the path of a YAML file)"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from grpo_core.errors import DataError, cause, shown
+from grpo_core.errors import DataError, cause, name_of, shown
 
 ALLOWED_TASKS = frozenset(
     """
@@ -75,10 +75,9 @@ def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
 
 def _check_allowed(task: str) -> None:
     if task not in ALLOWED_TASKS:
-        name = task if len(task) <= 60 else shown(task, 60)
         raise DataError(
-            f"data.source reasoning_gym:{name}: not on the allow-list (its scorer may run model output as code, or is not "
-            f"known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
+            f"data.source reasoning_gym:{name_of(task)}: not on the allow-list (its scorer may run model output as code, or "
+            f"is not known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
         )
 
 

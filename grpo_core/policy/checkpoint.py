@@ -28,7 +28,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from grpo_core.errors import ModelError, cause, shown
+from grpo_core.errors import ModelError, cause, name_of, shown
 from grpo_core.jsonfile import build, read_json
 from grpo_core.policy.reference import Reference, frozen_copy
 
@@ -162,9 +162,9 @@ def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
     try:
         found = _sha256(checkpoint / name)
     except FileNotFoundError:
-        return f"{name} is missing"
+        return f"{name_of(name)} is missing"
     except (OSError, ValueError) as error:  # a name that no file can have; a folder
-        return f"{shown(name)} cannot be read ({cause(error, 80)})"
+        return f"{name_of(name)} cannot be read ({cause(error, 80)})"
     return None if found == sha256 else f"the SHA-256 of {name} is not the manifest's"
 
 

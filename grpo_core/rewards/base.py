@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_core.config import RewardConfig
-from grpo_core.errors import RewardError, cause, shown
+from grpo_core.errors import RewardError, cause, name_of, shown
 from grpo_core.types import Conversation, Prompt
 
 RewardFn = Callable[..., list[float | None]]
@@ -90,7 +90,7 @@ def _import(fn: str) -> RewardFn:
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module raises whatever it does when it is imported
-        raise RewardError(f"rewards: {shown(fn)[1:-1]} cannot be imported: {type(error).__name__}: {cause(error)}") from error
+        raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {type(error).__name__}: {cause(error)}") from error
     if not callable(function):
         raise RewardError(f"rewards: {fn} is a {type(function).__name__}, not a function")
     checked: RewardFn = function
