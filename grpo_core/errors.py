@@ -13,8 +13,15 @@
     `- TrainingError     the training process failed or was stopped by a rule
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
-`exit_code`: 2 where nothing had been started, 1 where a run was under way.
+`exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown`, `name_of`,
+`cause` and `listed` keep a message readable whatever the value is.
 """
+
+from collections.abc import Sequence
+from typing import Any
+
+MAX_FAULTS = 10
+MAX_FAULT_CHARACTERS = 600
 
 
 class GrpoError(Exception):
@@ -77,3 +84,43 @@ class StackError(GrpoError):
 
 class TrainingError(GrpoError):
     """The training process ended without reaching its last step."""
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Return a value as a message shows it: in one line, cut to `most` characters.
+
+    >>> shown([1] * 100, most=12)
+    '[1, 1, 1,...'
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a thousand lists within each other
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def name_of(key: str | int, most: int = 80) -> str:
+    r"""Return a key or file name as a line can hold it: as it is, or as `shown` does where it is long or would break the line.
+
+    >>> print(name_of("loss.beta"), name_of(3), name_of(" \u2028"))
+    loss.beta 3 ' \u2028'
+    """
+    if isinstance(key, str) and key.isprintable() and len(key) <= most:
+        return key
+    return shown(key, most)
+
+
+def cause(error: BaseException, most: int = 300) -> str:
+    """Return what another error says, in one line; its type where it says nothing.
+
+    >>> cause(KeyError("loss"))
+    "'loss'"
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(faults: Sequence[str]) -> str:
+    """Return faults, one a line: as many, and as much of each, as a person reads."""
+    lines = [text if len(text) <= MAX_FAULT_CHARACTERS else f"{text[:MAX_FAULT_CHARACTERS]}..." for text in faults[:MAX_FAULTS]]
+    return "\n".join([*lines, *([f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else [])])

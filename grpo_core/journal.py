@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_core.diskspace import is_full_disk
-from grpo_core.errors import DiskFullError, JournalError
+from grpo_core.errors import DiskFullError, JournalError, cause, shown
 from grpo_core.locks import holder_of, try_lock
 from grpo_core.metrics import check_registered
 
@@ -26,6 +26,8 @@ Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resu
 KINDS = frozenset(get_args(Kind))
 
 JOURNAL_FILE = "journal.jsonl"
+NOT_FINITE = frozenset(("nan", "inf", "-inf"))
+"""JSON has no numbers for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ def read_journal(path: Path) -> list[Record]:
     """Return the history of a run: all records that both rules leave.
 
     Raises:
-        JournalError: there is no such file, or a line that is not the last cannot be read.
+        JournalError: there is no such file, a whole line cannot be read, or lines are missing, doubled or out of order.
     """
     return supersede(read_records(path))
 
@@ -196,9 +198,9 @@ def _encode(record: Record) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as strings."""
+    """Write NaN and infinities as the texts of NOT_FINITE."""
     if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return str(float(value))
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -209,11 +211,28 @@ def _finite(value: Any) -> Any:
 def _decode(line: bytes, number: int, path: Path) -> Record:
     try:
         fields = json.loads(line)
-        kind, data = fields["kind"], dict(fields["data"])
+        kind, data = fields["kind"], dict(fields["data"].items())
         if kind not in KINDS:
-            raise ValueError(f"kind {kind!r} is none of {', '.join(sorted(KINDS))}")
+            raise ValueError(f"kind {shown(kind)} is none of {', '.join(sorted(KINDS))}")
         if "metrics" in data:
-            data["metrics"] = {str(key): float(value) for key, value in data["metrics"].items()}
-        return Record(seq=int(fields["seq"]), time=str(fields["time"]), kind=kind, step=int(fields["step"]), data=data)
+            data["metrics"] = {key: _number(value) for key, value in data["metrics"].items()}
+        if _whole(fields["seq"]) != number - 1:
+            raise ValueError(f"seq is {fields['seq']}, expected {number - 1}: a line is missing, doubled or out of order")
+        if datetime.fromisoformat(fields["time"]).tzinfo is None:
+            raise ValueError(f"time {fields['time']} has no zone")
+        return Record(seq=number - 1, time=fields["time"], kind=kind, step=_whole(fields["step"]), data=data)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise JournalError(f"{path}, line {number}: not a journal record ({type(error).__name__}: {error})") from error
+        raise JournalError(f"{path}, line {number}: not a journal record ({type(error).__name__}: {cause(error)})") from error
+
+
+def _number(value: Any) -> float:
+    """Return a figure; NaN and infinities were written as text."""
+    if isinstance(value, bool) or (isinstance(value, str) and value not in NOT_FINITE):
+        raise ValueError(f"{shown(value)} is not a figure")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{shown(value)} is not a count")
+    return value

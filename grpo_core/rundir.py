@@ -8,10 +8,12 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_core.config import Origin, RunConfig, validate_config
-from grpo_core.errors import JournalError
+from grpo_core.errors import JournalError, cause, shown
 from grpo_core.journal import JOURNAL_FILE
+from grpo_core.jsonfile import parse_json, read_json
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,24 @@ class RunDir:
             file.write(json.dumps({"step": step, "text": text}) + "\n")
 
     def alerts(self) -> list[str]:
-        """Return the texts of the monitor's alerts, oldest first."""
+        """Return the texts of the monitor's alerts, oldest first; a torn last line is dropped.
+
+        Raises:
+            JournalError: a whole line is no alert.
+        """
         if not self.alerts_file.exists():
             return []
-        return [str(json.loads(line)["text"]) for line in self.alerts_file.read_text(encoding="utf-8").split("\n") if line]
+        lines = self.alerts_file.read_bytes().split(b"\n")[:-1]
+        return [self._alert(line, number) for number, line in enumerate(lines, start=1)]
+
+    def _alert(self, line: bytes, number: int) -> str:
+        try:
+            text = parse_json(line)["text"]
+            if not isinstance(text, str):
+                raise TypeError(f"text is {shown(text)}")
+        except (ValueError, LookupError, TypeError) as error:
+            raise JournalError(f"{self.alerts_file}, line {number}: not an alert ({cause(error)})") from error
+        return text
 
     def create(self, config: RunConfig, origin: Origin = Origin()) -> None:  # noqa: B008  (frozen)
         """Make the folder, write the resolved configuration and its origin; what a failed start has left there is replaced.
@@ -154,14 +170,33 @@ class RunDir:
             ConfigError: the file was changed into something invalid.
         """
         try:
-            values = json.loads(self.config_file.read_text())
+            values = read_json(self.config_file)
         except (OSError, ValueError) as error:
-            raise JournalError(f"run dir {self.path}: no readable config.json ({error}); give the folder of a run") from error
+            raise JournalError(
+                f"run dir {self.path}: no readable config.json ({cause(error)}); give the folder of a run"
+            ) from error
         return validate_config(values)
 
     def read_origin(self) -> Origin:
-        """Return where the configuration comes from; a folder that was made by hand has no preset."""
+        """Return where the configuration comes from; a folder that was made by hand has no preset.
+
+        Raises:
+            JournalError: origin.json was changed into something else.
+        """
         if not self.origin_file.exists():
             return Origin()
-        facts = json.loads(self.origin_file.read_text())
-        return Origin(preset=facts["preset"], changes={key: tuple(pair) for key, pair in facts["changes"].items()})
+        try:
+            facts = read_json(self.origin_file)
+            preset, changes = facts["preset"], facts["changes"]
+            if not isinstance(preset, str):
+                raise TypeError(f"preset is {shown(preset)}")
+            return Origin(preset=preset, changes={key: _pair(key, values) for key, values in changes.items()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise JournalError(f"run dir {self.path}: no readable origin.json ({cause(error)})") from error
+
+
+def _pair(key: str, values: Any) -> tuple[Any, Any]:
+    """Return (the preset's value, the run's value)."""
+    if not isinstance(values, list) or len(values) != 2:
+        raise TypeError(f"{shown(key)} has not two values")
+    return values[0], values[1]

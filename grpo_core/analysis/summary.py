@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pandas
 
+from grpo_core.errors import JournalError, shown
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.journal import Record, read_journal
+from grpo_core.jsonfile import read_json
 from grpo_core.rundir import RunDir
 
+ENDS = ("finished", "stopped", "failed")
 FIRST_STEPS, LAST_STEPS = 5, 10
 """Windows over which the report compares rewards."""
 
@@ -55,17 +58,21 @@ def compare_evaluations(run_dir: RunDir) -> Comparison | None:
 
 
 def describe_result(records: Sequence[Record], comparison: Comparison | None) -> list[str]:
-    """Return what a run reached, one line a fact."""
+    """Return what a run reached, one line a fact.
+
+    Raises:
+        JournalError: a step lacks a figure that every step has.
+    """
     steps = [record for record in records if record.kind == "step"]
     if not steps:
         return ["no step was finished"]
     first, last = steps[:FIRST_STEPS], steps[-LAST_STEPS:]
-    final = steps[-1].metrics
+    final = steps[-1]
     lines = [
         f"steps: {steps[-1].step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
         f"reward: {_mean_reward(first):.3f} (first {len(first)} steps) -> {_mean_reward(last):.3f} (last {len(last)} steps)",
-        f"KL per token at the last step: {final['kl/ref/k3']:.4f} to the reference"
-        + (f", {final['kl/init/k3']:.4f} to the initial policy" if "kl/init/k3" in final else ""),
+        f"KL per token at the last step: {_figure(final, 'kl/ref/k3'):.4f} to the reference"
+        + (f", {_figure(final, 'kl/init/k3'):.4f} to the initial policy" if "kl/init/k3" in final.metrics else ""),
     ]
     evaluated = [(record, accuracy) for record in records if (accuracy := _sample_accuracy(record)) is not None]
     if evaluated:
@@ -84,7 +91,13 @@ def _sample_accuracy(record: Record) -> float | None:
 
 
 def _mean_reward(records: Sequence[Record]) -> float:
-    return sum(record.metrics["reward/mean"] for record in records) / len(records)
+    return sum(_figure(record, "reward/mean") for record in records) / len(records)
+
+
+def _figure(record: Record, key: str) -> float:
+    if key not in record.metrics:
+        raise JournalError(f"journal, line {record.seq + 1}: the record of step {record.step} has no figure {key}")
+    return record.metrics[key]
 
 
 def run_status(run_dir: RunDir) -> RunStatus:
@@ -96,7 +109,7 @@ def run_status(run_dir: RunDir) -> RunStatus:
     steps = run_dir.read_config().training.steps
     records = read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
     step_records = [record for record in records if record.kind == "step"]
-    state, reason = _state(records, run_dir.process_file)
+    state, reason = _state(records, run_dir)
     return RunStatus(
         state=state,
         reason=reason,
@@ -108,19 +121,25 @@ def run_status(run_dir: RunDir) -> RunStatus:
     )
 
 
-def _state(records: list[Record], process_file: Path) -> tuple[str, str | None]:
+def _state(records: list[Record], run_dir: RunDir) -> tuple[str, str | None]:
     lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
     if lifecycle and lifecycle[-1].kind == "end":
-        return str(lifecycle[-1].data["status"]), lifecycle[-1].data.get("reason")
-    if _alive(process_file):
+        status, reason = (lifecycle[-1].data.get(key) for key in ("status", "reason"))
+        if status not in ENDS or not (reason is None or isinstance(reason, str)):
+            where = f"{run_dir.journal_file}, line {lifecycle[-1].seq + 1}"
+            raise JournalError(f"{where}: an end needs a status ({', '.join(ENDS)}) and a reason, got {shown(status)}")
+        return status, reason
+    if _alive(run_dir.process_file):
         return "running", None
     return ("died", "the training process is gone and left no end record") if lifecycle else ("not started", None)
 
 
 def _alive(process_file: Path) -> bool:
     try:
-        facts = json.loads(process_file.read_text())
+        facts = read_json(process_file)
     except (OSError, ValueError):
+        return False
+    if not isinstance(facts, dict) or type(facts.get("pid")) is not int:
         return False
     return facts.get("returncode") is None and Path(f"/proc/{facts['pid']}").exists()
 

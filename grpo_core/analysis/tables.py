@@ -4,7 +4,17 @@ from collections.abc import Sequence
 
 import pandas
 
+from grpo_core.errors import JournalError, cause
 from grpo_core.journal import Record
+
+SYNC_COLUMNS: dict[str, type[int] | type[float]] = {
+    "step": int,
+    "alpha": float,
+    "sync_count": int,
+    "kl_before": float,
+    "kl_after": float,
+    "param_distance": float,
+}
 
 
 def step_table(records: Sequence[Record]) -> pandas.DataFrame:
@@ -14,8 +24,19 @@ def step_table(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
-    """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance."""
-    columns = ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance"]
-    table = pandas.DataFrame([record.data for record in records if record.kind == "ref_sync"], columns=columns)
-    # The journal writes NaN and infinities as text.
-    return table.astype(float).astype({"step": int, "sync_count": int})
+    """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance.
+
+    Raises:
+        JournalError: the record of a sync lacks one of them.
+    """
+    table = pandas.DataFrame([_sync(record) for record in records if record.kind == "ref_sync"], columns=list(SYNC_COLUMNS))
+    return table.astype(SYNC_COLUMNS)
+
+
+def _sync(record: Record) -> dict[str, float]:
+    try:
+        # The journal writes NaN and infinities as text.
+        return {column: kind(float(record.data[column])) for column, kind in SYNC_COLUMNS.items()}
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        what = f"a ref_sync holds {', '.join(SYNC_COLUMNS)} ({type(error).__name__}: {cause(error)})"
+        raise JournalError(f"journal, line {record.seq + 1}: {what}") from error

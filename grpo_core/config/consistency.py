@@ -10,7 +10,7 @@ from grpo_core.config.findings import Check, Finding, error, is_single_update, w
 from grpo_core.config.inert import INERT
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 
 
@@ -23,7 +23,7 @@ def check_consistency(config: RunConfig) -> tuple[str, ...]:
     findings = [finding for check in CHECKS for finding in check(config)]
     errors = [finding.text for finding in findings if finding.level == "error"]
     if errors:
-        raise ConfigError("\n".join(errors))
+        raise ConfigError(listed(errors))
     return tuple(finding.text for finding in findings)
 
 

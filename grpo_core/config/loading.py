@@ -1,19 +1,18 @@
 """Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages."""
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
-from grpo_core.errors import ConfigError
+from grpo_core.config.yaml_text import copy_plain, parse_yaml
+from grpo_core.errors import ConfigError, listed, name_of, shown
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -35,7 +34,7 @@ def validate_config(values: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from error
+        raise ConfigError(listed([_explain(detail) for detail in error.errors()])) from error
     check_consistency(config)
     return config
 
@@ -49,8 +48,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     for key in overrides:
         outer = next((other for other in overrides if key.startswith(f"{other}.")), None)
         if outer is not None:
-            raise ConfigError(f"{key}: given twice, by itself and as a part of {outer}; give it once")
-    result: dict[str, Any] = _deep_copy(values)
+            raise ConfigError(f"{name_of(key)}: given twice, by itself and as a part of {name_of(outer)}; give it once")
+    result: dict[str, Any] = copy_plain(values)
     for key, value in overrides.items():
         _set(result, key, value)
     return result
@@ -71,45 +70,14 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"override {text!r}: expected key.path=value, for example loss.beta=0.1")
+            raise ConfigError(f"override {shown(text)}: expected key.path=value, for example loss.beta=0.1")
         if key.strip() in overrides:
-            raise ConfigError(f"{key.strip()}: given twice; give it once")
+            raise ConfigError(f"{name_of(key.strip())}: given twice; give it once")
         try:
-            overrides[key.strip()] = _parse_yaml(value) if value else value
+            overrides[key.strip()] = parse_yaml(value) if value else value
         except ConfigError as error:
-            raise ConfigError(f"override {text!r}: the value {error}") from error
+            raise ConfigError(f"override {shown(text)}: the value {error}") from error
     return overrides
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader, with two traps closed: a key given twice is refused, and 1e-6 (no dot) is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node, after refusing keys that are given twice."""
-        seen: list[Any] = []
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
-            seen.append(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-_SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
-
-
-def _parse_yaml(text: str) -> Any:
-    """Return the plain values of a YAML text.
-
-    Raises:
-        ConfigError: it is not valid YAML; the message says where.
-    """
-    try:
-        return _deep_copy(yaml.load(text, Loader=_Loader))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
-        raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigError("is nested too deeply") from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -122,7 +90,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"config {path}: is not UTF-8 text") from error
     try:
-        values = _parse_yaml(text)
+        values = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"config {path}: {error}") from error
     if values is None:
@@ -139,14 +107,6 @@ def _near_file(path: Path) -> str:
     return f"; did you mean {folder / close[0]}?" if close else ""
 
 
-def _deep_copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _deep_copy(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_deep_copy(item) for item in value]
-    return value
-
-
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     node: Any = values
@@ -157,32 +117,34 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ConfigError(f"{key}: {'.'.join(parents)} is a value, not a section")
+        raise ConfigError(f"{name_of(key)}: {name_of('.'.join(parents))} is a value, not a section")
 
 
 def _descend(node: Any, part: str, key: str) -> Any:
     if isinstance(node, list):
         return node[_index(node, part, key)]
     if not isinstance(node, dict):
-        raise ConfigError(f"{key}: {part!r} lies below a value, not a section")
+        raise ConfigError(f"{name_of(key)}: {shown(part)} lies below a value, not a section")
     if node.get(part) is None:
         node[part] = {}
     return node[part]
 
 
 def _index(items: list[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(items):
-        raise ConfigError(f"{key}: {part!r} is not an index of a list of {len(items)} (the file's, or set the list whole)")
+    # Not isdigit(), which takes a superscript; no list has an index of more than nine digits.
+    if not (part.isdecimal() and len(part) <= 9) or int(part) >= len(items):
+        raise ConfigError(
+            f"{name_of(key)}: {shown(part)} is not an index of a list of {len(items)} (the file's, or set the list whole)"
+        )
     return int(part)
 
 
 def _explain(detail: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
+    key = ".".join(name_of(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_near_key(key)}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
-    shown = repr(detail["input"])
-    value = "" if detail["type"] == "missing" else f", got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    value = "" if detail["type"] == "missing" else f", got {shown(detail['input'])}"
     return f"{key or 'config'}: {message}{value}"
 
 

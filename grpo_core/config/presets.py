@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, name_of
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
 FOLDERS = (Path("configs"), Path(__file__).resolve().parents[2] / "configs")
@@ -17,15 +17,24 @@ def find_config(name: Path | str) -> Path:
         ConfigError: it looks like the name of a preset and there is none of that name.
     """
     path = Path(name)
-    if path.is_file() or path.suffix in SUFFIXES or len(path.parts) != 1:
+    if _is_file(path) or path.suffix in SUFFIXES or len(path.parts) != 1:
         return path
     for folder in FOLDERS:
-        if (folder / f"{name}{SUFFIX}").is_file():
+        if _is_file(folder / f"{name}{SUFFIX}"):
             return folder / f"{name}{SUFFIX}"
     presets = preset_names()
     close = difflib.get_close_matches(str(name), presets, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"config {name}: no such preset{hint} (presets: {', '.join(presets)}; or give the path of a YAML file)")
+    raise ConfigError(
+        f"config {name_of(str(name))}: no such preset{hint} (presets: {', '.join(presets)}; or give the path of a YAML file)"
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name of more than 255 bytes
+        return False
 
 
 def preset_names() -> list[str]:

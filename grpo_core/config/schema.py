@@ -4,15 +4,25 @@ Defaults are the vetted ones; files in `configs/` state what differs. Models are
 single field cannot express (two keys that contradict each other) is in `consistency.py`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from grpo_core.config.plain import check_fits, check_plain
+
+PlainValues = Annotated[dict[str, Any], AfterValidator(check_plain)]
+"""Passed on as they are, to somebody else's function."""
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, strict about keys, described by the text under each field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        return check_fits(value)
 
 
 class ModelConfig(Section):
@@ -35,7 +45,7 @@ class DataConfig(Section):
     """Configuration name of a hub data set (GSM8K: `main`)."""
     hub_split: str = "train"
     """Split of a hub data set from which prompts are taken."""
-    task_args: dict[str, Any] = {}
+    task_args: PlainValues = {}
     """Arguments of a reasoning-gym task, such as its difficulty."""
     size: int | None = Field(default=None, ge=2)
     """Rows taken, train and eval together; null = all of them (reasoning-gym: 2,000)."""
@@ -64,7 +74,7 @@ class RewardConfig(Section):
     """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`."""
     weight: float = 1.0
     """Factor in the weighted sum."""
-    args: dict[str, Any] = {}
+    args: PlainValues = {}
     """Keyword arguments given to the function at every call."""
 
 
@@ -212,7 +222,7 @@ class TrainingConfig(Section):
     """Seed of prompt order and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto = cuda where there is one."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads, which decide floating-point results; null = as many as the process may use. Recorded."""
     deterministic: bool = True
     """Only deterministic kernels, so that a run repeats bit for bit: on the same hardware, with the same number of threads and

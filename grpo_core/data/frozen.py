@@ -9,9 +9,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_core.data.prompts import PromptSplit, jsonable
-from grpo_core.errors import DataError
+from grpo_core.errors import DataError, cause
+from grpo_core.jsonfile import build, parse_json, read_json
 from grpo_core.types import Prompt
 
 MANIFEST_FILE = "manifest.json"
@@ -58,20 +60,20 @@ def read_manifest(folder: Path) -> DataManifest:
         DataError: there is no readable manifest.
     """
     try:
-        return DataManifest(**json.loads((folder / MANIFEST_FILE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder}: no readable {MANIFEST_FILE} ({error}); was the data prepared?") from error
+        return build(DataManifest, read_json(folder / MANIFEST_FILE))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: no readable {MANIFEST_FILE} ({cause(error)}); was the data prepared?") from error
 
 
 def load_frozen(folder: Path) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """Return (train, eval) prompts as they were frozen.
 
     Raises:
-        DataError: a file is missing or its digest differs from the manifest's.
+        DataError: a file is missing, its digest or number of prompts differs from the manifest's, or a line is no prompt.
     """
     manifest = read_manifest(folder)
-    train = _read(folder / "train.jsonl", manifest.train_sha256)
-    return train, _read(folder / "eval.jsonl", manifest.eval_sha256)
+    train = _read(folder / "train.jsonl", manifest.train_sha256, manifest.num_train)
+    return train, _read(folder / "eval.jsonl", manifest.eval_sha256, manifest.num_eval)
 
 
 def _write(prompts: Sequence[Prompt], path: Path) -> str:
@@ -80,7 +82,7 @@ def _write(prompts: Sequence[Prompt], path: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read(path: Path, sha256: str) -> tuple[Prompt, ...]:
+def _read(path: Path, sha256: str, count: int) -> tuple[Prompt, ...]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -88,17 +90,45 @@ def _read(path: Path, sha256: str) -> tuple[Prompt, ...]:
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise DataError(f"{path}: SHA-256 is {found[:12]}, the manifest says {sha256[:12]}; the frozen prompts were changed")
-    # Not splitlines(): prompts may hold characters such as U+2028, which it takes for the end of a line.
-    return tuple(_prompt(line) for line in content.decode().split("\n") if line)
+    # Not splitlines() of text: prompts may hold characters such as U+2028, which it takes for the end of a line.
+    prompts = tuple(_prompt(line, number, path) for number, line in enumerate(content.split(b"\n"), start=1) if line)
+    if len(prompts) != count:
+        raise DataError(f"{path}: holds {len(prompts)} prompts, the manifest says {count}")
+    return prompts
 
 
-def _prompt(line: str) -> Prompt:
-    fields = json.loads(line)
-    content = fields["content"]
+def _prompt(line: bytes, number: int, path: Path) -> Prompt:
+    try:
+        fields = parse_json(line)
+        content, token_ids, columns = fields["content"], fields["token_ids"], fields["columns"]
+        plain = isinstance(content, str)
+        valid = {
+            "id": _is_count(fields["id"]),
+            "content": bool(content) and (plain or _is_conversation(content)),
+            "text": isinstance(fields["text"], str),
+            "token_ids": isinstance(token_ids, list) and bool(token_ids) and all(map(_is_count, token_ids)),
+            "columns": isinstance(columns, dict),
+        }
+        wrong = [name for name, is_valid in valid.items() if not is_valid]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is not what was frozen")
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path}, line {number}: not a frozen prompt ({type(error).__name__}: {cause(error)})") from error
     return Prompt(
         id=fields["id"],
-        content=content if isinstance(content, str) else tuple(content),
+        content=content if plain else tuple(content),
         text=fields["text"],
-        token_ids=tuple(fields["token_ids"]),
-        columns=fields["columns"],
+        token_ids=tuple(token_ids),
+        columns=columns,
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_conversation(content: Any) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
+        for turn in content
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from grpo_core.errors import DataError
+from grpo_core.errors import DataError, cause, name_of, shown
 
 ALLOWED_TASKS = frozenset(
     """
@@ -43,8 +43,8 @@ def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) 
     try:
         dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or DEFAULT_SIZE, **task_args)
         return [_plain(dataset[index]) for index in range(len(dataset))]
-    except (TypeError, AssertionError, ValueError) as error:
-        raise DataError(f"data.task_args {task_args}: {task} refuses them: {error}") from error
+    except Exception as error:  # a task's own code raises whatever its arguments lead to
+        raise DataError(f"data.task_args {shown(task_args, 200)}: {task} refuses them: {cause(error)}") from error
 
 
 def gym_score(task: str, answer: str, row: dict[str, Any]) -> float:
@@ -76,8 +76,8 @@ def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
 def _check_allowed(task: str) -> None:
     if task not in ALLOWED_TASKS:
         raise DataError(
-            f"data.source reasoning_gym:{task}: not on the allow-list (its scorer may run model output as code, or is not "
-            f"known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
+            f"data.source reasoning_gym:{name_of(task)}: not on the allow-list (its scorer may run model output as code, or "
+            f"is not known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
         )
 
 

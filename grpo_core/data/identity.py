@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo_core import types
 from grpo_core.config import RunConfig
+from grpo_core.data.sources import file_of
 from grpo_core.policy import loading
 
 TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
@@ -20,6 +21,9 @@ def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
 
     It covers the keys that matter, the content of a `file:` source, the tokenizer's files, this package's code and the versions
     of the packages that read and render. What a hub data set holds is known only to the hub.
+
+    Raises:
+        DataError: there can be no file of the name that `data.source` gives.
     """
     kind, _, name = config.data.source.partition(":")
     if kind == "hub":
@@ -28,7 +32,7 @@ def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
         "data": config.data.model_dump(mode="json"),
         "trust_remote_code": config.model.trust_remote_code,
         "max_prompt_tokens": config.rollout.max_prompt_tokens,
-        "source": _digest([Path(name).expanduser()]) if kind == "file" else None,
+        "source": _digest([file_of(name)]) if kind == "file" else None,
         "tokenizer": _digest(sorted(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern))),
         "code": _digest(list(CODE)),
         "packages": {package: importlib.metadata.version(package) for package in PACKAGES},

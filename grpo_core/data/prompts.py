@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_core.config import DataConfig
-from grpo_core.data.sources import Row
-from grpo_core.errors import DataError
+from grpo_core.data.files import Row
+from grpo_core.errors import DataError, cause, shown
 from grpo_core.types import Conversation, Prompt
 
 if TYPE_CHECKING:
@@ -67,12 +67,15 @@ def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedToke
     _check_columns(rows[0], config)
     for index, row in enumerate(rows):
         content = _content(row, index, config)
-        text = _render(content, config, tokenizer)
+        text = _render(content, index, config, tokenizer)
+        token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
+        if not token_ids:
+            raise DataError(f"data.prompt_column {config.prompt_column!r}, row {index}: the tokenizer makes no token of it")
         yield Prompt(
             id=index,
             content=content,
             text=text,
-            token_ids=tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"]),
+            token_ids=token_ids,
             columns=_columns(row, index, config),
         )
 
@@ -80,7 +83,8 @@ def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedToke
 def _check_columns(row: Row, config: DataConfig) -> None:
     for key, column in (("prompt_column", config.prompt_column), ("answer_column", config.answer_column)):
         if column is not None and column not in row:
-            raise DataError(f"data.{key}: no column {column!r} in {config.source}; it has {', '.join(map(repr, row))}")
+            there = shown(list(row), 300)[1:-1]
+            raise DataError(f"data.{key}: no column {shown(column)} in {config.source}; it has {there}")
 
 
 def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
@@ -94,11 +98,15 @@ def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     if (
         isinstance(value, list)
         and value
-        and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
+        and all(
+            isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
+            for turn in value
+        )
     ):
         return (*_opening(config), *value)
     raise DataError(
-        f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages, got {value!r:.80}"
+        f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
+        f"(role and content, both text), got {shown(value)}"
     )
 
 
@@ -118,14 +126,20 @@ def _plain_text(value: str, config: DataConfig) -> str:
     return head + "".join(parts) + value
 
 
-def _render(content: str | Conversation, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _render(content: str | Conversation, index: int, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
     if isinstance(content, str):
         return content
     if not config.chat_template:
         raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
     if tokenizer.chat_template is None:
         raise DataError("data.chat_template: on, but the model's tokenizer has no chat template; set it to false")
-    text = tokenizer.apply_chat_template(list(content), add_generation_prompt=True, tokenize=False)
+    try:
+        text = tokenizer.apply_chat_template(list(content), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program of the model's author: it may refuse an order of roles, or fail
+        raise DataError(
+            f"data.chat_template: the tokenizer's template refuses the messages of row {index} ({type(error).__name__}: "
+            f"{cause(error)})"
+        ) from error
     assert isinstance(text, str)
     return text
 

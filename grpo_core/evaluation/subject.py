@@ -38,7 +38,11 @@ def find_subject(policy: str) -> Subject:
     Raises:
         ModelError: the RUN_DIR has no checkpoint.
     """
-    path = Path(policy).expanduser()
+    try:
+        path = Path(policy).expanduser()
+        path.exists()
+    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
+        return Subject(name=policy, source=policy)  # loading it will say so
     if (path / "config.json").is_file() and (path / "data").is_dir():
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:

@@ -11,29 +11,34 @@
 Sampling needs no generator state: its random numbers are functions of seed and step (`generation/randomness.py`).
 """
 
+import copy
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from grpo_core.diskspace import whole_or_gone
-from grpo_core.errors import ModelError
+from grpo_core.errors import ModelError, cause, name_of, shown
+from grpo_core.jsonfile import build, read_json
 from grpo_core.policy.reference import Reference, frozen_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FILE, STATE_FILE, OPTIMIZER_FILE = "manifest.json", "state.json", "optimizer.pt"
+POLICY_FILE, REFERENCE_FILE, INITIAL_FILE = "policy/model.safetensors", "reference.safetensors", "initial.safetensors"
+NEEDED_FILES = (POLICY_FILE, REFERENCE_FILE, OPTIMIZER_FILE, STATE_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,43 +137,71 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     """Restore `live` from a checkpoint and return its counters.
 
     Raises:
-        ModelError: a file is missing or was changed since it was written.
+        ModelError: a file is missing, was changed since it was written, or belongs to another model; `live` is as it was.
     """
-    verify_checkpoint(checkpoint)
-    _load_weights(live.policy, load_file(checkpoint / "policy" / "model.safetensors"))
-    live.reference.initial = frozen_copy(live.reference.model) if (checkpoint / "initial.safetensors").exists() else None
-    if live.reference.initial is not None:
-        _load_weights(live.reference.initial, load_file(checkpoint / "initial.safetensors"))
-    _load_weights(live.reference.model, load_file(checkpoint / "reference.safetensors"))
-    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location=live.policy.device)
-    live.optimizer.load_state_dict(saved["optimizer"])
-    live.schedule.load_state_dict(saved["schedule"])
+    files = verify_checkpoint(checkpoint)
     state = read_state(checkpoint)
+    for name in files & {POLICY_FILE, REFERENCE_FILE, INITIAL_FILE}:
+        _check_weights(checkpoint, name, live.policy)
+    _load_optimizer(checkpoint, live)
+    _load_weights(live.policy, load_file(checkpoint / POLICY_FILE))
+    live.reference.initial = frozen_copy(live.reference.model) if INITIAL_FILE in files else None
+    if live.reference.initial is not None:
+        _load_weights(live.reference.initial, load_file(checkpoint / INITIAL_FILE))
+    _load_weights(live.reference.model, load_file(checkpoint / REFERENCE_FILE))
     live.reference.sync_count, live.reference.last_sync_step = state.sync_count, state.last_sync_step
     return state
 
 
 def read_state(checkpoint: Path) -> TrainingState:
-    """Return the counters of a checkpoint."""
-    return TrainingState(**json.loads((checkpoint / "state.json").read_text()))
-
-
-def verify_checkpoint(checkpoint: Path) -> None:
-    """Compare every file with the manifest.
+    """Return the counters of a checkpoint.
 
     Raises:
-        ModelError: names the first file that is missing or differs.
+        ModelError: state.json is missing or holds something else.
     """
     try:
-        digests: dict[str, str] = json.loads((checkpoint / MANIFEST_FILE).read_text())
-    except ValueError as error:
-        raise ModelError(f"{checkpoint}: {MANIFEST_FILE} cannot be read; the checkpoint is damaged") from error
-    for name, sha256 in digests.items():
-        file = checkpoint / name
-        if not file.is_file():
-            raise ModelError(f"{checkpoint}: {name} is missing; the checkpoint is damaged")
-        if _sha256(file) != sha256:
-            raise ModelError(f"{checkpoint}: the SHA-256 of {name} is not the manifest's; the checkpoint is damaged")
+        return build(TrainingState, read_json(checkpoint / STATE_FILE))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{checkpoint}: {STATE_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+
+
+def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
+    """Compare every file with the manifest; return the names of the files that it vouches for.
+
+    Raises:
+        ModelError: names the first file that is missing or differs, that the manifest leaves out, or that lies elsewhere.
+    """
+    try:
+        digests = read_json(checkpoint / MANIFEST_FILE)
+        if not isinstance(digests, dict):
+            raise ValueError(f"it holds a {type(digests).__name__}")
+    except (OSError, ValueError) as error:
+        what = f"{MANIFEST_FILE} cannot be read ({cause(error)})"
+        raise ModelError(f"{checkpoint}: {what}; the checkpoint is damaged") from error
+    fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
+    left_out = [name for name in NEEDED_FILES if name not in digests]
+    if fault is None and left_out:
+        fault = f"{left_out[0]} is not in {MANIFEST_FILE}"
+    # A reference that has been synchronised is another one than the initial policy, which is then kept as well.
+    if fault is None and read_state(checkpoint).sync_count and INITIAL_FILE not in digests:
+        fault = f"{INITIAL_FILE} is not in {MANIFEST_FILE}, but the reference was synchronised"
+    if fault is not None:
+        raise ModelError(f"{checkpoint}: {fault}; the checkpoint is damaged")
+    return frozenset(digests)
+
+
+def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
+    """Return what is wrong with a file that the manifest names."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        return f"{MANIFEST_FILE} names {shown(name)}, which lies outside of it"
+    try:
+        found = _sha256(checkpoint / name)
+    except FileNotFoundError:
+        return f"{name_of(name)} is missing"
+    except (OSError, ValueError) as error:  # a name that no file can have; a folder
+        return f"{name_of(name)} cannot be read ({cause(error, 80)})"
+    return None if found == sha256 else f"the SHA-256 of {name} is not the manifest's"
 
 
 def _name(step: int | None) -> str | None:
@@ -190,6 +223,34 @@ def _drop_others(newest: Path, keep: int, best: str | None) -> None:
 def _save_weights(model: PreTrainedModel, path: Path) -> None:
     """Save each parameter once: tied weights are one tensor, and safetensors refuses to store it twice."""
     save_file({name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}, path)
+
+
+def _check_weights(checkpoint: Path, name: str, model: PreTrainedModel) -> None:
+    """Compare names and shapes of the weights in a file, without reading them, with those of a model."""
+    try:
+        with safe_open(checkpoint / name, framework="pt") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{checkpoint}: {name} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+    for key, parameter in model.named_parameters():
+        wanted, found = list(parameter.shape), shapes.get(key)
+        if found != wanted:
+            what = f"{name} is of another model: {key} has the shape {found}, here it is {wanted}"
+            raise ModelError(f"{checkpoint}: {what}; was model.source changed?")
+
+
+def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
+    """Restore AdamW and the schedule; where that fails they are as they were."""
+    before = copy.deepcopy(live.optimizer.state_dict()), copy.deepcopy(live.schedule.state_dict())
+    try:
+        saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location=live.policy.device)
+        live.optimizer.load_state_dict(saved["optimizer"])
+        live.schedule.load_state_dict(saved["schedule"])
+    except Exception as error:  # torch raises many types for a file that is none of its own, or of another optimizer
+        live.optimizer.load_state_dict(before[0])
+        live.schedule.load_state_dict(before[1])
+        what = f"{OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)})"
+        raise ModelError(f"{checkpoint}: {what}; the checkpoint is damaged") from error
 
 
 @torch.no_grad()

@@ -8,14 +8,21 @@ from pathlib import Path
 import torch
 
 from grpo_core.config import TrainingConfig
+from grpo_core.errors import ConfigError
 from grpo_core.gpu_locks import Gpu, held_gpu
 from grpo_core.hardware import thread_count
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Return the device of `training.device`; `auto` is cuda where there is one."""
+    """Return the device of `training.device`; `auto` is cuda where there is one.
+
+    Raises:
+        ConfigError: cuda is wanted and there is none.
+    """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("training.device: cuda, but torch finds no CUDA device here; set it to auto or cpu")
     return torch.device(wanted)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ModelError
+from grpo_core.errors import ModelError, shown
 from grpo_core.policy.bundled import PREFIX, bundled_model_path
 
 if TYPE_CHECKING:
@@ -27,12 +27,20 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
     """
     if source.startswith(PREFIX):
         return bundled_model_path(source.removeprefix(PREFIX))
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    folder = _folder_of(source)
+    if folder is not None:
         if not (folder / "config.json").exists():
             raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
         return folder
     return _download(source, trust_remote_code)
+
+
+def _folder_of(source: str) -> Path | None:
+    try:
+        folder = Path(source).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
+        return None
 
 
 def _download(source: str, trust_remote_code: bool) -> Path:
@@ -43,8 +51,9 @@ def _download(source: str, trust_remote_code: bool) -> Path:
         return Path(snapshot_download(source, allow_patterns=wanted))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
-            f"model.source {source!r} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a folder of that "
-            f"name (none), the hub ({type(error).__name__}: {_first_line(error)}). Check the spelling, or give a local path"
+            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a folder of "
+            f"that name (none), the hub ({type(error).__name__}: {_first_line(error)}). Check the spelling, or give a local "
+            "path"
         ) from error
 
 

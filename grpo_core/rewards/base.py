@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_core.config import RewardConfig
-from grpo_core.errors import RewardError
+from grpo_core.errors import RewardError, cause, name_of, shown
 from grpo_core.types import Conversation, Prompt
 
 RewardFn = Callable[..., list[float | None]]
@@ -85,12 +85,12 @@ def _import(fn: str) -> RewardFn:
     module_name, separator, attribute = path.partition(":")
     if not separator:
         raise RewardError(
-            f"rewards: {fn!r} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
+            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
         )
     try:
         function = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise RewardError(f"rewards: {fn} cannot be imported: {error}") from error
+    except Exception as error:  # a user's module raises whatever it does when it is imported
+        raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {type(error).__name__}: {cause(error)}") from error
     if not callable(function):
         raise RewardError(f"rewards: {fn} is a {type(function).__name__}, not a function")
     checked: RewardFn = function

@@ -28,8 +28,8 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
 
 def _status(records: list[Record]) -> Status:
     """Return how the training ended: a run without an end was killed."""
-    ends = [record.data["status"] for record in records if record.kind == "end"]
-    reasons = [str(record.data["reason"]) for record in records if record.kind == "end"]
+    ends = [record.data.get("status") for record in records if record.kind == "end"]
+    reasons = [str(record.data.get("reason")) for record in records if record.kind == "end"]
     if not ends or reasons[-1] in ("SIGTERM", "SIGINT"):
         return "KILLED"
     return "FAILED" if ends[-1] == "failed" else "FINISHED"

@@ -3,7 +3,6 @@
 Explicit run ids and `MlflowClient` throughout: the fluent API has one active run a process and ends failed runs as FINISHED.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import TrackingError
+from grpo_core.errors import TrackingError, cause
+from grpo_core.jsonfile import build, read_json
 from grpo_core.rundir import RunDir
 
 
@@ -38,16 +38,16 @@ class TrackedRun:
 
 
 def read_tracked(run_dir: RunDir) -> TrackedRun:
-    """Return where a run is tracked.
+    """Return where a run is tracked, from its tracking.json.
 
     Raises:
-        TrackingError: its folder does not tell.
+        TrackingError: it was never tracked, or the file was changed into something else.
     """
     try:
-        return TrackedRun(**json.loads(run_dir.tracking_file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        return build(TrackedRun, read_json(run_dir.tracking_file))
+    except (OSError, ValueError) as error:
         raise TrackingError(
-            f"run dir {run_dir.path}: has no readable tracking.json, so it has no run in MLflow ({error})"
+            f"run dir {run_dir.path}: has no readable tracking.json, so it has no run in MLflow ({cause(error)})"
         ) from error
 
 

@@ -1,10 +1,13 @@
 """Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
 
+import hashlib
+import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -99,7 +102,7 @@ def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
 def test_before_the_first_sync_the_initial_policy_is_not_stored_twice(fresh, tmp_path):
     live = fresh()
     train(live, 1)
-    folder = save_checkpoint(tmp_path, live, state_at(1), keep=1)
+    folder = save_checkpoint(tmp_path, live, replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
     restored = fresh()
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
@@ -171,6 +174,60 @@ def test_a_missing_file_is_refused_and_named(saved, name):
     (saved[1] / name).unlink()
     with pytest.raises(ModelError, match=f"{name} is missing"):
         verify_checkpoint(saved[1])
+
+
+@pytest.mark.parametrize("name", ["../step_000003/state.json", "/etc/hostname", "policy/../state.json", ""])
+def test_a_manifest_that_names_a_file_outside_is_refused(saved, name):
+    change_manifest(saved[1], lambda digests: {**digests, name: digests["state.json"]})
+    with pytest.raises(ModelError, match=r"which lies outside of it; the checkpoint is damaged"):
+        verify_checkpoint(saved[1])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_manifest_that_leaves_a_needed_file_out_is_refused(saved, fresh, name):
+    """Else a file that was damaged as well would load as if it were whole."""
+    change_manifest(saved[1], lambda digests: {key: digest for key, digest in digests.items() if key != name})
+    with pytest.raises(ModelError, match=rf"{name} is not in manifest\.json"):
+        load_checkpoint(saved[1], fresh())
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null", "[" * 100_000, '{"state.json": 5}'])
+def test_a_damaged_manifest_is_refused(saved, content):
+    (saved[1] / "manifest.json").write_text(content)
+    with pytest.raises(ModelError, match="the checkpoint is damaged"):
+        verify_checkpoint(saved[1])
+
+
+def test_a_missing_manifest_is_refused(saved, fresh):
+    (saved[1] / "manifest.json").unlink()
+    with pytest.raises(ModelError, match=r"manifest\.json cannot be read"):
+        load_checkpoint(saved[1], fresh())
+
+
+@pytest.mark.parametrize("state", ["[]", "{}", '{"step": "3"}', "{"])
+def test_damaged_counters_are_refused(saved, state):
+    (saved[1] / "state.json").write_text(state)
+    with pytest.raises(ModelError, match=r"state\.json cannot be read"):
+        read_state(saved[1])
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_touched(saved, fresh):
+    live, folder = saved
+    name = next(name for name, _ in live.policy.named_parameters())
+    weights = load_file(folder / "reference.safetensors")
+    save_file({**weights, name: torch.zeros(2, 3)}, folder / "reference.safetensors")
+    digest = hashlib.sha256((folder / "reference.safetensors").read_bytes()).hexdigest()
+    change_manifest(folder, lambda digests: {**digests, "reference.safetensors": digest})
+    restored = fresh()
+    before = snapshot(restored)
+    with pytest.raises(ModelError, match=r"reference\.safetensors is of another model: .*\[2, 3\]"):
+        load_checkpoint(folder, restored)
+    assert_identical(snapshot(restored), before)
+
+
+def change_manifest(folder, change):
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
 
 
 def test_every_file_is_in_the_manifest(saved):

@@ -1,6 +1,8 @@
 """Configuration files and overrides: what loads, what is refused, and in which words."""
 
 import copy
+import datetime
+import functools
 import math
 from pathlib import Path
 from typing import Any, get_args
@@ -89,6 +91,36 @@ def test_a_value_out_of_range_is_refused_with_key_and_value(key: str, value: Any
     assert f"got {value!r}" in message
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("training.steps", 2**63, "an integer of at most 64 bits"),
+        ("training.threads", 5000, "less than or equal to 4096"),
+        ("loss.beta", 3.5e38, "a number that float32 can hold"),
+        ("optimizer.adam_betas", [0.9, 1e39], "a number that float32 can hold"),
+        ("evaluation.k", [1, 16**5000], "an integer of at most 64 bits, got a list that is too large to show"),
+        ("loss.clip_eps", [16**5000], "got a list that is too large to show"),
+        ("data.task_args", {"from": datetime.date(2026, 1, 1)}, "from is a date; put it in quotes"),
+        ("data.task_args", {"levels": [1, math.nan]}, "levels.1 is nan, not a finite number"),
+        ("data.task_args", {"levels": {2: "two"}}, "levels has a key that is no text"),
+        ("data.task_args", {"mark": "\ud800"}, "mark is no valid Unicode text"),
+        ("rewards", [{"fn": "format", "args": {"pattern": b".*"}}], "pattern is a bytes"),
+        ("data.task_args", {"levels": functools.reduce(lambda value, _: [value], range(100), 0)}, "nested too deeply"),
+    ],
+)
+def test_a_value_that_no_file_gives_back_as_it_was_is_refused(key: str, value: Any, said: str) -> None:
+    message = refusal({key: value})
+    assert message.startswith(key)
+    assert said in message
+
+
+def test_many_faults_and_long_values_stay_readable() -> None:
+    message = refusal({f"loss.{name}{'y' * 3000}\n": "z" * 3000 for name in "abcdefghijklmnop"})
+    assert len(message.splitlines()) == 11
+    assert message.endswith("... and 6 more")
+    assert max(map(len, message.splitlines())) < 1000
+
+
 def test_all_faults_are_listed_at_once() -> None:
     message = refusal({"loss.beta": -1, "rollout.group_size": 0, "loss.bta": 1})
     assert len(message.splitlines()) == 3
@@ -154,13 +186,23 @@ def test_an_override_inside_another_is_refused_in_either_order(order: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [("rewards.1.weight", "not an index of a list of 1"), ("loss.beta.x", "is a value, not a section")]
+    ("key", "said"),
+    [
+        ("rewards.1.weight", "not an index of a list of 1"),
+        ("rewards.².weight", "not an index of a list of 1"),
+        ("loss.beta.x", "is a value, not a section"),
+    ],
 )
 def test_an_override_that_leads_nowhere_is_refused(key: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         apply_overrides({"rewards": [{"fn": "format"}], "loss": {"beta": 0.1}}, {key: 1})
     assert key in str(caught.value)
     assert said in str(caught.value)
+
+
+# Ten lines that stand for ten billion values, as lists and as merged sections.
+ALIASES = b"".join(b"%c: &%c [%s]\n" % (n + 1, n + 1, b", ".join([b"*%c" % n] * 10)) for n in range(ord("a"), ord("j")))
+MERGES = b"".join(b"%c: &%c {<<: [%s]}\n" % (n + 1, n + 1, b", ".join([b"*%c" % n] * 10)) for n in range(ord("a"), ord("j")))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +214,10 @@ def test_an_override_that_leads_nowhere_is_refused(key: str, said: str) -> None:
         (b"tracking: {run_name: 2026-13-45}", "not valid YAML"),
         (b"data: {source: !!python/object/apply:os.system [true]}", "not valid YAML"),
         (b"data: &a {task_args: *a}", "nested too deeply"),
+        (b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + ALIASES, "more than 10000 values once its aliases are written out"),
+        (b"a: &a {x: 1}\n" + MERGES, "more than 10000 values once its aliases are written out"),
+        (b"data: {task_args: " + b"[" * 60 + b"]" * 60 + b"}", "nested too deeply"),
+        (b"data: {size: 2026-01-01 10:00:00 +99:99}", "not valid YAML"),
         (b"- loss\n", "expected sections such as `loss:`, got a list"),
         (b"loss: {beta: 0.1} # \xff\n", "not UTF-8"),
     ],

@@ -1,5 +1,7 @@
 """Data preparation: sources, mapping, templates, splitting, freezing, and the order of prompts."""
 
+import copy
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +10,8 @@ from typing import Any
 
 import datasets
 import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from grpo_core.config import DataConfig
@@ -101,6 +105,7 @@ def test_the_size_bounds_the_rows(tmp_path: Path) -> None:
         ("file:/nowhere/rows.jsonl", "no such file"),
         ("file:/nowhere/rows.txt", r".txt suffix; readable are .csv, .jsonl, .parquet"),
         ("file:/nowhere/rows", "no suffix"),
+        ("file:~nobody-of-that-name/rows.csv", "cannot be a file"),
         ("reasoning_gym:polynomial_multiplication", "not on the allow-list"),
         ("reasoning_gym:no_such_task", "chain_sum"),
     ],
@@ -139,12 +144,49 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
         ("rows.jsonl", b"\xff\n"),
         ("rows.parquet", b"PAR?"),
         ("rows.csv", b'question,answer\n"a,1\n'),
+        ("rows.jsonl", b"[" * 100_000 + b"\n"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as"):
         read_rows(DataConfig(source=f"file:{tmp_path / name}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        # pandas takes the first field of each row for an index, and shifts the others under the wrong names.
+        ("rows.csv", b"question,answer\n1 + 1 =,2,3\n", "line 2 has 3 fields, the header has 2"),
+        ("rows.csv", b"question,answer\n1 + 1 =,2\n1 + 2 =\n", "line 3 has 1 fields"),
+        ("rows.csv", b"question,question\na,b\n", "two columns are called 'question'"),
+        ("rows.jsonl", b'{"question": "a"}\n\n{"question": \n', "line 3: "),
+        ("rows.jsonl", b'{"question": "\\ud83d"}\n', "line 1 holds half of a surrogate pair"),
+        ("rows.jsonl", b'{"question": "a", "tags": ' + b"[" * 60 + b"]" * 60 + b"}\n", "line 1 is nested too deeply"),
+    ],
+)
+def test_a_row_that_cannot_be_taken_as_it_stands_is_refused_with_its_line(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_rows(DataConfig(source=f"file:{tmp_path / name}"))
+    assert said in str(caught.value)
+
+
+def test_a_csv_file_may_have_a_byte_order_mark_empty_lines_and_long_quoted_fields(tmp_path: Path) -> None:
+    text = "x" * 200_000 + '\n""quoted""'
+    (tmp_path / "rows.csv").write_text(f'\ufeffquestion,answer\n\n"{text}",\n\n')
+    assert read_rows(DataConfig(source=f"file:{tmp_path / 'rows.csv'}")) == [
+        {"question": text.replace('""', '"'), "answer": ""}
+    ]
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["question"] * 2), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="question"):
+        read_rows(DataConfig(source=f"file:{tmp_path / 'rows.parquet'}"))
 
 
 # From rows to prompts
@@ -191,12 +233,21 @@ def test_chat_messages_without_a_template_are_refused(split: Callable[..., Promp
         split([{"question": [{"role": "user", "content": "hi"}], "answer": "4"}], chat_template=False)
 
 
-@pytest.mark.parametrize("value", ["", None, 7, [], ["hi"], [{"role": "user"}]])
+@pytest.mark.parametrize(
+    "value", ["", None, 7, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": 1, "content": "hi"}]]
+)
 def test_a_prompt_that_is_neither_text_nor_messages_is_refused_with_its_row(
     split: Callable[..., PromptSplit], value: Any
 ) -> None:
     with pytest.raises(DataError, match=r"data\.prompt_column 'question', row 1: expected text or a list of chat messages"):
         split([ROWS[0], {"question": value, "answer": "4"}])
+
+
+def test_messages_that_the_template_refuses_are_refused_with_their_row(tiny_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match=r"data\.chat_template: .* refuses the messages of row 0 .*roles must alternate"):
+        build_prompts(ROWS, DataConfig(source="file:rows.jsonl"), tokenizer, 100)
 
 
 @pytest.mark.parametrize("key", ["prompt_column", "answer_column"])
@@ -312,6 +363,40 @@ def test_a_changed_file_is_refused_by_its_digest(split: Callable[..., PromptSpli
     content = (tmp_path / name).read_text()
     (tmp_path / name).write_text(content.replace('"answer": "', '"answer": "1', 1))
     with pytest.raises(DataError, match=f"{name}: SHA-256 is .* the frozen prompts were changed"):
+        load_frozen(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "manifest", [b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"source": "x", "num_train": 1}', b'{"train_sha256": 5}']
+)
+def test_a_damaged_manifest_of_the_data_is_refused(split: Callable[..., PromptSplit], tmp_path: Path, manifest: bytes) -> None:
+    freeze(split(), "file:rows.jsonl", tmp_path)
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    damaged = json.dumps({**facts, **json.loads(manifest)}).encode() if b"sha256" in manifest else manifest
+    (tmp_path / "manifest.json").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"no readable manifest\.json"):
+        load_frozen(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"token_ids": []}, "line 1: not a frozen prompt .*'token_ids'"),
+        ({"content": 5}, "line 1: not a frozen prompt .*'content'"),
+        ({"id": True}, "line 1: not a frozen prompt .*'id'"),
+    ],
+)
+def test_a_frozen_line_that_is_no_prompt_is_refused_whatever_its_digest(
+    split: Callable[..., PromptSplit], tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    freeze(split(), "file:rows.jsonl", tmp_path)
+    first, *others = (tmp_path / "eval.jsonl").read_text().split("\n")
+    content = "\n".join([json.dumps({**json.loads(first), **changes}), *others])
+    (tmp_path / "eval.jsonl").write_text(content)
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    facts["eval_sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=said):
         load_frozen(tmp_path)
 
 

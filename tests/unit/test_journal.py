@@ -155,6 +155,13 @@ def test_an_unregistered_metric_is_refused_and_not_written(tmp_path: Path) -> No
         b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":{"kl/ref/k3":"high"}}}',
         b'{"seq":1,"time":"t","kind":"step","step":1e999,"data":{}}',
         b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":3}}',
+        b'{"seq":1,"time":"t","kind":"step","step":1,"data":{}}',
+        b'{"seq":1,"time":"2026-01-01T00:00:00","kind":"step","step":1,"data":{}}',
+        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1.5,"data":{}}',
+        b'{"seq":true,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{}}',
+        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":[]}',
+        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{"metrics":{"kl/ref/k3":true}}}',
+        b"[" * 100_000,
     ],
 )
 def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
@@ -166,6 +173,16 @@ def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, line: bytes) 
         read_journal(path)
     with pytest.raises(JournalError, match="line 2: not a journal record"):
         list(JournalTail(path).read())
+
+
+@pytest.mark.parametrize("order", [(0, 2), (0, 1, 1, 2), (0, 2, 1), (1, 0, 2)])
+def test_lines_that_are_missing_doubled_or_moved_are_refused(tmp_path: Path, order: tuple[int, ...]) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, ("step", 1), ("step", 2), ("step", 3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[index] for index in order))
+    with pytest.raises(JournalError, match="a line is missing, doubled or out of order"):
+        read_journal(path)
 
 
 def test_a_missing_journal_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,26 @@ def test_alerts_are_kept_in_order(tmp_path: Path) -> None:
     assert run_dir.alerts() == ["first", "second\u2028with a line separator"]
 
 
+def test_a_torn_alert_is_dropped_and_a_damaged_one_refused_with_its_line(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.add_alert(3, "first")
+    with run_dir.alerts_file.open("a") as file:
+        file.write('{"step": 4, "te')
+    assert run_dir.alerts() == ["first"]
+    run_dir.alerts_file.write_text('{"step": 3, "text": "first"}\n{"step": 4}\n')
+    with pytest.raises(JournalError, match=r"alerts\.jsonl, line 2: not an alert"):
+        run_dir.alerts()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "[" * 100_000, '{"preset": 5, "changes": {}}', '{"preset": "p", "changes": {"k": 1}}']
+)
+def test_a_damaged_origin_is_refused_by_its_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "origin.json").write_text(content)
+    with pytest.raises(JournalError, match=r"no readable origin\.json"):
+        RunDir(tmp_path).read_origin()
+
+
 def test_checkpoints_without_a_journal_are_a_run_that_a_new_one_must_not_go_on_from(
     tmp_path: Path, tiny_config: Callable[..., Any]
 ) -> None:

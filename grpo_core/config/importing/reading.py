@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config.loading import _parse_yaml
+from grpo_core.config.yaml_text import parse_yaml
 from grpo_core.errors import ConfigError
 
 WHOLE = re.compile(r"\$\{([\w.-]+)\}")
@@ -39,7 +39,7 @@ def read_source(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"config {path}: is not UTF-8 text; give a YAML or JSON file") from error
     try:
-        values = _parse_json(text) if text.lstrip().startswith("{") else _parse_yaml(text)
+        values = _parse_json(text) if text.lstrip().startswith("{") else parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"config {path}: {error}; give a YAML or JSON file") from error
     if not values:
@@ -57,7 +57,7 @@ def _parse_json(text: str) -> Any:
     except ValueError as error:
         # `{a: 1}` is YAML in flow style; where it is not even that, JSON's complaint is the helpful one.
         try:
-            return _parse_yaml(text)
+            return parse_yaml(text)
         except ConfigError:
             raise ConfigError(f"is not valid JSON: {error}") from error
 

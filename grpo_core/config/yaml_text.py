@@ -1,0 +1,87 @@
+"""YAML text to plain values: the safe loader with its traps closed.
+
+A key given twice is refused; 1e-6 (no dot) is a number; aliases that would multiply a short text into millions of values, and
+nesting without end, are refused before anything is built.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from grpo_core.errors import ConfigError, cause
+
+MAX_VALUES = 10_000
+"""Every alias counts as the values that it stands for."""
+MAX_LEVELS = 50
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also refuses keys that are given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node, after refusing keys that are given twice."""
+        seen: list[Any] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            seen.append(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the plain values of a YAML text.
+
+    Raises:
+        ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
+    """
+    loader: yaml.SafeLoader | None = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count(node, {}, MAX_LEVELS) > MAX_VALUES:
+            raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
+        return copy_plain(loader.construct_document(node))
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        # Beside its own errors PyYAML lets those of Python's types out: a date such as 2026-13-45, a time zone of 99 hours.
+        raise ConfigError(f"is not valid YAML: {cause(error)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"is nested too deeply (more than {MAX_LEVELS} levels)") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def copy_plain(value: Any) -> Any:
+    """Return a copy of nested mappings and lists in which no part is shared."""
+    if isinstance(value, Mapping):
+        return {key: copy_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [copy_plain(item) for item in value]
+    return value
+
+
+def _count(node: yaml.Node, counted: dict[int, int], levels: int) -> int:
+    """Return how many values a node stands for; a node that contains itself is nested without end.
+
+    Each node is counted once, however often it is referred to, so a text that would take hours to write out takes no time here.
+    """
+    if levels == 0:
+        raise ConfigError(f"is nested too deeply (more than {MAX_LEVELS} levels)")
+    if id(node) not in counted:
+        counted[id(node)] = 1 + sum(_count(child, counted, levels - 1) for child in _children(node))
+    return counted[id(node)]
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        yield from child if isinstance(child, tuple) else (child,)

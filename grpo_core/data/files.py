@@ -1,0 +1,94 @@
+"""Data files to rows. What cannot be taken as it stands is an error with its line: no field is guessed, shifted or left out."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+MAX_LEVELS = 50
+"""Of lists and objects within each other in a row."""
+MAX_FIELD_CHARACTERS = 2**31 - 1
+
+
+def jsonl_rows(path: Path) -> list[Row]:
+    """Return one row a line, with values as JSON has them: a data frame would turn some into dates or floats.
+
+    Raises:
+        ValueError: names the line that is no JSON object, or holds text that is not Unicode.
+    """
+    rows = []
+    # Not splitlines(): text may hold characters such as U+2028, which it takes for the end of a line.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+        fault = _fault(row, line)
+        if fault is not None:
+            raise ValueError(f"line {number} {fault}")
+        rows.append(row)
+    return rows
+
+
+def _fault(row: Any, line: str) -> str | None:
+    """Return what is wrong with a row; the costly questions are asked only where the line gives reason to."""
+    if not isinstance(row, dict):
+        return f"is a {type(row).__name__}, not an object"
+    if line.count("[") + line.count("{") > MAX_LEVELS and _levels(row) > MAX_LEVELS:
+        return f"is nested too deeply (more than {MAX_LEVELS} levels)"
+    if "\\ud" in line.lower():
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return "holds half of a surrogate pair, which is no text"
+    return None
+
+
+def _levels(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if items is None else 1 + max(map(_levels, items), default=0)
+
+
+def csv_rows(path: Path) -> list[Row]:
+    """Return one row a record; every value is text.
+
+    Raises:
+        ValueError: names the line of a record that has more or fewer fields than the header.
+        csv.Error: quotes are not closed.
+    """
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        header = next(reader, [])
+        _refuse_doubles(header)
+        rows = []
+        for record in reader:
+            if record and len(record) != len(header):
+                raise ValueError(f"line {reader.line_num} has {len(record)} fields, the header has {len(header)}")
+            rows += [dict(zip(header, record, strict=True))] if record else []  # an empty line has no fields
+    return rows
+
+
+def parquet_rows(path: Path) -> list[Row]:
+    """Return one row a row of the table, as pandas reads it.
+
+    Raises:
+        ValueError: two columns have the same name.
+        Exception: many types, where the file is damaged.
+    """
+    import pandas
+
+    table = pandas.read_parquet(path)
+    table.columns = table.columns.map(str)
+    _refuse_doubles(list(table.columns))
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def _refuse_doubles(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two columns are called {name[:60]!r}")
