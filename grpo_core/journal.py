@@ -66,7 +66,7 @@ class Journal:
         """Open `path` for appending, after dropping a torn last line.
 
         Raises:
-            JournalError: another process is writing it.
+            JournalError: another process is writing it, or a line of it is damaged: nothing is added to such a journal.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,12 @@ class Journal:
                 f"run dir {path.parent}: {holder} is writing its journal; wait for it, end it, or give another --run-dir"
             )
         lines, whole_bytes = _whole_lines(path.read_bytes())
+        try:
+            for number, line in enumerate(lines, start=1):
+                _decode(line, number, path)
+        except JournalError:
+            self._file.close()
+            raise
         self._file.truncate(whole_bytes)
         self._whole_bytes = whole_bytes
         self._next_seq = len(lines)

@@ -1,9 +1,12 @@
 """JSON files that a run keeps about itself: read back as what they were, or refused with what is wrong."""
 
+import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -31,7 +34,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def build(kind: type[T], fields: Any) -> T:
-    """Return a dataclass of text and counts from its fields: each has to be there, and to be what it says.
+    """Return a dataclass of text, counts and figures from its fields: each is what it says, and there unless it has a default.
 
     Raises:
         ValueError: names the first field that is missing, unknown, or of another type.
@@ -39,17 +42,25 @@ def build(kind: type[T], fields: Any) -> T:
     types = get_type_hints(kind)
     if not isinstance(fields, Mapping):
         raise ValueError(f"expected an object, got a {type(fields).__name__}")
-    unlike = sorted(fields.keys() ^ types.keys())
+    optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}  # type: ignore[arg-type]
+    unlike = sorted((fields.keys() ^ types.keys()) - (optional - fields.keys()))
     if unlike:
         name = unlike[0]
         raise ValueError(f"{name[:60]!r} is {'missing' if name in types else 'unknown'}")
-    for name, wanted in types.items():
-        _check(name, fields[name], wanted)
+    for name in fields:
+        _check(name, fields[name], types[name])
     return kind(**fields)
 
 
-def _check(name: str, value: object, wanted: type) -> None:
-    if wanted is str:
+def _check(name: str, value: object, wanted: Any) -> None:
+    either = get_args(wanted)
+    if either:
+        if value is not None:
+            _check(name, value, next(kind for kind in either if kind is not NoneType))
+    elif wanted is float:
+        if type(value) is not float or not math.isfinite(value):
+            raise ValueError(f"{name!r} is not a figure")
+    elif wanted is str:
         if not isinstance(value, str):
             raise ValueError(f"{name!r} is not text")
         value.encode()  # half a surrogate pair raises UnicodeEncodeError, which is a ValueError

@@ -11,6 +11,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
+from grpo_core.diskspace import whole_or_gone
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.journal import Journal
@@ -62,13 +63,18 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         evaluator = open_evaluator(config, folder)
         result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples, name)
     run_dir.eval.mkdir(exist_ok=True)
-    pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
+    table, facts_file = run_dir.eval / f"{policy}.parquet", run_dir.eval / f"{policy}.json"
+    with whole_or_gone(f"evaluation of {policy}", table):
+        pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(table, index=False)
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
     journal = Journal(run_dir.journal_file)
-    journal.append("eval", step, {**facts, "metrics": result.metrics()})
-    journal.close()
+    try:
+        journal.append("eval", step, {**facts, "metrics": result.metrics()})
+    finally:
+        journal.close()
     # Last: whoever finds it finds the whole evaluation.
-    (run_dir.eval / f"{policy}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    with whole_or_gone(f"evaluation of {policy}", facts_file):
+        facts_file.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":

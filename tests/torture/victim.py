@@ -100,13 +100,13 @@ class Torn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes) -> int:
         written = self._announcer.tears(len(line))
         if written is not None:
             self._file.write(line[:written])
-            self._file.flush()
             self._announcer.wait_for_the_kill(f"{written} of {len(line)} bytes were written")
         self._file.write(line[written or 0 :])
+        return len(line)
 
 
 def watch_journal(announcer: Announcer) -> None:
@@ -141,7 +141,7 @@ def watch_checkpoints(announcer: Announcer) -> None:
 
     after(checkpoints.PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "model.safetensors"))
     after(checkpoints, "save_file", lambda _tensors, path: written(path))
-    after(torch, "save", lambda _content, path: written(path))
+    after(torch, "save", lambda _content, stream: written(Path(stream.name)))
     after(Path, "write_text", lambda path, *_, **__: written(path))
     after(os, "fsync", flushed)
     watch_folders(announcer)

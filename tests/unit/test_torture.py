@@ -1,15 +1,18 @@
 """The torture harness: its kills are aimed at what is left to do, and its comparison sees the smallest difference."""
 
+import hashlib
 import json
 import math
 import os
 import random
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from grpo_core.journal import Record
+from grpo_core.policy.checkpoint import NEEDED_FILES, TrainingState
 from tests.torture.aims import MOMENTS, Aim, Wish, choose, steps_of
 from tests.torture.announcer import Announcer
 from tests.torture.compare import journal_differences, numbering_differences, superseded_differences, unequal
@@ -173,14 +176,17 @@ def test_values_are_compared_bit_for_bit(left, right, equal):
 
 @pytest.fixture
 def run_with_checkpoints(tiny_run):
-    """A run dir with two small whole checkpoints."""
+    """A run dir with two small checkpoints that are whole as far as their manifests tell."""
     run_dir = tiny_run()
-    for name in ("step_000002", "step_000004"):
-        folder = run_dir.checkpoints / name
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text("{}\n")
-        digest = "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
-        (folder / "manifest.json").write_text(json.dumps({"state.json": digest}) + "\n")
+    for step in (2, 4):
+        state = TrainingState(step=step, optimizer_step=step, prompts=1, tokens=1, sync_count=0, last_sync_step=0)
+        folder = run_dir.checkpoints / f"step_{step:06d}"
+        digests = {}
+        for name in NEEDED_FILES:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(json.dumps(asdict(state)) if name == "state.json" else "weights\n")
+            digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(digests) + "\n")
     return run_dir
 
 
