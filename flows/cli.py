@@ -118,10 +118,7 @@ def reproduce(
     _use_stack()
     from flows.reproduce import grpo_reproduce
 
-    summary, identical = grpo_reproduce(run=run, overrides=values, run_dir=str(run_dir) if run_dir else None)
-    _show(summary)
-    if not identical:
-        raise typer.Exit(4)
+    _show(grpo_reproduce(run=run, overrides=values, run_dir=str(run_dir) if run_dir else None))
 
 
 def _use_stack() -> None:
@@ -161,6 +158,8 @@ def _show(summary: "RunSummary") -> None:
     typer.echo(f"Prefect   {server or 'prefect server start, then http://127.0.0.1:4200'}")
     for problem in summary.problems:
         typer.echo(f"warning: {problem}", err=True)
+    if summary.is_identical is False:
+        raise typer.Exit(4)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Flow "grpo-reproduce": repeat a run from what was recorded of it, and compare every figure that must be the same.
 
-open_reproduction - the flow grpo on the same configuration, prompts and seeds - compare
+open_reproduction - the flow grpo on the same configuration, prompts and seeds; its report compares
 """
 
 from pathlib import Path
@@ -11,11 +11,11 @@ from flows.naming import name_reproduction
 from flows.parameters import NO_OVERRIDES, Name, Overrides
 from flows.train import run_training
 from tasks.reporting import RunSummary
-from tasks.reproduction import compare, open_reproduction, say_changes
+from tasks.reproduction import open_reproduction, say_changes
 
 
 @flow(name="grpo-reproduce", flow_run_name=name_reproduction)
-def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: str | None = None) -> tuple[RunSummary, bool]:
+def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: str | None = None) -> RunSummary:
     """Repeat a run and say, step by step, whether it is identical.
 
     What differs in the environment (code, versions, processor, threads) is listed before anything starts.
@@ -27,4 +27,4 @@ def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: s
     """
     run_path = open_reproduction(run, overrides, Path(run_dir) if run_dir else None)
     say_changes(run_path)
-    return compare(run_path, run_training(run_path))
+    return run_training(run_path)

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from grpo_core.diskspace import is_full_disk
 from grpo_core.errors import DiskFullError, JournalError, cause, shown
-from grpo_core.locks import holder_of, try_lock
+from grpo_core.locks import holder_of, lock_soon
 from grpo_core.metrics import check_registered
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
@@ -71,7 +71,8 @@ class Journal:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)  # a buffer would hand on later what could not be written now
-        if not try_lock(self._file):  # before anything is read: a line that another process is just writing looks torn
+        # Before anything is read: a line that another process is just writing looks torn.
+        if not lock_soon(self._file):
             holder = holder_of(self._file)
             self._file.close()
             raise JournalError(
@@ -159,14 +160,6 @@ def supersede(records: list[Record]) -> list[Record]:
             history = [earlier for earlier in history if earlier.step <= record.step]
         history.append(record)
     return history
-
-
-def writer_of(path: Path) -> str | None:
-    """Return who is writing a journal now (`process 4711`), None if nobody is or there is no journal yet."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        return None if try_lock(file) else holder_of(file)
 
 
 class JournalTail:

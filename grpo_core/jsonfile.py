@@ -1,8 +1,9 @@
-"""JSON files that a run keeps about itself: read back as what they were, or refused with what is wrong."""
+"""JSON files that a run keeps about itself: written whole, and read back as what they were or refused with what is wrong."""
 
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -31,6 +32,24 @@ def parse_json(content: bytes) -> Any:
         return json.loads(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def build(kind: type[T], fields: Any) -> T:

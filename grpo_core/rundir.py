@@ -13,7 +13,7 @@ from typing import Any
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError, cause, shown
 from grpo_core.journal import JOURNAL_FILE
-from grpo_core.jsonfile import parse_json, read_json
+from grpo_core.jsonfile import parse_json, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,11 @@ class RunDir:
         return self.path / "alerts.jsonl"
 
     def add_alert(self, step: int, text: str) -> None:
-        """Append an alert of the monitor."""
-        with self.alerts_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "text": text}) + "\n")
+        """Append an alert of the monitor, in the place of a last line that was torn."""
+        with self.alerts_file.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps({"step": step, "text": text}).encode() + b"\n")
 
     def alerts(self) -> list[str]:
         """Return the texts of the monitor's alerts, oldest first; a torn last line is dropped.
@@ -141,13 +143,26 @@ class RunDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.config_file.exists():
-                shutil.rmtree(self.data, ignore_errors=True)
-                for leftover in (self.process_file, self.stop_file, self.alerts_file, self.tracking_file, self.flow_run_file):
-                    leftover.unlink(missing_ok=True)
-            self.origin_file.write_text(json.dumps(asdict(origin), indent=2) + "\n")
-            self.config_file.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+                self._forget_start()
+            write_json(self.origin_file, asdict(origin))
+            write_json(self.config_file, config.model_dump(mode="json"))
         except OSError as error:
             raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error
+
+    def _forget_start(self) -> None:
+        """Remove what a start that came to nothing has left."""
+        for folder in (self.data, self.eval, self.report, self.completions):
+            shutil.rmtree(folder, ignore_errors=True)
+        files = (
+            self.provenance_file,
+            self.process_file,
+            self.stop_file,
+            self.alerts_file,
+            self.tracking_file,
+            self.flow_run_file,
+        )
+        for file in files:
+            file.unlink(missing_ok=True)
 
     def refuse_second_run(self) -> None:
         """Keep a run from being written over.
@@ -161,6 +176,21 @@ class RunDir:
                 f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
                 f"(`grpo train --resume {self.path}` goes on with that run)"
             )
+
+    def read_provenance(self) -> dict[str, Any]:
+        """Return what the run was made with; empty where that is not known yet.
+
+        Raises:
+            JournalError: the file was changed into something else.
+        """
+        if not self.provenance_file.exists():
+            return {}
+        try:
+            facts: dict[str, Any] = read_json(self.provenance_file)
+            facts["data_digest"], facts["model_digest"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise JournalError(f"{self.provenance_file}: not the provenance of a run ({cause(error)})") from error
+        return facts
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration.

@@ -21,7 +21,7 @@ from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
 from tasks.reporting import RunSummary
-from tasks.setup import make_folder
+from tasks.setup import EVALUATION, make_folder
 from tasks.tracking import TrackedRun
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
 
@@ -58,7 +58,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """
     if run_path is not None:
         RunDir(run_path).refuse_second_run()
-    path = run_path or make_folder("evaluation")
+    path = run_path or make_folder(EVALUATION)
     try:
         subject = _find(policy, path / "source")
         base, resolved = _configure(subject, config, overrides)
@@ -66,7 +66,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         named = {"tracking.run_name": f"{subject.name} on {name}", **overrides}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
-        RunDir(path).create(resolved, Origin(preset="evaluation", changes=changes_between(base, resolved)))
+        RunDir(path).create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)))
     except BaseException:
         if run_path is None:
             shutil.rmtree(path)

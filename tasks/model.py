@@ -1,9 +1,8 @@
 """Tasks: find the initial policy, and write down what the run is made with."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -46,7 +45,8 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     digest = digest_weights(folder, weights_identity(folder))
     provenance = collect_provenance(config.model_dump(mode="json"), data.digest, digest)
-    goes_on, earlier = run_dir.provenance_file.exists(), _earlier_provenance(run_dir)
+    goes_on = run_dir.provenance_file.exists()
+    earlier = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
     if goes_on and earlier["model_digest"] != digest:
         raise ModelError(
             f"model.source {config.model.source}: its weights (SHA-256 {digest[:12]}) are not those with which this run began "
@@ -55,20 +55,12 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     if earlier:
         for difference in environment_differences(earlier, asdict(provenance)):
             say(f"environment: {difference}")
-            if goes_on:
-                run_dir.add_alert(0, f"resumed in another environment: {difference}")
+            alert = f"resumed in another environment: {difference}"
+            if goes_on and alert not in run_dir.alerts():
+                run_dir.add_alert(0, alert)
     if not goes_on:
         write_provenance(provenance, run_dir.provenance_file)
     return ModelFacts(folder=folder, digest=digest)
-
-
-def _earlier_provenance(run_dir: RunDir) -> dict[str, Any]:
-    """Return the provenance of the run that goes on or is repeated; empty where there is none."""
-    for holder in (run_dir, RunDir(run_dir.original)):
-        if holder.provenance_file.exists():
-            facts: dict[str, Any] = json.loads(holder.provenance_file.read_text())
-            return facts
-    return {}
 
 
 @task(name="digest-weights", cache_key_fn=by_identity, persist_result=True)

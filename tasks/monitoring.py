@@ -1,5 +1,6 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
+import logging
 import math
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from tasks.away import prefect_may_be_away
 from tasks.process import end_process, process_has_ended, process_has_started
 from tasks.progress import View, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
@@ -64,6 +67,8 @@ class _Watch:
         self._steps = config.training.steps
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._mlflow_is_away = False
+        self._stops: list[Alert] = []
+        """Alerts of an earlier monitor that ask for the end."""
         self._progress: UUID | None = None
         with prefect_may_be_away():
             created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
@@ -75,6 +80,12 @@ class _Watch:
         records = list(self._tail.read())
         for record in records:
             self._take(record)
+        obeyed = [str(record.data.get("reason")) for record in records if record.kind == "end"]
+        for alert in self._stops:
+            # A stop that the training did not live to obey. One that it did obey is over: who resumes such a run wants it to go
+            # on, and the rule speaks again once its figure has been within the bound.
+            if not any(alert.text in reason for reason in obeyed):
+                self._run_dir.stop_file.write_text(alert.text + "\n")
         finished = [record for record in supersede(records) if record.kind == "step"]
         if finished:
             view.resume(finished[-1])
@@ -96,7 +107,10 @@ class _Watch:
     def _take(self, record: Record) -> None:
         self._shipper.add(record)
         for alert in self._rules.check(record):
-            if alert.text not in self.alerts:
+            if alert.text in self.alerts:  # an earlier monitor has told it; its tag may not have arrived
+                self._shipper.add_alert(alert)
+                self._stops += [alert] if alert.stops else []
+            else:
                 self._raise(alert)
 
     def alerts_of_silence(self) -> list[Alert]:
@@ -137,7 +151,10 @@ class _Watch:
             if alert.rule.kind == "stalled":
                 end_process(self._run_dir.process_file)  # it does not come to the point where it would look for STOP
         self.alerts.append(alert.text)
-        self._run_dir.add_alert(alert.step, alert.text)
+        try:
+            self._run_dir.add_alert(alert.step, alert.text)
+        except OSError:  # a full disk: whoever watches is told all the same
+            logger.warning("alert not written to %s: %s", self._run_dir.alerts_file, alert.text, exc_info=True)
         self._shipper.add_alert(alert)
         self._emit(EVENT_NAMES[alert.rule.kind], {"step": alert.step, "value": alert.value, "text": alert.text})
 

@@ -76,7 +76,7 @@ class PlainLines:
     def resume(self, record: Record) -> None:
         """Write from where the run goes on."""
         self._pace.count(record)
-        self.say(f"step {record.step}/{self._pace.steps} was finished before; going on")
+        self.say(f"going on: the journal reaches step {record.step} of {self._pace.steps}")
 
     def say(self, text: str) -> None:
         """Write one line."""

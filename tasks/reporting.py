@@ -32,12 +32,15 @@ class RunSummary:
     """What the run reached, one line a fact."""
     problems: tuple[str, ...] = ()
     """What could not be tracked."""
+    is_identical: bool | None = None
+    """Of a reproduction: whether it is the run that it repeats; None for any other run."""
 
 
 @task(name="report", cache_policy=NO_CACHE)
 def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
     from grpo_core.analysis.figures import save_figures
+    from grpo_core.analysis.reproduction import verdict
     from grpo_core.analysis.summary import compare_evaluations, describe_result, run_status
     from grpo_core.analysis.tables import sync_table
     from grpo_core.journal import read_journal
@@ -46,7 +49,8 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
     records = read_journal(run_dir.journal_file)
     figures = save_figures(records, run_dir.report)
     status = run_status(run_dir)
-    facts = tuple(describe_result(records, compare_evaluations(run_dir)))
+    repeated = verdict(run_dir)
+    facts = (*(repeated.facts() if repeated else ()), *describe_result(records, compare_evaluations(run_dir)))
     text = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
     linked = [f"![{figure.stem}]({figure.name})" for figure in figures]
     (run_dir.report / "report.md").write_text("\n\n".join([text, *linked]) + "\n")
@@ -63,6 +67,7 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
         reason=status.reason,
         alerts=alerts,
         facts=facts,
+        is_identical=repeated.is_identical if repeated else None,
     )
 
 

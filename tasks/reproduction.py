@@ -1,26 +1,26 @@
-"""Tasks of the flow that repeats a run: from what MLflow or a RUN_DIR holds of it to a verdict."""
+"""Tasks of the flow that repeats a run: from what MLflow or a RUN_DIR holds of it to a folder that is ready to run.
 
-import json
+What came of it is part of the run's report (`tasks/reporting.py`).
+"""
+
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.errors import JournalError
+from grpo_core.jsonfile import write_json
 from grpo_core.rundir import RunDir
-from tasks.away import prefect_may_be_away
 from tasks.progress import say
-from tasks.reporting import RunSummary
-from tasks.setup import make_folder
+from tasks.setup import claim, folder_of_this_flow_run, make_folder
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
-DIGEST_FILE = "policy_digest"
+POLICY_FILE = "policy.json"
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
 """Overrides of these keys ask for other prompts than those that the run has frozen."""
 
@@ -40,11 +40,15 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         DataError: the run's frozen prompts have been changed since.
         ConfigError: an override is refused.
     """
+    mine = folder_of_this_flow_run(run_path)
+    if mine is not None:
+        return mine
     if run_path is not None:
         RunDir(run_path).refuse_second_run()
     path = run_path or make_folder("reproduction")
     repeated = RunDir(path)
     try:
+        shutil.rmtree(repeated.original, ignore_errors=True)  # of an attempt that came to nothing
         _gather(run, repeated.original)
         original = RunDir(repeated.original)
         _refuse_unfit(run, original)
@@ -56,30 +60,13 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)))
         if not any(key.startswith(FROZEN_BY) for key in overrides):
-            shutil.copytree(original.data, repeated.data, dirs_exist_ok=True)
+            _copy_prompts(original, repeated)
+        claim(path)
     except BaseException:
         if run_path is None:
             shutil.rmtree(path)
         raise
     return path
-
-
-@task(name="compare", cache_policy=NO_CACHE)
-def compare(run_path: Path, summary: RunSummary) -> tuple[RunSummary, bool]:
-    """Compare the repetition with its original; return (the summary with the verdict, whether all is identical)."""
-    from grpo_core.analysis.reproduction import compare_runs
-
-    repeated = RunDir(run_path)
-    digest_file = repeated.original / DIGEST_FILE
-    digest = digest_file.read_text().strip() if digest_file.exists() else None
-    found = compare_runs(RunDir(repeated.original), repeated, digest)
-    facts = tuple(found.facts())
-    repeated.report.mkdir(exist_ok=True)
-    text = "\n".join(["# Reproduction", "", *(f"- {fact}" for fact in facts), ""])
-    (repeated.report / "reproduction.md").write_text(text)
-    with prefect_may_be_away():
-        create_markdown_artifact(text, key="reproduction", description=summary.mlflow_run_id)
-    return replace(summary, facts=(*facts, *summary.facts)), found.is_identical
 
 
 def say_changes(run_path: Path) -> None:
@@ -95,15 +82,17 @@ def _gather(run: str, target: Path) -> None:
     """Lay out what is known of a run in `target`."""
     source = Path(run)
     if MLFLOW_RUN_ID.fullmatch(run) and not source.exists():
-        digest = fetch_records(run, target).tags.get("policy_digest")
+        tags = fetch_records(run, target).tags
+        final = {"step": int(tags["policy_step"]), "digest": tags["policy_digest"]} if "policy_step" in tags else None
     else:
-        digest = _copy_records(RunDir(source), target)
-    if digest is not None:
-        (target / DIGEST_FILE).write_text(f"{digest}\n")
+        final = _copy_records(RunDir(source), target)
+    if final is not None:
+        write_json(target / POLICY_FILE, final)
 
 
-def _copy_records(run_dir: RunDir, target: Path) -> str | None:
-    from grpo_core.analysis.reproduction import policy_digest_of
+def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
+    """Copy all but the weights; return what is known of the final policy."""
+    from grpo_core.analysis.reproduction import final_policy
     from grpo_core.data.frozen import load_frozen
 
     run_dir.read_config()
@@ -112,9 +101,18 @@ def _copy_records(run_dir: RunDir, target: Path) -> str | None:
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file, run_dir.journal_file):
         if file.exists():
             shutil.copy(file, target)
-    if run_dir.data.exists():
-        shutil.copytree(run_dir.data, target / run_dir.data.name)
-    return policy_digest_of(run_dir.path)
+    shutil.copytree(run_dir.data, target / run_dir.data.name)
+    final = final_policy(run_dir)
+    return None if final is None else asdict(final)
+
+
+def _copy_prompts(original: RunDir, repeated: RunDir) -> None:
+    """Copy the frozen prompts, the manifest last: prompts without one are prepared anew."""
+    from grpo_core.data.frozen import MANIFEST_FILE
+
+    repeated.data.mkdir()
+    for file in sorted(original.data.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
+        shutil.copy(file, repeated.data)
 
 
 def _refuse_unfit(run: str, original: RunDir) -> None:
@@ -130,11 +128,10 @@ def _refuse_unfit(run: str, original: RunDir) -> None:
     load_frozen(original.data)
     if not any(record.kind == "step" for record in read_journal(original.journal_file)):
         raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
-    if original.provenance_file.exists():
-        expected = json.loads(original.provenance_file.read_text())["data_digest"]
-        found = read_manifest(original.data).digest
-        if found != expected:
-            raise JournalError(
-                f"run {run}: the digest of its frozen prompts is {found[:12]}, its provenance says {expected[:12]}: "
-                "they are not the prompts that it was trained on"
-            )
+    expected = original.read_provenance().get("data_digest")
+    found = read_manifest(original.data).digest
+    if expected is not None and found != expected:
+        raise JournalError(
+            f"run {run}: the digest of its frozen prompts is {found[:12]}, its provenance says {expected[:12]}: "
+            "they are not the prompts that it was trained on"
+        )

@@ -13,13 +13,14 @@ from prefect.runtime import flow_run
 
 from grpo_core.config import find_origin
 from grpo_core.errors import JournalError
-from grpo_core.journal import writer_of
-from grpo_core.locks import holder_of, try_lock
+from grpo_core.locks import holder_of, lock_holder, lock_soon
 from grpo_core.rundir import RunDir
 from tasks.process import is_process_of
 from tasks.progress import say
 
 RUNS_FOLDER = Path("runs")
+EVALUATION = "evaluation"
+"""The preset of run dirs that only evaluate."""
 POLL_SECONDS = 0.5
 
 
@@ -31,14 +32,13 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         ConfigError: the configuration is refused.
         JournalError: the folder already holds another run.
     """
-    mine = _folder_of_this_flow_run(run_path)
+    mine = folder_of_this_flow_run(run_path)
     if mine is not None:
         return mine
     resolved, origin = find_origin(config, overrides)
     path = run_path or make_folder(origin.preset)
-    run_dir = RunDir(path)
-    run_dir.create(resolved, origin)
-    run_dir.flow_run_file.write_text(f"{flow_run.id or ''}\n")
+    RunDir(path).create(resolved, origin)
+    claim(path)
     return path
 
 
@@ -47,9 +47,18 @@ def reopen_run(run_path: Path) -> Path:
     """Return the folder of a run that goes on.
 
     Raises:
-        JournalError: there is no run in it.
+        JournalError: there is no training in it, or one that cannot go on.
     """
-    RunDir(run_path).read_config()
+    from grpo_core.analysis.summary import run_status
+
+    run_dir = RunDir(run_path)
+    training = run_dir.read_config().training
+    if run_dir.read_origin().preset == EVALUATION:
+        raise JournalError(f"run dir {run_path}: holds an evaluation, which does not go on; start it again")
+    begun = run_dir.checkpoints.exists() and run_status(run_dir).state != "finished"
+    if training.engine != "native" and begun:
+        engine = f"training.engine {training.engine}"
+        raise JournalError(f"run dir {run_path}: {engine} cannot go on from a checkpoint; start a new run")
     return run_path
 
 
@@ -64,7 +73,7 @@ def hold_run(run_path: Path) -> Iterator[None]:
     """
     run_dir = RunDir(run_path)
     with run_dir.lock_file.open("wb") as lock:
-        if not try_lock(lock):
+        if not lock_soon(lock):
             raise JournalError(f"run dir {run_path}: {holder_of(lock)} works on this run; wait for it, or end it first")
         _await_orphan(run_dir)
         for leftover in (run_dir.stop_file, run_dir.process_file):
@@ -86,8 +95,17 @@ def make_folder(name: str) -> Path:
             return path
 
 
-def _folder_of_this_flow_run(run_path: Path | None) -> Path | None:
-    """Return the folder that an earlier attempt of this flow run has made."""
+def claim(run_path: Path) -> None:
+    """Write down that a folder is this flow run's."""
+    RunDir(run_path).flow_run_file.write_text(f"{flow_run.id or ''}\n")
+
+
+def folder_of_this_flow_run(run_path: Path | None) -> Path | None:
+    """Return the folder that an earlier attempt of this flow run has made; None where this is the first.
+
+    Args:
+        run_path: the only folder that it can be; None = any below `runs/`.
+    """
     if not flow_run.id or flow_run.run_count < 2:
         return None
     for path in (run_path,) if run_path is not None else sorted(RUNS_FOLDER.glob("*/")):
@@ -99,8 +117,8 @@ def _folder_of_this_flow_run(run_path: Path | None) -> Path | None:
 
 def _await_orphan(run_dir: RunDir) -> None:
     told = False
-    while (writer := writer_of(run_dir.journal_file)) is not None:
-        if not is_process_of(run_dir.process_file, writer):
+    while (writer := lock_holder(run_dir.journal_file)) is not None:
+        if not is_process_of(run_dir.process_file, writer) or not Path("/proc", writer.removeprefix("process ")).exists():
             raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
         if not told:
             say(f"{writer}, the training whose flow has died, is finishing its step; waiting for it")

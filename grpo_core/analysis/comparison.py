@@ -52,13 +52,13 @@ class JournalComparison:
     """Figures that were compared in all."""
     differences: tuple[Difference, ...]
     """In the order of the journal, so that the first is the cause of the others or the nearest to it."""
-    missing_steps: tuple[int, ...]
-    """Steps of the earlier run that the later does not hold."""
+    missing: tuple[Identity, ...]
+    """Steps, syncs and evaluations of the earlier run that the later does not hold."""
 
     @property
     def is_identical(self) -> bool:
         """Whether every figure of every step was repeated."""
-        return not self.differences and not self.missing_steps
+        return not self.differences and not self.missing
 
     @property
     def first_differing_step(self) -> int | None:
@@ -95,13 +95,11 @@ def compare_journals(before: Sequence[Record], now: Sequence[Record]) -> Journal
     old, new = _by_identity(before), _by_identity(now)
     found = [difference for key, record in old.items() if key in new for difference in differences(record, new[key])]
     shared = [key for key in old if key in new]
-    steps = {key[1] for key in old if key[0] == "step"}
-    held = {key[1] for key in new if key[0] == "step"}
     return JournalComparison(
-        steps=len(steps & held),
+        steps=sum(kind == "step" for kind, _, _ in shared),
         figures=sum(len(figures(old[key])) for key in shared),
         differences=tuple(found),
-        missing_steps=tuple(sorted(steps - held)),
+        missing=tuple(key for key in old if key not in new),
     )
 
 

@@ -2,21 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from grpo_core.analysis.comparison import JournalComparison, compare_journals
 from grpo_core.config import RunConfig, changes_between
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
 from grpo_core.journal import read_journal
-from grpo_core.policy.checkpoint import list_checkpoints
+from grpo_core.jsonfile import build, read_json
+from grpo_core.policy.checkpoint import list_checkpoints, read_state
 from grpo_core.policy.loading import weights_digest
 from grpo_core.rundir import RunDir
 from grpo_core.types import Prompt
 
 SHOWN_CHARACTERS = 60
 SHOWN_DIFFERENCES = 5
+POLICY_FILE = "policy.json"
+"""Beside the original's journal: the step and the digest of its final policy."""
+NAMES: dict[str, str] = {"step": "record", "ref_sync": "reference sync", "eval": "evaluation"}
 NOT_COMPARED = "tracking."
 """Where a run is tracked does not change it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalPolicy:
+    """The policy with which a run ended."""
+
+    step: int
+    digest: str
+    """SHA-256 of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +38,10 @@ class Reproduction:
     inputs: tuple[str, ...]
     """What the two runs were given that differs, one line each."""
     journal: JournalComparison
+    final: FinalPolicy | None
+    """Of the run that was repeated; None where it is not known."""
     same_weights: bool | None
-    """Whether the final policies are bit for bit the same; None where the first one's is not known."""
+    """Whether the repetition's policy after that step is bit for bit the same; None where either is not kept."""
 
     @property
     def is_identical(self) -> bool:
@@ -36,7 +50,7 @@ class Reproduction:
 
     def facts(self) -> list[str]:
         """Return the verdict, then what it rests on, one line a fact."""
-        return [self._verdict(), *self._weights(), *self.inputs, *self._differences()]
+        return [self._verdict(), self._weights(), *self.inputs, *self._differences()]
 
     def _verdict(self) -> str:
         journal = self.journal
@@ -47,38 +61,68 @@ class Reproduction:
             steps = len({difference.step for difference in journal.differences})
             first = journal.differences[0]
             return f"not identical: {len(journal.differences)} of {held} differ, in {steps} steps; the first is {first}"
-        if journal.missing_steps:
-            missing = journal.missing_steps
-            return f"not complete: {held} are identical; steps {missing[0]} to {missing[-1]} were not repeated"
-        return f"not identical: {held} are identical, the final weights are not"
+        if journal.missing:
+            kind, step, name = journal.missing[0]
+            first_missing = " ".join(filter(None, (name, NAMES[kind], "of step", str(step))))
+            count = len(journal.missing)
+            return f"not complete: {held} are identical; {count} records are missing, the first is the {first_missing}"
+        return f"not identical: {held} are identical, the weights are not"
 
-    def _weights(self) -> list[str]:
-        if self.same_weights is None:
-            return []
-        return [f"final policy: {'the same weights, bit for bit' if self.same_weights else 'other weights'}"]
+    def _weights(self) -> str:
+        if self.final is None or self.same_weights is None:
+            return "final policy: not compared, one of the two is not kept"
+        same = "the same weights, bit for bit" if self.same_weights else "other weights"
+        return f"policy after step {self.final.step}: {same}"
 
     def _differences(self) -> list[str]:
         return [str(difference) for difference in self.journal.differences[1:SHOWN_DIFFERENCES]]
 
 
-def compare_runs(original: RunDir, repeated: RunDir, policy_digest: str | None) -> Reproduction:
-    """Compare a run with the one that it repeats.
-
-    Args:
-        original: holds at least the configuration, the prompts and the journal of the first run.
-        repeated: the run that repeats it.
-        policy_digest: of the first run's final policy, None if that is not known.
+def verdict(run_dir: RunDir) -> Reproduction | None:
+    """Compare a run with the one that it repeats; None where it repeats none.
 
     Raises:
         GrpoError: one of them cannot be read.
     """
-    checkpoints = list_checkpoints(repeated.checkpoints)
-    same = None if policy_digest is None or not checkpoints else weights_digest(checkpoints[-1] / "policy") == policy_digest
+    if not run_dir.original.exists():
+        return None
+    original = RunDir(run_dir.original)
+    file = original.path / POLICY_FILE
+    final = build(FinalPolicy, read_json(file)) if file.exists() else None
+    return compare_runs(original, run_dir, final)
+
+
+def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) -> Reproduction:
+    """Compare a run with its repetition.
+
+    Args:
+        original: holds at least the configuration, the prompts and the journal of the first run.
+        repeated: the run that repeats it.
+        final: the first run's policy, None if it is not known.
+
+    Raises:
+        GrpoError: one of them cannot be read.
+    """
     return Reproduction(
         inputs=(*config_differences(original.read_config(), repeated.read_config()), *prompt_differences(original, repeated)),
         journal=compare_journals(read_journal(original.journal_file), read_journal(repeated.journal_file)),
-        same_weights=same,
+        final=final,
+        same_weights=None if final is None else _same_weights(final, repeated),
     )
+
+
+def final_policy(run_dir: RunDir) -> FinalPolicy | None:
+    """Return the policy of a run's newest checkpoint, None where it has none."""
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    if not checkpoints:
+        return None
+    return FinalPolicy(step=read_state(checkpoints[-1]).step, digest=weights_digest(checkpoints[-1] / "policy"))
+
+
+def _same_weights(final: FinalPolicy, repeated: RunDir) -> bool | None:
+    """Compare with the checkpoint of the same step: the first run may have been stopped, or the second may have gone on."""
+    found = [path for path in list_checkpoints(repeated.checkpoints) if read_state(path).step == final.step]
+    return weights_digest(found[0] / "policy") == final.digest if found else None
 
 
 def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
@@ -93,12 +137,6 @@ def prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
         return []
     pairs = zip(("training", "held-out"), load_frozen(original.data), load_frozen(repeated.data), strict=True)
     return [line for split, before, now in pairs for line in _split_differences(split, before, now)]
-
-
-def policy_digest_of(run_dir: Path) -> str | None:
-    """Return the digest of a run's final policy, None where it has none."""
-    checkpoints = list_checkpoints(RunDir(run_dir).checkpoints)
-    return weights_digest(checkpoints[-1] / "policy") if checkpoints else None
 
 
 def _split_differences(split: str, before: Sequence[Prompt], now: Sequence[Prompt]) -> list[str]:

@@ -26,7 +26,7 @@ from grpo_core.backends.trl_settings import trl_arguments
 from grpo_core.errors import TrainingError
 from grpo_core.policy.checkpoint import TrainingState
 from grpo_core.training.loop import checkpoint
-from grpo_core.training.session import FRESH, Session
+from grpo_core.training.session import Session
 from grpo_core.training.step import prompts_for
 
 
@@ -34,13 +34,11 @@ def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | 
     """Run all steps on TRL; return the last counters and why the run was stopped early, if it was.
 
     Raises:
-        TrainingError: the run has a checkpoint to go on from, or the model has dropout that TRL does not switch off.
+        TrainingError: the model has dropout that TRL does not switch off.
     """
     stopped = session.stop.reason()
     if state.step >= session.config.training.steps or stopped is not None:
         return state, stopped if state.step < session.config.training.steps else None
-    if state != FRESH:
-        raise TrainingError("training.engine: trl begins at the first step and cannot go on from a checkpoint; start a new run")
     _refuse_dropout(session.policy)
     observer = Observer(session)
     with _quiet():

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_core.data.prompts import PromptSplit, jsonable
 from grpo_core.errors import DataError, cause
-from grpo_core.jsonfile import build, parse_json, read_json
+from grpo_core.jsonfile import build, parse_json, read_json, write_json
 from grpo_core.types import Prompt
 
 MANIFEST_FILE = "manifest.json"
@@ -49,7 +49,7 @@ def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
         num_too_long=split.num_too_long,
         num_duplicates=split.num_duplicates,
     )
-    (folder / MANIFEST_FILE).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+    write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest
 
 

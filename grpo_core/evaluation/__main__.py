@@ -4,7 +4,6 @@ Writes eval/<policy>.json (figures with intervals), eval/<policy>.parquet (every
 """
 
 import argparse
-import json
 import logging
 import sys
 import traceback
@@ -15,6 +14,7 @@ from grpo_core.diskspace import whole_or_gone
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.journal import Journal
+from grpo_core.jsonfile import write_json
 from grpo_core.lifeline import exit_with_lifeline
 from grpo_core.rundir import RunDir
 
@@ -74,7 +74,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         journal.close()
     # Last: whoever finds it finds the whole evaluation.
     with whole_or_gone(f"evaluation of {policy}", facts_file):
-        facts_file.write_text(json.dumps(facts, indent=2) + "\n")
+        write_json(facts_file, facts)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Which policy is evaluated: found from a checkpoint, a RUN_DIR, or any model that can be loaded."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.config import RunConfig, run_name
 from grpo_core.data.frozen import MANIFEST_FILE
 from grpo_core.errors import ModelError
+from grpo_core.jsonfile import read_json
 from grpo_core.policy.checkpoint import list_checkpoints, read_state
 from grpo_core.rundir import RunDir
 
@@ -69,7 +69,10 @@ def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if policy == "final":
         step = read_state(checkpoints[-1]).step if checkpoints else 0
-    return file.exists() and json.loads(file.read_text())["step"] == step
+    try:
+        return bool(read_json(file)["step"] == step)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # not there, or not all of it: it is evaluated again
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.diskspace import free_mib, is_full_disk
-from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError
+from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
 from grpo_core.journal import Journal, read_records
 from grpo_core.lifeline import lifeline_from_environment
 from grpo_core.rundir import RunDir
@@ -90,6 +91,10 @@ def _run(
     with held_device(pick_device(config.training.device), run_dir.path):
         session = open_session(run_dir, journal, stop)
         state = session.restore()
+        if engine != "native" and 0 < state.step < config.training.steps:
+            raise TrainingError(
+                f"training.engine: {engine} begins at the first step and cannot go on from a checkpoint; start a new run"
+            )
         facts = {
             "engine": engine,
             "threads": threads,
@@ -112,7 +117,7 @@ def _explain(error: GrpoError, run_dir: RunDir) -> str:
 
     checkpoints = list_checkpoints(run_dir.checkpoints)
     newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
-    what_to_do = f"free space, then run it again with `grpo train --resume {run_dir.path}`"
+    what_to_do = f"free space, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
     return f"{error}; {free_mib(run_dir.path):.1f} MiB are free; {newest}; {what_to_do}"
 
 

@@ -3,23 +3,22 @@
 `store` is where it is, `description` what its page says first, `shipper` how the journal gets there.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.config import run_name
+from grpo_core.analysis.rules import RuleBook
 from grpo_core.errors import TrackingError
 from grpo_core.journal import read_journal, read_records
 from grpo_core.rundir import RunDir
 from tasks.cancellation import RunCancelledError
-from tasks.tracking.description import STOP_TAG, params, start_tags
+from tasks.tracking.description import STOP_TAG
+from tasks.tracking.opening import open_new, reopen
 from tasks.tracking.shipper import END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_uri
 
@@ -51,17 +50,18 @@ def open_tracking(run_path: Path) -> TrackedRun:
     """
     run_dir = RunDir(run_path)
     uri = tracking_uri(run_dir.read_config(), run_path)
+    known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
+    # A server may come up again at another address, with the same runs.
+    addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
     try:
         with short_retries():
-            tracked = _reopened(run_dir) or _opened(run_dir, uri)
+            return (known and reopen(run_dir, known, addresses)) or open_new(run_dir, uri)
     except Exception as error:  # mlflow raises unrelated types for each store
         cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise TrackingError(
-            f"tracking.uri {uri}: the tracking server cannot be used ({cause}); start it, correct tracking.uri or "
-            "MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
+            f"tracking.uri {' and '.join(addresses)}: the tracking server cannot be used ({cause}); start it, correct "
+            "tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
         ) from error
-    run_dir.tracking_file.write_text(json.dumps(asdict(tracked), indent=2) + "\n")
-    return tracked
 
 
 @task(name="track-inputs", cache_policy=NO_CACHE)
@@ -75,7 +75,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     from grpo_core.data.frozen import load_frozen
 
     run_dir, client = RunDir(run_path), make_client(tracked.uri)
-    provenance = json.loads(run_dir.provenance_file.read_text())
+    provenance = run_dir.read_provenance()
     for key in ("git_commit", "config_digest", "data_digest", "model_digest"):
         if provenance[key] is not None:
             client.set_tag(tracked.run_id, key, provenance[key])
@@ -101,8 +101,11 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
     run_dir, client, finished = RunDir(run_path), make_client(tracked.uri), status == "FINISHED"
     problems = []
     shipper = Shipper(tracked)
+    rules = RuleBook(run_dir.read_config().monitor.rules)
     for record in read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []:
         shipper.add(record)
+        for alert in rules.check(record):
+            shipper.add_alert(alert)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if unshipped:
         later = f"`grpo track {run_path}` ships them later"
@@ -159,51 +162,6 @@ def system_metrics(tracked: TrackedRun) -> Iterator[None]:
         watcher.finish()
 
 
-def _opened(run_dir: RunDir, uri: str) -> TrackedRun:
-    """Return a new MLflow run that holds the configuration."""
-    from mlflow.entities import Param
-
-    config, origin, client = run_dir.read_config(), run_dir.read_origin(), make_client(uri)
-    name = config.tracking.run_name or run_name(config, origin)
-    experiment_id = _experiment(client, uri, config.tracking.experiment, run_dir.path)
-    run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
-    client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in params(config).items()])
-    return TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
-
-
-def _reopened(run_dir: RunDir) -> TrackedRun | None:
-    """Return the MLflow run of a training that goes on, running again; None where it has none that could be written to."""
-    from mlflow.exceptions import MlflowException
-
-    if not run_dir.tracking_file.exists():
-        return None
-    tracked = read_tracked(run_dir)
-    client = make_client(tracked.uri)
-    try:
-        known = client.get_run(tracked.run_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-    if known.info.lifecycle_stage == "deleted":
-        return None
-    client.update_run(tracked.run_id, status="RUNNING")
-    if STOP_TAG in known.data.tags:  # it has ended the training before; whoever resumes it wants it to go on
-        client.delete_tag(tracked.run_id, STOP_TAG)
-    return tracked
-
-
-def _experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    local = uri.startswith("sqlite")
-    location = (run_path.resolve().parent / "mlartifacts").as_uri() if local else None
-    # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
-    tags = {"mlflow.experimentKind": "custom_model_development"}
-    return str(client.create_experiment(name, artifact_location=location, tags=tags))
-
-
 def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy: bool) -> None:
     for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
@@ -211,12 +169,13 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
     for folder in (run_dir.completions, run_dir.eval, run_dir.report):
         if folder.exists():
             client.log_artifacts(tracked.run_id, str(folder), folder.name)
-    # log_table appends to a table of the same name.
     present = {file.path for file in client.list_artifacts(tracked.run_id, "tables")}
     for name, table in _tables(run_dir).items():
-        if f"tables/{name}.json" in present:
-            continue
-        client.log_table(tracked.run_id, data=table, artifact_file=f"tables/{name}.json")
+        path = f"tables/{name}.json"
+        if path in present:  # log_table would append to it; this replaces it, in the same format
+            client.log_text(tracked.run_id, table.to_json(orient="split", index=False, date_format="iso"), path)
+        else:
+            client.log_table(tracked.run_id, data=table, artifact_file=path)
     if with_policy:
         _log_policy(client, run_dir, tracked)
 
@@ -240,18 +199,21 @@ def _tables(run_dir: RunDir) -> Mapping[str, Any]:
 
 def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     """Log the final policy, and the best where that is another one: where it is, its digest, and the weights if asked for."""
-    from grpo_core.policy.checkpoint import find_best, list_checkpoints
+    from grpo_core.policy.checkpoint import find_best, list_checkpoints, read_state
     from grpo_core.policy.loading import weights_digest
 
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if not checkpoints:
         return
-    best = find_best(run_dir.checkpoints)
-    for name, checkpoint in (("policy", checkpoints[-1]), ("best_policy", best)):
-        if checkpoint is None or (name == "best_policy" and checkpoint == checkpoints[-1]):
+    present = {file.path for file in client.list_artifacts(tracked.run_id)}
+    for name, checkpoint in (("policy", checkpoints[-1]), ("best_policy", find_best(run_dir.checkpoints))):
+        if checkpoint is None:
             continue
         policy = checkpoint / "policy"
         client.set_tag(tracked.run_id, f"{name}_path", str(policy.resolve()))
         client.set_tag(tracked.run_id, f"{name}_digest", weights_digest(policy))
-        if run_dir.read_config().tracking.log_policy:
+        client.set_tag(tracked.run_id, f"{name}_step", str(read_state(checkpoint).step))
+        # The best is not sent twice where it is the final one, unless another one is there from before.
+        is_news = name == "policy" or checkpoint != checkpoints[-1] or name in present
+        if is_news and run_dir.read_config().tracking.log_policy:
             client.log_artifacts(tracked.run_id, str(policy), name)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from grpo_core.errors import TrackingError
-from grpo_core.journal import Record, read_journal, writer_of
+from grpo_core.journal import Record, read_journal
+from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
 from tasks.tracking import Status, track_results
 from tasks.tracking.store import TrackedRun, read_tracked
@@ -18,18 +19,17 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     """
     run_dir = RunDir(run_path)
     records = read_journal(run_dir.journal_file)
-    writer = writer_of(run_dir.journal_file)
+    writer = lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file)
     if writer is not None:
-        raise TrackingError(f"run dir {run_path}: {writer} is writing its journal; its own monitor ships it")
+        raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")
     tracked = read_tracked(run_dir)
     status = _status(records)
     return tracked, status, track_results.fn(run_path, tracked, status)
 
 
 def _status(records: list[Record]) -> Status:
-    """Return how the training ended: a run without an end was killed."""
-    ends = [record.data.get("status") for record in records if record.kind == "end"]
-    reasons = [str(record.data.get("reason")) for record in records if record.kind == "end"]
-    if not ends or reasons[-1] in ("SIGTERM", "SIGINT"):
+    """Return how the training ended: one that began, or went on, and left no end was killed."""
+    lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
+    if not lifecycle or lifecycle[-1].kind != "end" or lifecycle[-1].data.get("reason") in ("SIGTERM", "SIGINT"):
         return "KILLED"
-    return "FAILED" if ends[-1] == "failed" else "FINISHED"
+    return "FAILED" if lifecycle[-1].data.get("status") == "failed" else "FINISHED"

@@ -26,10 +26,10 @@ def test_a_run_is_repeated_from_mlflow_alone_and_identical(
     assert done.returncode == 0, done.stderr + done.stdout
     assert "identical: " in done.stdout
     assert "figures of 4 steps, syncs and evaluations among them" in done.stdout
-    assert "final policy: the same weights, bit for bit" in done.stdout
+    assert "policy after step 4: the same weights, bit for bit" in done.stdout
     assert "changed: " not in done.stdout
-    (report,) = tmp_path.glob("runs/*-reproduction/report/reproduction.md")
-    assert "identical" in report.read_text()
+    (report,) = tmp_path.glob("runs/*-reproduction/report/report.md")
+    assert "identical: " in report.read_text()
 
 
 def test_a_changed_seed_and_environment_are_said_before_the_run_and_the_figures_after_it(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from grpo_core.analysis.comparison import compare_journals
-from grpo_core.journal import Record, read_journal, writer_of
+from grpo_core.journal import Record, read_journal
+from grpo_core.locks import lock_holder
 from grpo_core.training.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def killed(prefect_api: str, tiny_yaml: Path, tmp_path_factory: pytest.TempPathF
             flow.kill()
             flow.wait()
     died = time.monotonic()
-    wait_for(lambda: writer_of(run_dir / "journal.jsonl") is None, 60)
+    wait_for(lambda: lock_holder(run_dir / "journal.jsonl") is None, 60)
     assert time.monotonic() - died < 60
     return run_dir
 
@@ -110,7 +111,7 @@ def test_a_resume_says_what_is_another_environment_than_before(resumed: tuple[Pa
 def test_it_says_where_it_goes_on_and_repeats_nothing_that_was_done(resumed: tuple[Path, Any]) -> None:
     run_dir, done = resumed
     output = done.stdout
-    assert f"/{STEPS} was finished before; going on" in output
+    assert "going on: the journal reaches step " in output
     assert f"step 1/{STEPS}" not in output
     assert f"step {STEPS}/{STEPS}" in output
     records = read_journal(run_dir / "journal.jsonl")

@@ -18,7 +18,8 @@ from flows.stack.ports import is_free
 from flows.stack.processes import marked_processes
 from flows.stack.runs import is_flow, run_processes
 from flows.stack.state import Stack, read_stack
-from grpo_core.journal import read_journal, writer_of
+from grpo_core.journal import read_journal
+from grpo_core.locks import lock_holder
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")
@@ -277,7 +278,7 @@ def test_a_run_outlives_its_worker_and_a_killed_flow_is_retried_from_its_checkpo
     (flow,) = (process for process, run in run_processes(project.stack).items() if run == run_id and is_flow(process))
     os.kill(flow.pid, signal.SIGKILL)
     killed = time.monotonic()
-    wait_for(lambda: writer_of(run_dir / "journal.jsonl") is None, 60)
+    wait_for(lambda: lock_holder(run_dir / "journal.jsonl") is None, 60)
     assert time.monotonic() - killed < 60
     stopped = last_step(run_dir)
     assert stopped < 40

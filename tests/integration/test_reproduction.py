@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.analysis.reproduction import compare_runs, policy_digest_of
+from grpo_core.analysis.reproduction import compare_runs, final_policy
 from grpo_core.training.__main__ import main
 
 
@@ -25,20 +25,20 @@ def trained(tiny_run: Any) -> Any:
 
 def test_the_same_configuration_is_identical_down_to_the_weights(trained: Any) -> None:
     one, two = trained("one"), trained("two")
-    found = compare_runs(one, two, policy_digest_of(one.path))
+    found = compare_runs(one, two, final_policy(one))
     assert found.is_identical
     assert found.facts()[0].startswith(f"identical: {found.journal.figures} figures of 2 steps")
-    assert "final policy: the same weights, bit for bit" in found.facts()
+    assert "policy after step 2: the same weights, bit for bit" in found.facts()
 
 
 def test_another_seed_is_named_with_the_first_figure_that_differs(trained: Any) -> None:
     one, two = trained("one"), trained("two", training__seed=1)
-    found = compare_runs(one, two, policy_digest_of(one.path))
+    found = compare_runs(one, two, final_policy(one))
     assert not found.is_identical
     assert "not identical" in found.facts()[0]
     assert "the first is step 1: " in found.facts()[0]
     assert "training.seed: 0 then, 1 now" in found.facts()
-    assert "final policy: other weights" in found.facts()
+    assert "policy after step 2: other weights" in found.facts()
 
 
 def test_other_data_are_named_by_count_and_first_prompt(trained: Any, tiny_run: Any) -> None:
@@ -68,4 +68,23 @@ def test_a_run_that_stopped_early_is_not_complete(trained: Any) -> None:
     one, two = trained("one"), trained("two")
     kept = [line for line in two.journal_file.read_text().splitlines(keepends=True) if json.loads(line)["step"] < 2]
     two.journal_file.write_text("".join(kept))
-    assert compare_runs(one, two, None).facts()[0].endswith("are identical; steps 2 to 2 were not repeated")
+    found = compare_runs(one, two, None)
+    assert not found.is_identical
+    assert "not complete: " in found.facts()[0]
+    assert "records are missing, the first is the record of step 2" in found.facts()[0]
+
+
+def test_the_repetition_of_a_run_that_was_stopped_is_identical_as_far_as_that_went(trained: Any, tiny_run: Any) -> None:
+    """The first run ended after step 2 of 4; the second went on to the end, and keeps no checkpoint of step 2."""
+    stopped = tiny_run({"training.steps": 4, "training.checkpoint_every": 2}, name="stopped")
+    assert main([str(stopped.path)]) == 0
+    shutil.rmtree(stopped.checkpoints / "step_000004")
+    kept = [line for line in stopped.journal_file.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= 2]
+    stopped.journal_file.write_text("".join(kept))
+    for keep, weights in ((2, True), (1, None)):
+        again = tiny_run(
+            {"training.steps": 4, "training.checkpoint_every": 2, "training.keep_checkpoints": keep}, name=f"{keep}"
+        )
+        assert main([str(again.path)]) == 0
+        found = compare_runs(stopped, again, final_policy(stopped))
+        assert (found.is_identical, found.same_weights) == (True, weights)

@@ -231,6 +231,8 @@ def test_a_run_on_trl_cannot_go_on_from_a_checkpoint(tiny_run, capsys):
     shutil.rmtree(run_dir.checkpoints / "step_000002")
     assert train_on_trl([str(run_dir.path)]) == 1
     assert "trl begins at the first step and cannot go on from a checkpoint" in capsys.readouterr().err
+    # What it has done stays done.
+    assert [record.step for record in read_journal(run_dir.journal_file) if record.kind == "step"] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ import yaml
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
-from grpo_core.journal import read_records, writer_of
+from grpo_core.journal import read_records
+from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
 from tasks.tracking import open_tracking
 from tasks.tracking.later import track_later
@@ -137,7 +138,7 @@ def flown(number: int, seed: int, folder: Path, model: Path, server: MlflowServe
         finally:
             flow.kill()
             server.come_back()
-        _wait(math.inf, lambda: writer_of(run_dir.journal_file) is None, deadline)
+        _wait(math.inf, lambda: lock_holder(run_dir.journal_file) is None, deadline)
         if flow.process.returncode == 0:
             return _judge(result, run_dir)
         if not kills and flow.process.returncode > 0:

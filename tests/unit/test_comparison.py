@@ -58,9 +58,9 @@ def test_syncs_and_evaluations_are_compared_and_a_set_with_itself_alone() -> Non
     assert not other.is_identical
 
 
-def test_steps_that_were_not_repeated_are_missing_and_more_steps_are_no_difference() -> None:
+def test_records_that_were_not_repeated_are_missing_and_more_of_them_are_no_difference() -> None:
     three = [step(number, loss__kl=1.0) for number in (1, 2, 3)]
-    assert compare_journals(three, three[:1]).missing_steps == (2, 3)
+    assert compare_journals(three, three[:1]).missing == (("step", 2, ""), ("step", 3, ""))
     assert not compare_journals(three, three[:1]).is_identical
     assert compare_journals(three[:1], three).is_identical
 

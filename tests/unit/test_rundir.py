@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
 from grpo_core.journal import Journal
 from grpo_core.rundir import RunDir
@@ -68,3 +69,34 @@ def test_checkpoints_without_a_journal_are_a_run_that_a_new_one_must_not_go_on_f
     (run_dir.checkpoints / "step_000010").mkdir(parents=True)
     with pytest.raises(JournalError, match="already holds a run"):
         run_dir.create(tiny_config())
+
+
+def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path):
+    """Its provenance, above all: the next would pass for a run that goes on with another model."""
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(RunConfig())
+    leftovers = [run_dir.provenance_file, run_dir.tracking_file, run_dir.flow_run_file, run_dir.data / "manifest.json"]
+    leftovers += [run_dir.eval / "base.parquet", run_dir.report / "report.md", run_dir.alerts_file]
+    for file in leftovers:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+    run_dir.create(RunConfig())
+    assert [file.name for file in leftovers if file.exists()] == []
+
+
+def test_an_alert_takes_the_place_of_a_torn_line(tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.add_alert(1, "first")
+    with run_dir.alerts_file.open("a") as file:
+        file.write('{"step": 2, "te')
+    run_dir.add_alert(3, "third")
+    assert run_dir.alerts() == ["first", "third"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"data_digest": "a"}'])
+def test_a_damaged_provenance_is_named(tmp_path, content):
+    run_dir = RunDir(tmp_path)
+    assert run_dir.read_provenance() == {}
+    run_dir.provenance_file.write_text(content)
+    with pytest.raises(JournalError, match=r"provenance\.json: not the provenance of a run"):
+        run_dir.read_provenance()
