@@ -1,16 +1,24 @@
-"""Prefect as a view: what is only shown there must not end what it shows."""
+"""Prefect as a view: what is only shown there must not end what it shows, nor hold it up."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def prefect_may_be_away() -> Iterator[None]:
-    """Log instead of raising where Prefect cannot take an event or an artifact."""
+def prefect_may_be_away(retries: int = 1) -> Iterator[None]:
+    """Log instead of raising where Prefect cannot take an event or an artifact.
+
+    Args:
+        retries: how often a request is repeated, after 2, 4, 8 ... seconds. The client's own number, which has to outlast a
+            restart of the server, would hold up whoever shows something for half an hour.
+    """
     try:
-        yield
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}):
+            yield
     except Exception:
         logger.warning("Prefect did not take an event or artifact", exc_info=True)

@@ -20,7 +20,7 @@ from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
-from tasks.reporting import RunSummary
+from tasks.reporting import REPORT_RETRIES, RunSummary
 from tasks.setup import EVALUATION, make_folder
 from tasks.tracking import TrackedRun
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
@@ -150,7 +150,7 @@ def report_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
     run_dir.report.mkdir(exist_ok=True)
     markdown = _markdown(run_dir, tracked, facts)
     (run_dir.report / "report.md").write_text(markdown)
-    with prefect_may_be_away():
+    with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(markdown, key="evaluation-report", description=tracked.name)
     return RunSummary(
         run_path=plan.run_path,

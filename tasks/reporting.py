@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import pandas
 
 
+REPORT_RETRIES = 4
+"""The report is worth half a minute of waiting for Prefect."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """What a flow run returns."""
@@ -54,7 +58,7 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
     text = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
     linked = [f"![{figure.stem}]({figure.name})" for figure in figures]
     (run_dir.report / "report.md").write_text("\n\n".join([text, *linked]) + "\n")
-    with prefect_may_be_away():
+    with prefect_may_be_away(REPORT_RETRIES):
         # Prefect keeps the text alone: the figures travel inside it.
         markdown = "\n\n".join([text, *map(_inlined, figures)])
         create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
