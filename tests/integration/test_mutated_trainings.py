@@ -1,8 +1,6 @@
 """Mutated configurations go all the way: those that are accepted train one step, or end with one clear line."""
 
 import itertools
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from grpo_core.data.frozen import freeze
 from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import GrpoError
 from grpo_core.journal import read_journal
-from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
 from tests.mutated.oracle import Tally, assert_clear, limited_time, search
@@ -29,17 +26,6 @@ CAPS = {
 }
 """What a mutation must not enlarge: it would be valid, and take hours."""
 TASK_ARGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-
-
-@pytest.fixture(autouse=True)
-def _leave_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(LIFELINE_VARIABLE, raising=False)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def capped(config: RunConfig) -> RunConfig:

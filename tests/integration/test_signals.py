@@ -121,10 +121,9 @@ def test_a_second_sigterm_is_no_more_than_the_first(in_native_code: Any) -> None
 
 @pytest.fixture
 def in_a_long_step(
-    tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], tuple[subprocess.Popen[bytes], RunDir]]]:
+    tiny_run: Any, start_training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], tuple[subprocess.Popen[bytes], RunDir]]:
     """Return a function that starts a training and returns it with its RUN_DIR once it is in native code in its third step."""
-    children = []
     code = tmp_path / "code"
     code.mkdir()
     (code / "long_step.py").write_text(LONG_STEP)
@@ -133,38 +132,10 @@ def in_a_long_step(
     def begin() -> tuple[subprocess.Popen[bytes], RunDir]:
         run_dir = tiny_run({"rewards": [{"fn": "long_step:score"}], "training.checkpoint_every": 1})
         path = os.pathsep.join((str(ROOT), str(code)))
-        with run_dir.log_file("train").open("ab") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "grpo_core.training", str(run_dir.path)],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": path, "LONG_STEP": str(tmp_path / "reached")},
-            )
-        children.append(child)
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "reached").exists():
-            assert child.poll() is None, run_dir.log_file("train").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return child, run_dir
+        environment = {**os.environ, "PYTHONPATH": path, "LONG_STEP": str(tmp_path / "reached")}
+        return start_training(run_dir, (tmp_path / "reached").exists, env=environment), run_dir
 
-    yield begin
-    for child in children:
-        child.kill()
-        child.wait()
-
-
-@pytest.fixture
-def as_it_was() -> Iterator[None]:
-    """Leave signals and threads as a training in this process found them."""
-    import torch
-
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return begin
 
 
 def figures(run_dir: RunDir) -> list[dict[str, float]]:
@@ -174,7 +145,7 @@ def figures(run_dir: RunDir) -> list[dict[str, float]]:
 
 
 def test_a_training_that_is_interrupted_twice_keeps_its_journal_and_goes_on_when_started_again(
-    in_a_long_step: Any, tmp_path: Path, as_it_was: None
+    in_a_long_step: Any, tmp_path: Path
 ) -> None:
     child, run_dir = in_a_long_step()
     started = time.monotonic()

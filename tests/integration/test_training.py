@@ -5,9 +5,7 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -41,17 +39,6 @@ def act(prompts, completions, path, at_call, action, **columns):
         raise ArithmeticError("no such number")
     return [float(len(completion[0]["content"]) < 5) for completion in completions]
 '''
-
-
-@pytest.fixture(autouse=True)
-def _leave_the_process_as_it_was(monkeypatch):
-    monkeypatch.delenv(LIFELINE_VARIABLE, raising=False)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def train(run_dir):
@@ -388,32 +375,19 @@ def test_a_reward_function_that_raises_ends_the_training_with_a_message(run_with
 
 
 @pytest.fixture
-def start(tiny_run):
+def start(tiny_run, start_training):
     """Return a function that starts a long training as a process, waits for its first step, and returns both."""
-    children = []
 
     def begin(**options):
         run_dir = tiny_run({"training.steps": 100_000})
-        with run_dir.log_file("train").open("wb") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "grpo_core.training", str(run_dir.path)],
-                stdout=log,
-                stderr=log,
-                cwd=Path(__file__).parents[2],
-                **options,
-            )
-        children.append(child)
-        deadline = time.monotonic() + 120
-        while b'"kind":"step"' not in (run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""):
-            assert child.poll() is None, run_dir.log_file("train").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        return child, run_dir
+        journal = run_dir.journal_file
 
-    yield begin
-    for child in children:
-        child.kill()
-        child.wait()
+        def has_stepped():
+            return journal.exists() and b'"kind":"step"' in journal.read_bytes()
+
+        return start_training(run_dir, has_stepped, cwd=Path(__file__).parents[2], **options), run_dir
+
+    return begin
 
 
 def assert_ended_after_a_step(run_dir, reason):
