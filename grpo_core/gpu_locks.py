@@ -19,8 +19,8 @@ from typing import IO, Any
 from grpo_core.errors import DeviceError
 from grpo_core.locks import holder_of, try_lock
 
-FOLDER_VARIABLE, SHARE_VARIABLE = "GRPO_GPU_LOCKS", "GRPO_SLOTS"
-"""Environment variables: the folder of the locks; how many processes may share a GPU (set for the runs of a stack)."""
+FOLDER_VARIABLE, SLOTS_VARIABLE = "GRPO_GPU_LOCKS", "GRPO_SLOTS"
+"""Environment variables: the folder of the locks; how many runs take place at a time (set for the runs of a stack)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,18 @@ class Gpu:
     name: str
 
 
+def slot_count() -> int:
+    """Return how many runs of this machine's stack take place at a time; 0 outside of one.
+
+    Raises:
+        DeviceError: the variable holds something else.
+    """
+    value = os.environ.get(SLOTS_VARIABLE) or "0"
+    if not value.isdecimal():
+        raise DeviceError(f"{SLOTS_VARIABLE}={value}: is no number of runs; unset it, or let `grpo up --slots N` set it")
+    return int(value)
+
+
 @contextlib.contextmanager
 def held_gpu(gpu: Gpu, run_path: Path) -> Iterator[None]:
     """Hold a GPU for this process while inside.
@@ -39,7 +51,7 @@ def held_gpu(gpu: Gpu, run_path: Path) -> Iterator[None]:
         DeviceError: it is held already, or the folder of the locks cannot be used.
     """
     folder = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "grpo-gpu-locks")
-    share = max(1, int(os.environ.get(SHARE_VARIABLE) or 1))
+    share = max(1, slot_count())
     facts = {"pid": os.getpid(), "run_dir": str(run_path.resolve()), "share": share}
     try:
         _make_folder(folder)

@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-SLOTS_VARIABLE, FOLDER_VARIABLE = "GRPO_SLOTS", "GRPO_SLOT_FOLDER"
-"""Set by whoever starts the worker; without them nothing is limited."""
+from grpo_core.gpu_locks import slot_count
+
+FOLDER_VARIABLE = "GRPO_SLOT_FOLDER"
+"""Set, with the number of slots, by whoever starts the worker; without them nothing is limited."""
 
 
 @contextlib.contextmanager
@@ -21,7 +23,7 @@ def held_slot(wait: Callable[[], None]) -> Iterator[tuple[int, ...]]:
     Args:
         wait: called between two attempts while every slot is taken.
     """
-    count, folder = int(os.environ.get(SLOTS_VARIABLE, "0")), os.environ.get(FOLDER_VARIABLE)
+    count, folder = slot_count(), os.environ.get(FOLDER_VARIABLE)
     if not count or not folder:
         yield ()
         return

@@ -11,7 +11,8 @@ import httpx
 from flows.stack.ports import HOST
 from flows.stack.processes import MARK
 from flows.stack.state import Stack
-from tasks.slots import FOLDER_VARIABLE, SLOTS_VARIABLE
+from grpo_core.gpu_locks import SLOTS_VARIABLE
+from tasks.slots import FOLDER_VARIABLE
 
 POOL = "grpo"
 WORKER_NAME = "grpo-local"

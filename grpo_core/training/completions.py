@@ -30,7 +30,9 @@ def write_completions(folder: Path, step: int, batch: RolloutBatch) -> Path:
         }
     )
     path = folder / f"step_{step:06d}.parquet"
-    with whole_or_gone(f"the completions of step {step}", path):
+    partial = path.with_suffix(".partial")
+    with whole_or_gone(f"the completions of step {step}", partial):
         folder.mkdir(parents=True, exist_ok=True)
-        table.to_parquet(path, index=False)
+        table.to_parquet(partial, index=False)
+        partial.replace(path)
     return path

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from grpo_core import gpu_locks
 from grpo_core.errors import DeviceError
-from grpo_core.gpu_locks import FOLDER_VARIABLE, SHARE_VARIABLE, Gpu, held_gpu
+from grpo_core.gpu_locks import FOLDER_VARIABLE, SLOTS_VARIABLE, Gpu, held_gpu, slot_count
 from grpo_core.training.__main__ import main
-from tasks import slots
 
 ROOT = Path(__file__).parents[2]
 GPU = Gpu(uuid="GPU-5d1e0d3c", name="NVIDIA Test")
@@ -33,7 +31,7 @@ with held_gpu(Gpu(uuid="GPU-5d1e0d3c", name="NVIDIA Test"), Path(sys.argv[1])):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
-    monkeypatch.delenv(SHARE_VARIABLE, raising=False)
+    monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
     return tmp_path / "locks"
 
 
@@ -49,7 +47,7 @@ def hold() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), SHARE_VARIABLE: str(share)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), SLOTS_VARIABLE: str(share)},
         )
         children.append(child)
         assert child.stdout is not None
@@ -99,11 +97,11 @@ def test_runs_of_a_stack_with_several_slots_share_a_gpu_with_that_many(
         hold("three", share=2)
     first.kill()
     first.wait()
-    monkeypatch.setenv(SHARE_VARIABLE, "2")
+    monkeypatch.setenv(SLOTS_VARIABLE, "2")
     with held_gpu(GPU, tmp_path):
         pass
     # Whoever did not agree to share neither joins them nor is joined, whichever file is locked.
-    monkeypatch.delenv(SHARE_VARIABLE)
+    monkeypatch.delenv(SLOTS_VARIABLE)
     with pytest.raises(DeviceError, match=f"process {second.pid}"), held_gpu(GPU, tmp_path):
         pass
     second.kill()
@@ -113,8 +111,13 @@ def test_runs_of_a_stack_with_several_slots_share_a_gpu_with_that_many(
         hold("late", share=2)
 
 
-def test_the_number_of_slots_is_the_one_that_the_stack_sets() -> None:
-    assert gpu_locks.SHARE_VARIABLE == slots.SLOTS_VARIABLE
+def test_a_number_of_slots_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slot_count() == 0
+    monkeypatch.setenv(SLOTS_VARIABLE, "2")
+    assert slot_count() == 2
+    monkeypatch.setenv(SLOTS_VARIABLE, "two")
+    with pytest.raises(DeviceError, match="GRPO_SLOTS=two: is no number of runs"):
+        slot_count()
 
 
 def test_every_user_of_the_machine_can_lock(tmp_path: Path, folder: Path) -> None:
