@@ -34,8 +34,8 @@ up: setup  ## the local stack: Prefect, MLflow, deployments, a worker (ARGS="--s
 down: setup  ## end what `up` started
 	$(BIN)/grpo down $(ARGS)
 
-test: setup  ## the default tests, in two processes
-	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+test: setup  ## the default tests, in two processes (ARGS="-k NAME")
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: setup  ## proofs that take minutes
 	$(BIN)/pytest -m slow

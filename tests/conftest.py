@@ -93,14 +93,6 @@ def build_values(model: Path) -> dict[str, Any]:
     }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together, where tests run in several processes, what shares servers and trained runs: the stack, e2e, each file."""
-    for item in items:
-        path = item.path.relative_to(Path(__file__).parents[1])
-        group = "e2e" if "e2e" in path.parts and path.name != "test_stack.py" else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model and its tokenizer; `model.source` of the runs in these tests."""
