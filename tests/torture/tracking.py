@@ -192,7 +192,9 @@ def _write_end(run_dir: RunDir, returncode: int) -> None:
 
 def _start_watcher(run_dir: RunDir) -> Child:
     uri = read_tracked(run_dir).uri
-    return Child("tests.torture.watcher", [str(run_dir.path)], run_dir.log_file("watcher"), {"MLFLOW_TRACKING_URI": uri})
+    # Without Prefect: an embedded server would outlive the kill, and a monitor goes on without one.
+    environment = {"MLFLOW_TRACKING_URI": uri, "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
+    return Child("tests.torture.watcher", [str(run_dir.path)], run_dir.log_file("watcher"), environment)
 
 
 def _last_step(run_dir: RunDir) -> int:
