@@ -192,8 +192,8 @@ def _write_end(run_dir: RunDir, returncode: int) -> None:
 
 def _start_watcher(run_dir: RunDir) -> Child:
     uri = read_tracked(run_dir).uri
-    # Without Prefect: an embedded server would outlive the kill, and a monitor goes on without one.
-    environment = {"MLFLOW_TRACKING_URI": uri, "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
+    # With a Prefect that is away: an embedded server would outlive the kill, and a monitor goes on without one.
+    environment = {"MLFLOW_TRACKING_URI": uri, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     return Child("tests.torture.watcher", [str(run_dir.path)], run_dir.log_file("watcher"), environment)
 
 
