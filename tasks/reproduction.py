@@ -20,7 +20,6 @@ from tasks.progress import say
 from tasks.setup import claim, folder_of_this_flow_run, make_folder
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
-POLICY_FILE = "policy.json"
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
 """Overrides of these keys ask for other prompts than those that the run has frozen."""
 
@@ -80,6 +79,8 @@ def say_changes(run_path: Path) -> None:
 
 def _gather(run: str, target: Path) -> None:
     """Lay out what is known of a run in `target`."""
+    from grpo_core.analysis.reproduction import POLICY_FILE
+
     source = Path(run)
     if MLFLOW_RUN_ID.fullmatch(run) and not source.exists():
         tags = fetch_records(run, target).tags

@@ -60,11 +60,6 @@ class JournalComparison:
         """Whether every figure of every step was repeated."""
         return not self.differences and not self.missing
 
-    @property
-    def first_differing_step(self) -> int | None:
-        """None where no figure differs."""
-        return self.differences[0].step if self.differences else None
-
 
 def identity(record: Record) -> Identity:
     """Return what a record must be compared with."""

@@ -65,11 +65,6 @@ class Shipper:
         self.last_error = ""
         return True
 
-    @property
-    def num_waiting(self) -> int:
-        """How many records have not been sent yet."""
-        return len(self._waiting)
-
     def ship_all(self, seconds: float = END_SECONDS) -> int:
         """Send everything, waiting up to `seconds` for a server that is away; return how many records are left."""
         deadline = time.monotonic() + seconds

@@ -78,6 +78,8 @@ def test_a_second_process_is_refused_and_told_who_holds_which_gpu_and_what_to_do
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
 def test_a_gpu_is_free_again_however_its_holder_ends(hold: Any, tmp_path: Path, how: int | None) -> None:
     first = hold("one")
+    with pytest.raises(DeviceError, match=f"process {first.pid}"), held_gpu(GPU, tmp_path):
+        pass
     if how is None:
         first.stdin.close()
         first.stdin = None

@@ -69,5 +69,5 @@ def test_the_first_differing_step_is_the_first() -> None:
     before = [step(number, loss__kl=float(number)) for number in (1, 2, 3)]
     now = [step(1, loss__kl=1.0), step(2, loss__kl=2.5), step(3, loss__kl=9.0)]
     compared = compare_journals(before, now)
-    assert compared.first_differing_step == 2
+    assert compared.differences[0].step == 2
     assert [difference.size for difference in compared.differences] == [0.5, 6.0]
