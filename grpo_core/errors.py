@@ -82,6 +82,12 @@ class StackError(GrpoError):
     exit_code = 2
 
 
+class SweepError(GrpoError):
+    """A sweep cannot start or go on, or more of its runs failed than it allows."""
+
+    exit_code = 2
+
+
 class TrainingError(GrpoError):
     """The training process ended without reaching its last step."""
 

@@ -21,7 +21,7 @@ def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | N
     Raises:
         ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
-    values = {} if path is None else _read_yaml(find_config(path))
+    values = {} if path is None else read_values(find_config(path))
     return validate_config(apply_overrides(values, overrides or {}))
 
 
@@ -34,7 +34,7 @@ def validate_config(values: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(listed([_explain(detail) for detail in error.errors()])) from error
+        raise ConfigError(listed(explain(error))) from error
     check_consistency(config)
     return config
 
@@ -80,7 +80,12 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the plain values of a YAML file of sections, not validated; an empty file has none.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML sections.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -139,18 +144,23 @@ def _index(items: list[Any], part: str, key: str) -> int:
     return int(part)
 
 
-def _explain(detail: ErrorDetails) -> str:
+def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> list[str]:
+    """Return what is wrong with values that `model` refuses, one line a fault: key, bound and value."""
+    return [_explain(detail, model) for detail in error.errors()]
+
+
+def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
     key = ".".join(name_of(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_near_key(key)}"
+        return f"{key}: unknown key{_near_key(key, model)}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     value = "" if detail["type"] == "missing" else f", got {shown(detail['input'])}"
     return f"{key or 'config'}: {message}{value}"
 
 
-def _near_key(key: str) -> str:
+def _near_key(key: str, model: type[BaseModel]) -> str:
     """Name the nearest known key: first among whole paths, then among last parts."""
-    known = sorted(known_keys())
+    known = sorted(known_keys(model))
     generic = ".".join("*" if part.isdigit() else part for part in key.split("."))
     close = difflib.get_close_matches(generic, known, n=1, cutoff=0.75)
     if not close:

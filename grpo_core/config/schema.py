@@ -297,6 +297,10 @@ class TrackingConfig(Section):
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
     run_name: str | None = None
     """Name of the run; null = the preset, beta, group size, sync steps, seed, and what else was changed."""
+    parent: str | None = None
+    """MLflow run id of the sweep that the run belongs to; null = it stands alone."""
+    labels: dict[str, str] = {}
+    """Tags and parameters of the MLflow run that group it with others, such as sweep and arm."""
 
 
 class RunConfig(Section):

@@ -7,6 +7,8 @@ from typing import Any
 from grpo_core.config import Origin, RunConfig
 from grpo_core.config.flat import flatten
 
+PARENT = "mlflow.parentRunId"
+"""The tag by which MLflow nests a run below another."""
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as the description."""
 STOP_TAG = "grpo.stop"
@@ -42,12 +44,18 @@ def start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, s
         "prefect.flow_run_id": flow_run_id,
         "prefect.flow_run_url": (url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None) or "",
         "mlflow.source.name": "grpo",
+        **({PARENT: config.tracking.parent} if config.tracking.parent else {}),
+        **config.tracking.labels,
     }
 
 
 def params(config: RunConfig) -> dict[str, str]:
-    """Return the flattened configuration; the compare page and parallel coordinates use it as it is."""
-    return {key: str(value) for key, value in flatten(config).items()}
+    """Return the flattened configuration and the labels; the compare page and parallel coordinates use them as they are."""
+    return {**config.tracking.labels, **{key: str(value) for key, value in flatten(config).items() if not _is_label(key)}}
+
+
+def _is_label(key: str) -> bool:
+    return key == "tracking.labels" or key.startswith("tracking.labels.")
 
 
 def _cell(value: Any) -> str:

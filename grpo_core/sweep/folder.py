@@ -1,0 +1,212 @@
+"""The folder of one sweep: where each thing lies, and nothing else.
+
+sweep.json  <base>.yaml  arms.json  outcomes.jsonl  sessions.json  runs/arm-000-seed-0/ ...  report/  tracking.json  study.db
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_core.errors import SweepError, cause
+from grpo_core.jsonfile import build, parse_json, read_json, write_json
+from grpo_core.rundir import RunDir
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.plan import Plan, make_plan
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one run of a sweep ended."""
+
+    arm: int
+    seed: int
+    status: str
+    """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
+    cause: str | None = None
+    """Why it was stopped or pruned, or how it failed."""
+    wall_seconds: float = 0.0
+    """From its start to its end, in all sessions; 0.0 where it never ran."""
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """Paths of one sweep, and the records in them."""
+
+    path: Path
+
+    @property
+    def sweep_file(self) -> Path:
+        """The sweep's own keys, and its id."""
+        return self.path / SWEEP_FILE
+
+    @property
+    def arms_file(self) -> Path:
+        """The arms that have been chosen so far; the study's trials, readable without it."""
+        return self.path / "arms.json"
+
+    @property
+    def outcomes_file(self) -> Path:
+        """One JSON line a run that has ended."""
+        return self.path / "outcomes.jsonl"
+
+    @property
+    def sessions_file(self) -> Path:
+        """When the sweep was at work: [[start, last sign of life], ...] in seconds since 1970."""
+        return self.path / "sessions.json"
+
+    @property
+    def study_file(self) -> Path:
+        """The Optuna study, where it is SQLite."""
+        return self.path / "study.db"
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked by the flow that works on the sweep."""
+        return self.path / "lock"
+
+    @property
+    def flow_run_file(self) -> Path:
+        """Id of the Prefect flow run that made the folder: its retries go on here."""
+        return self.path / "flow_run"
+
+    @property
+    def tracking_file(self) -> Path:
+        """Where the sweep is tracked: MLflow's store and run id."""
+        return self.path / "tracking.json"
+
+    @property
+    def report(self) -> Path:
+        """Page, figures and tables."""
+        return self.path / "report"
+
+    @property
+    def results(self) -> Path:
+        """Tables of all runs and of all their steps."""
+        return self.path / "results"
+
+    def run_dir(self, arm: int, seed: int) -> RunDir:
+        """Return where the run of an arm with a seed lies."""
+        return RunDir(self.path / "runs" / f"arm-{arm:03d}-seed-{seed}")
+
+    def log_file(self, arm: int, seed: int) -> Path:
+        """Return where the output of such a run goes, beside its folder: it may fail before it has one."""
+        return self.path / "runs" / f"arm-{arm:03d}-seed-{seed}.log"
+
+    def create(self, plan: Plan, name: str, sweep_id: str) -> None:
+        """Make the folder and write the sweep and its base into it.
+
+        Raises:
+            SweepError: the folder already holds a sweep, or cannot be written.
+        """
+        if self.sweep_file.exists():
+            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {self.path}` goes on with it")
+        try:
+            (self.path / "runs").mkdir(parents=True, exist_ok=True)
+            base = self.path / f"{plan.preset}.yaml"
+            base.write_text(yaml.safe_dump(dict(plan.base), sort_keys=False, allow_unicode=True), encoding="utf-8")
+            sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
+            write_json(self.sweep_file, {"id": sweep_id, "name": name, "sweep": sweep})
+        except OSError as error:
+            raise SweepError(f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir") from error
+
+    def read(self) -> "StoredSweep":
+        """Return the sweep of the folder, checked again.
+
+        Raises:
+            SweepError: the folder holds no sweep.
+            ConfigError: its files were changed into something invalid.
+        """
+        try:
+            facts = read_json(self.sweep_file)
+            stored = {key: facts[key] for key in ("id", "name", "sweep")}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise SweepError(f"sweep dir {self.path}: no readable {SWEEP_FILE} ({cause(error)}); give a sweep's folder") from error
+        base = self.path / Path(stored["sweep"]["base"]).name  # the folder may have moved
+        return StoredSweep(id=stored["id"], name=stored["name"], plan=make_plan({**stored["sweep"], "base": str(base)}), base=base)
+
+    def write_arms(self, arms: Mapping[int, Arm]) -> None:
+        """Write the arms that have been chosen so far."""
+        write_json(self.arms_file, {str(number): dict(arm.values) for number, arm in arms.items()})
+
+    def read_arms(self) -> dict[int, Arm]:
+        """Return the arms that have been chosen so far, by number.
+
+        Raises:
+            SweepError: the file was changed into something else.
+        """
+        if not self.arms_file.exists():
+            return {}
+        try:
+            facts = read_json(self.arms_file)
+            return {int(number): Arm(number=int(number), values=dict(values)) for number, values in facts.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise SweepError(f"{self.arms_file}: not the arms of a sweep ({cause(error)})") from error
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Append how a run ended, in the place of a last line that was torn; it is on disk when this returns."""
+        with self.outcomes_file.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps(asdict(outcome)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_outcomes(self) -> dict[tuple[int, int], Outcome]:
+        """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped.
+
+        Raises:
+            SweepError: a whole line is no outcome.
+        """
+        if not self.outcomes_file.exists():
+            return {}
+        outcomes = {}
+        for number, line in enumerate(self.outcomes_file.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                outcome = build(Outcome, parse_json(line))
+            except ValueError as error:
+                raise SweepError(f"{self.outcomes_file}, line {number}: not an outcome ({cause(error)})") from error
+            outcomes[outcome.arm, outcome.seed] = outcome
+        return outcomes
+
+    def sessions(self) -> list[list[float]]:
+        """Return when the sweep was at work."""
+        try:
+            return [[float(start), float(end)] for start, end in read_json(self.sessions_file)]
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def elapsed_seconds(self) -> float:
+        """Return how long the sweep has been at work, all sessions together."""
+        return sum(end - start for start, end in self.sessions())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSweep:
+    """A sweep as its folder holds it."""
+
+    id: str
+    """What its runs are labelled with, and the name of its Optuna study."""
+    name: str
+    plan: Plan
+    base: Path
+    """File of the base, with the sweep's overrides applied: what its runs are started with."""
+
+
+def run_facts(stored: StoredSweep, arm: Arm, seed: int) -> dict[str, Any]:
+    """Return what names and groups one run in MLflow: its name and labels."""
+    return {
+        "tracking.run_name": f"{arm.name} seed={seed}",
+        "tracking.labels": {
+            "sweep": stored.id,
+            "arm": f"{arm.number:03d}",
+            "arm_name": arm.name,
+            **{key: str(value) for key, value in arm.values.items()},
+        },
+    }

@@ -1,0 +1,76 @@
+"""Which run is not worth finishing: judged on journals, each against the other arms' runs of the same seed.
+
+Optuna's pruners know one value a trial and step, count finished trials only, and would compare runs of different seeds; with
+common random numbers the comparison within a seed is the sharp one. Rules and names are theirs: the median stopping rule
+(Golovin et al. 2017, Google Vizier) and asynchronous successive halving (Li et al. 2020, arXiv:1810.05934, algorithm 2).
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from grpo_core.sweep.schema import PrunerConfig
+
+Curve = Sequence[float]
+"""One figure a step, from step 1."""
+PRUNED = "pruned: "
+"""What the reason of a pruned run begins with."""
+
+
+def prune_reason(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve], drift: Mapping[int, float]) -> str | None:
+    """Return why a run should end now; None if it should go on.
+
+    Args:
+        pruner: the rules.
+        rewards: mean reward of each of its steps so far.
+        others: the same of the other arms' runs with its seed, however far they are.
+        drift: its KL to be bounded, by step; of the steps where it was measured.
+    """
+    return _over_budget(pruner, len(rewards), drift) or _poor(pruner, rewards, others)
+
+
+def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
+    """Return the steps at which rewards are compared, up to `steps`.
+
+    >>> rungs(PrunerConfig(reward="median", first_step=10, every_steps=5), 22)
+    [10, 15, 20]
+    >>> rungs(PrunerConfig(reward="successive_halving", first_step=10, reduction_factor=2), 50)
+    [10, 20, 40]
+    """
+    if pruner.reward != "successive_halving":
+        return list(range(pruner.first_step, steps + 1, pruner.every_steps))
+    found, step = [], pruner.first_step
+    while step <= steps:
+        found.append(step)
+        step *= pruner.reduction_factor
+    return found
+
+
+def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float]) -> str | None:
+    if pruner.kl_budget is None or steps < pruner.first_step:
+        return None
+    recent = [value for step, value in drift.items() if steps - pruner.window < step <= steps]
+    if not recent or not fmean(recent) > pruner.kl_budget:
+        return None
+    return f"{PRUNED}drift {fmean(recent):.4g} at step {steps} is over pruner.kl_budget {pruner.kl_budget:g}"
+
+
+def _poor(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve]) -> str | None:
+    """Compare at every rung that was reached: others may have got there since it was last looked at."""
+    for rung in rungs(pruner, len(rewards)) if pruner.reward is not None else ():
+        own = _at(rewards, rung, pruner.window)
+        theirs = [_at(curve, rung, pruner.window) for curve in others if len(curve) >= rung]
+        if len(theirs) + 1 < pruner.min_arms:
+            continue
+        if pruner.reward == "median":
+            if own < median(theirs):
+                return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
+            continue
+        kept = max(1, (len(theirs) + 1) // pruner.reduction_factor)
+        rank = 1 + sum(value > own for value in theirs)
+        if rank > kept:
+            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(theirs) + 1} arms; the first {kept} go on"
+    return None
+
+
+def _at(curve: Curve, step: int, window: int) -> float:
+    return fmean(curve[max(0, step - window) : step])
