@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli_sweep import report, sweep
+from flows.servers import use_stack
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
-from grpo_core.errors import ConfigError, GrpoError, StackError
+from grpo_core.errors import ConfigError, GrpoError
+from grpo_core.lifeline import exit_with_lifeline
 
 if TYPE_CHECKING:
     from tasks.reporting import RunSummary
@@ -22,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="GRPO experiments that can be trusted and repeated. With --debug, errors show their traceback and Prefect its log.",
 )
+
+app.command()(sweep)
+app.command()(report)
 
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
@@ -71,7 +77,7 @@ def train(
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSummary":
     for warning in check_consistency(load_config(config, values)):
         typer.echo(f"warning: {warning}", err=True)
-    _use_stack()
+    use_stack()
     from flows.train import grpo
 
     return grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
@@ -83,7 +89,7 @@ def _resume(run_dir: Path, given: list[object]) -> "RunSummary":
     if given:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
     RunDir(run_dir).read_config()
-    _use_stack()
+    use_stack()
     from flows.train import resume
 
     return resume(run_dir=str(run_dir))
@@ -101,7 +107,7 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on its held-out prompts or on any data: the flow `grpo-evaluate`."""
     values = parse_overrides(overrides or [])
-    _use_stack()
+    use_stack()
     from flows.evaluate import grpo_evaluate
 
     _show(grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(run_dir) if run_dir else None))
@@ -115,34 +121,10 @@ def reproduce(
 ) -> None:
     """Repeat a run from what was recorded of it and compare every figure: exit code 0 if all are identical, 4 if not."""
     values = parse_overrides(overrides or [])
-    _use_stack()
+    use_stack()
     from flows.reproduce import grpo_reproduce
 
     _show(grpo_reproduce(run=run, overrides=values, run_dir=str(run_dir) if run_dir else None))
-
-
-def _use_stack() -> None:
-    """Run in the servers of the stack that is up here, if there is one; what the user has set comes first.
-
-    Raises:
-        StackError: a stack was started here and is gone.
-    """
-    from flows.stack.client_settings import folder_here
-    from flows.stack.state import read_stack
-
-    folder = folder_here()
-    stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
-    if stack is None:
-        typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
-        from flows.embedded import start_embedded_server
-
-        start_embedded_server()
-        return
-    if not (stack.alive("prefect") and stack.alive("mlflow")):
-        raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
-    os.environ.setdefault("PREFECT_API_URL", stack.api)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
-    typer.echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
 
 
 def _show(summary: "RunSummary") -> None:
@@ -299,6 +281,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     debug = len(arguments) < len(sys.argv) - 1
     _set_environment(debug)
+    exit_with_lifeline()  # a run that a sweep has started ends with it
     if not debug:
         # Each attempt to reach a server that is away; that it is away is said once, by the monitor.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)

@@ -46,11 +46,22 @@ def name_evaluation_run() -> str:
     return f"{given['policy']} on {given.get('data') or given.get('config') or 'its held-out prompts'}"
 
 
+def name_sweep() -> str:
+    """Return the name of the sweep that is about to start: `beta_group_sync_tiny`."""
+    return Path(flow_run.parameters["sweep"]).stem[:NAME_CHARACTERS]
+
+
+def name_resumed_sweep() -> str:
+    """Return the name of a sweep that goes on: `20261121-101500-beta_group_sync_tiny, resumed`."""
+    return f"{Path(flow_run.parameters['sweep_dir']).name}, resumed"
+
+
 def tag_flow_run(run_path: Path) -> None:
     """Add what a list of runs is filtered by to the tags of this flow run: preset, model and data."""
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
-    tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}"}
+    labels = {f"{key}:{config.tracking.labels[key]}" for key in ("sweep", "arm") if key in config.tracking.labels}
+    tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels}
     with prefect_may_be_away(), get_client(sync_client=True) as client:
         known = client.read_flow_run(flow_run.id)
         client.update_flow_run(known.id, tags={*known.tags, *tags})

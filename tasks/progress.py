@@ -159,11 +159,11 @@ class Pace:
 
     def text(self) -> str:
         """Return `3m12s, about 2m40s left`."""
-        elapsed = _minutes(time.monotonic() - self._started)
+        elapsed = minutes(time.monotonic() - self._started)
         if not self._recent:
             return f"{elapsed}, waiting for the first step"
         left = (self.steps - self._done) * sum(self._recent) / len(self._recent)
-        return f"{elapsed}, about {_minutes(left)} left"
+        return f"{elapsed}, about {minutes(left)} left"
 
 
 def describe(record: Record, pace: Pace) -> str | None:
@@ -192,6 +192,7 @@ def describe(record: Record, pace: Pace) -> str | None:
     return None
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """Return `3m12s`, or `45s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

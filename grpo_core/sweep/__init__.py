@@ -1,1 +1,1 @@
-"""Sweeps: what is varied (`schema`, `axes`), what each arm then is (`arms`, `plan`), where it lies (`folder`), what came of it."""
+"""Sweeps: what is varied (`schema`, `axes`), what each arm then is (`arms`, `plan`), `schedule`, `pruning`, `results`."""

@@ -13,7 +13,7 @@ NAMES = {
     "loss.beta": "β",
     "rollout.group_size": "G",
     "reference.sync_steps": "sync",
-    "reference.mixup_alpha": "α",
+    "reference.mixup_alpha": "alpha",
 }
 """Short names of knobs; others go by the last part of their key."""
 GROUP_SIZE, PROMPTS = "rollout.group_size", "rollout.num_prompts_per_step"

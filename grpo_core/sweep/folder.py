@@ -114,7 +114,9 @@ class SweepDir:
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
             write_json(self.sweep_file, {"id": sweep_id, "name": name, "sweep": sweep})
         except OSError as error:
-            raise SweepError(f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir") from error
+            raise SweepError(
+                f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir"
+            ) from error
 
     def read(self) -> "StoredSweep":
         """Return the sweep of the folder, checked again.
@@ -127,9 +129,13 @@ class SweepDir:
             facts = read_json(self.sweep_file)
             stored = {key: facts[key] for key in ("id", "name", "sweep")}
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise SweepError(f"sweep dir {self.path}: no readable {SWEEP_FILE} ({cause(error)}); give a sweep's folder") from error
+            raise SweepError(
+                f"sweep dir {self.path}: no readable {SWEEP_FILE} ({cause(error)}); give a sweep's folder"
+            ) from error
         base = self.path / Path(stored["sweep"]["base"]).name  # the folder may have moved
-        return StoredSweep(id=stored["id"], name=stored["name"], plan=make_plan({**stored["sweep"], "base": str(base)}), base=base)
+        return StoredSweep(
+            id=stored["id"], name=stored["name"], plan=make_plan({**stored["sweep"], "base": str(base)}), base=base
+        )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
         """Write the arms that have been chosen so far."""

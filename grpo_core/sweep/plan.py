@@ -42,8 +42,8 @@ def load_sweep(path: Path | str, overrides: Mapping[str, Any] | None = None) -> 
     """Return the checked plan of a sweep file (or of a file in `configs/sweeps/` by name), {key: value} overrides last.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, an axis is empty, misspelt or has no effect, or an arm contradicts
-            itself.
+        ConfigError: the file cannot be read, a key is unknown, an axis is empty, misspelt or without effect, or an arm
+            contradicts itself.
     """
     return make_plan(apply_overrides(read_values(_find(path)), overrides or {}))
 
@@ -72,9 +72,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     configs = _arm_configs(sweep, base)
     _check_beta(sweep, configs)
     _check_objective(sweep, configs)
-    return Plan(
-        sweep=sweep, base=base, preset=base_file.stem, num_arms=count_arms(sweep), notes=tuple(_notes(sweep, configs))
-    )
+    return Plan(sweep=sweep, base=base, preset=base_file.stem, num_arms=count_arms(sweep), notes=tuple(_notes(sweep, configs)))
 
 
 def _check_sampler(sweep: SweepConfig) -> None:

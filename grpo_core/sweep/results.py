@@ -61,9 +61,9 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
     for arm in sweep_dir.read_arms().values():
         for seed in stored.plan.sweep.seeds:
             run_dir = sweep_dir.run_dir(arm.number, seed)
-            records = read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
+            records = read_records_of(run_dir)
             mine = {"arm": arm.number, "seed": seed}
-            rows.append(run_row(stored, run_dir, arm, seed, records, outcomes.get((arm.number, seed))))
+            rows.append(run_row(stored, run_dir, arm, seed, outcomes.get((arm.number, seed))))
             steps.append(step_table(records).reset_index().assign(**mine))
             syncs.append(sync_table(records).assign(**mine))
     return Results(
@@ -73,9 +73,7 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
     )
 
 
-def run_row(
-    stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, records: Sequence[Record], outcome: Outcome | None
-) -> dict[str, Any]:
+def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: Outcome | None) -> dict[str, Any]:
     """Return one run's row: what it was to be, how it ended, and what it reached.
 
     Args:
@@ -83,7 +81,6 @@ def run_row(
         run_dir: the run's folder; it need not exist.
         arm: its arm.
         seed: its seed.
-        records: its journal, empty where it has none.
         outcome: how it ended, None while it has not.
     """
     row = {"arm": arm.number, "seed": seed, **arm.values, **_status(run_dir, outcome), **MEASURED_NAN, "steps": 0}
@@ -92,8 +89,13 @@ def run_row(
     if run_dir.config_file.exists():
         config = run_dir.read_config()
         row["advantage_rms_factor"] = advantage_rms_factor(config) or math.nan
-        row |= measure(records, config, stored.plan.sweep.objective)
+        row |= measure(read_records_of(run_dir), config, stored.plan.sweep.objective)
     return row
+
+
+def read_records_of(run_dir: RunDir) -> list[Record]:
+    """Return a run's journal, empty where it has none yet."""
+    return read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
 
 
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None, wall_s
         now = run_status(run_dir)
     except GrpoError as error:
         return Outcome(arm=arm, seed=seed, status="failed", cause=failure or str(error), wall_seconds=wall_seconds)
-    reason = now.reason or ""
+    reason = (now.reason or "").removeprefix("STOP: ")
     status = "pruned" if now.state == "stopped" and reason.startswith(PRUNED) else now.state
     if failure is not None or status not in ("finished", "stopped", "pruned"):
         why = failure or f"its training is {status}" + (f": {reason}" if reason else "")

@@ -1,10 +1,12 @@
 """Every key of a sweep file: meaning, unit and range stand under the field; `plan.py` checks what takes more than one key."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from grpo_core.config.schema import PlainValues, Section
+
 
 class Range(Section):
     """Numbers from `low` to `high`, for the samplers that search: `random` and `tpe`."""
@@ -111,9 +113,9 @@ class SweepConfig(Section):
     """What the sweep is to answer, in words; shown first in its report."""
     base: str
     """Preset or file of which every arm is a variation."""
-    overrides: PlainValues = {}
+    overrides: PlainValues = Field(default={})
     """Keys of the base that are changed for all arms: {key.path: value}."""
-    axes: dict[str, Axis] = Field(min_length=1)
+    axes: Mapping[str, Axis] = Field(min_length=1)
     """{key.path: values}; a range {low, high, log, step} where a sampler searches."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
     """`training.seed` of the runs of each arm: prompt order and sampling, the same for all arms."""

@@ -16,7 +16,7 @@ def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     """Return a new MLflow run that holds the configuration."""
     config, origin, client = run_dir.read_config(), run_dir.read_origin(), make_client(uri)
     name = config.tracking.run_name or run_name(config, origin)
-    experiment_id = _experiment(client, uri, config.tracking.experiment, run_dir.path)
+    experiment_id = find_experiment(client, uri, config.tracking.experiment, run_dir.path)
     run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
     write_json(run_dir.tracking_file, asdict(tracked))  # at once: whoever goes on with a run that dies here finds this one
@@ -60,7 +60,8 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
     return None
 
 
-def _experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
+def find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
+    """Return the id of an experiment, made where there is none; artifacts of a local store lie beside the run dirs."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)

@@ -1,0 +1,94 @@
+"""The verbs of the `grpo` command that are about sweeps."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.servers import use_stack
+from grpo_core.config import parse_overrides
+from grpo_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tasks.sweep.reporting import SweepSummary
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
+
+
+def sweep(
+    file: Annotated[
+        str | None, typer.Argument(help="A file in configs/sweeps/ by name, or a path.", metavar="FILE", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a sweep that was interrupted: go on with it. No FILE is given then.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+) -> None:
+    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
+    values = parse_overrides(overrides or [])
+    if resume is None and retry_failed:
+        raise ConfigError("--retry-failed: has no effect without --resume SWEEP_DIR")
+    if resume is not None:
+        given = [value for value in (file, sweep_dir, *(overrides or [])) if value is not None]
+        if given:
+            raise ConfigError(f"--resume {resume}: the sweep keeps its own settings; leave out {given[0]}")
+        _show_sweep(_resume_sweep(resume, retry_failed))
+    elif file is None:
+        raise ConfigError("give a FILE (of configs/sweeps/, or a path), or --resume SWEEP_DIR")
+    elif dry_run:
+        _show_plan(file, values)
+    else:
+        from grpo_core.sweep.plan import load_sweep
+
+        load_sweep(file, values)  # refused before anything is started
+        use_stack()
+        from flows.sweep import grpo_sweep
+
+        _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(sweep_dir) if sweep_dir else None))
+
+
+def _resume_sweep(sweep_dir: Path, retry_failed: bool) -> "SweepSummary":
+    from grpo_core.sweep.folder import SweepDir
+
+    SweepDir(sweep_dir).read()
+    use_stack()
+    from flows.sweep import resume_sweep
+
+    return resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed)
+
+
+def _show_plan(file: str, values: dict[str, Any]) -> None:
+    from grpo_core.sweep.describe import describe_plan
+    from grpo_core.sweep.plan import load_sweep
+
+    for line in describe_plan(load_sweep(file, values)):
+        typer.echo(line)
+
+
+def _show_sweep(summary: "SweepSummary") -> None:
+    typer.echo()
+    for line in summary.answer:
+        typer.echo(f"  {line}")
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    typer.echo(f"\nruns      {counts}\nreport    {summary.page}")
+    where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
+    for label, text in zip(("MLflow", ""), where, strict=False):
+        typer.echo(f"{label:10}{text}")
+    for problem in summary.problems:
+        typer.echo(f"warning: {problem}", err=True)
+
+
+def report(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
+    """Write tables, figures and the report of a sweep from its journals, and hand them to MLflow where it is tracked."""
+    from tasks.sweep.reporting import report_again
+
+    page, answer, problems = report_again(sweep_dir)
+    for line in answer:
+        typer.echo(f"  {line}")
+    typer.echo(f"\nreport    {page}")
+    for problem in problems:
+        typer.echo(f"warning: {problem}", err=True)

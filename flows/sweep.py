@@ -1,0 +1,58 @@
+"""Flow "grpo-sweep": many runs that differ in what is swept alone, and what they say together.
+
+open_sweep - track_sweep - run_arms (each run is the flow grpo, here or through a deployment) - report_sweep
+"""
+
+from pathlib import Path
+from typing import cast
+
+from prefect import flow
+from prefect.states import Cancelled
+
+from flows.naming import name_resumed_sweep, name_sweep
+from flows.parameters import NO_OVERRIDES, Name, Overrides
+from tasks.cancellation import RunCancelledError
+from tasks.sweep.opening import hold_sweep, open_sweep
+from tasks.sweep.reporting import SweepSummary, report_sweep
+from tasks.sweep.running import refuse_failures, run_arms
+from tasks.tracking.sweep import end_sweep, track_sweep
+
+
+@flow(name="grpo-sweep", flow_run_name=name_sweep)
+def grpo_sweep(*, sweep: Name, overrides: Overrides = NO_OVERRIDES, sweep_dir: str | None = None) -> SweepSummary:
+    """Run every arm of a sweep once per seed, and report which differ and how sure that is.
+
+    Everything that can be refused is refused before the first run. A run that fails is recorded and does not end the sweep, up
+    to `failed_runs_allowed`.
+
+    Args:
+        sweep: Name of a file in `configs/sweeps/`, or path of a sweep file.
+        overrides: Keys of the sweep file to change, for example {"seeds": [0, 1], "runs.where": "deployment"}.
+        sweep_dir: Folder of the sweep; left out, a new one under `runs/`.
+    """
+    return run_sweep(open_sweep(sweep, overrides, Path(sweep_dir) if sweep_dir else None))
+
+
+@flow(name="grpo-sweep", flow_run_name=name_resumed_sweep)
+def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary:
+    """Go on with a sweep that was interrupted: finished runs are not run again, interrupted ones go on, the search continues.
+
+    Args:
+        sweep_dir: Folder of the sweep.
+        retry_failed: Run those that have failed once more.
+    """
+    return run_sweep(Path(sweep_dir), retry_failed)
+
+
+def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
+    """Do what is left to do of the sweep in a folder."""
+    with hold_sweep(sweep_path):
+        tracked = track_sweep(sweep_path)
+        try:
+            with end_sweep(tracked):
+                run_arms(sweep_path, tracked, retry_failed)
+                summary = report_sweep(sweep_path, tracked)
+                refuse_failures(sweep_path)
+        except RunCancelledError as error:
+            return cast("SweepSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
+    return summary

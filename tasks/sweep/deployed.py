@@ -1,0 +1,117 @@
+"""Runs as flow runs of a deployment: taken by any worker of its pool, and not tied to the life of the sweep.
+
+A flow run is named by (sweep, arm, seed, attempt) in its idempotency key, so a sweep that goes on finds those of its earlier
+sessions instead of beginning them twice. The folders of the runs must be on a disk that sweep and workers share.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterIdempotencyKey
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.deployments import run_deployment
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelling
+
+from grpo_core.errors import SweepError, cause
+from grpo_core.locks import lock_holder
+from tasks.sweep.launcher import Ended, Job
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS = 2.0
+MOST_ATTEMPTS = 20
+LOST = (StateType.CRASHED, StateType.CANCELLED)
+
+
+class DeploymentLauncher:
+    """Starts flow runs."""
+
+    def __init__(self, sweep_id: str, deployment: str) -> None:
+        """Start runs of a deployment of the flow `grpo`, for example `grpo/train`."""
+        self._sweep_id = sweep_id
+        self._deployment = deployment
+        self._jobs: dict[str, Job] = {}
+        """By flow run id."""
+        self._next_ask = 0.0
+
+    def start(self, job: Job) -> None:
+        """Begin a run, or go on with one of an earlier session.
+
+        Raises:
+            SweepError: there is no such deployment, or Prefect does not answer.
+        """
+        try:
+            known = self._attempts(job)
+            newest = known[-1] if known else None
+            if newest is None or _state(newest) in LOST:
+                newest = self._run(job, attempt=len(known) + 1)
+        except Exception as error:  # Prefect's client raises unrelated types
+            raise SweepError(f"runs.deployment {self._deployment}: cannot be run ({cause(error)}); is the stack up?") from error
+        self._jobs[str(newest.id)] = job
+
+    def poll(self) -> list[Ended]:
+        """Return the runs that have ended since this was last asked; nothing while Prefect is away."""
+        if not self._jobs or time.monotonic() < self._next_ask:
+            return []
+        self._next_ask = time.monotonic() + ASK_SECONDS
+        try:
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
+                runs = client.read_flow_runs(
+                    flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id) for run_id in self._jobs]))
+                )
+        except Exception:  # an outage of any kind: the runs go on, and so does asking
+            logger.warning("Prefect does not answer; the runs are asked for again", exc_info=True)
+            return []
+        ended = [end for run in runs if (end := self._end(run)) is not None]
+        for end in ended:
+            self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key != end.job.key}
+        return ended
+
+    def interrupt(self) -> None:
+        """Cancel the runs: each finishes its step and checkpoints; their workers see to that."""
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
+            for run_id in self._jobs:
+                client.set_flow_run_state(run_id, Cancelling(message="its sweep was cancelled"))
+
+    def _end(self, run: FlowRun) -> Ended | None:
+        job, state = self._jobs[str(run.id)], run.state
+        if state is None or not state.is_final():
+            return None
+        if state.is_completed():
+            return Ended(job=job)
+        if state.is_crashed() and lock_holder(job.run_dir.lock_file) is not None:
+            return None  # Prefect lost sight of it, for example in a long outage; its lock shows that it lives
+        return Ended(job=job, failure=f"flow run {run.name}: {state.name}: {state.message}", crashed=state.is_crashed())
+
+    def _attempts(self, job: Job) -> Sequence[FlowRun]:
+        keys = [self._key(job, attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
+        named = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
+        with get_client(sync_client=True) as client:
+            found = client.read_flow_runs(flow_run_filter=named)
+        return sorted(found, key=lambda run: keys.index(str(run.idempotency_key)))
+
+    def _run(self, job: Job, attempt: int) -> FlowRun:
+        parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}
+        name = self._deployment
+        if job.goes_on:
+            name = f"{self._deployment.rpartition('/')[0]}/resume"
+        else:
+            parameters |= {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
+        tags = [f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"]
+        run = run_deployment(
+            name, parameters=parameters, timeout=0, tags=tags, idempotency_key=self._key(job, attempt), as_subflow=True
+        )
+        assert isinstance(run, FlowRun)  # it is a coroutine only inside an event loop
+        return run
+
+    def _key(self, job: Job, attempt: int) -> str:
+        return f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}"
+
+
+def _state(run: FlowRun) -> StateType | None:
+    return run.state.type if run.state is not None else None

@@ -1,0 +1,128 @@
+"""Runs as processes of this machine: each is the command `grpo train` with an output file, and dies with the sweep.
+
+A run whose sweep was killed loses its lifeline and ends at once, as if it had been killed itself; its training finishes the
+step and checkpoints. Going on with the sweep goes on with it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect.settings import PREFECT_API_URL
+
+from grpo_core.lifeline import LIFELINE_VARIABLE
+from grpo_core.locks import lock_holder
+from tasks.context import deployed_flow_run
+from tasks.sweep.launcher import Ended, Job
+
+COMMAND = "flows.cli"
+STOPPED_EARLY = 3
+"""Exit code of `grpo train` for a run that a rule, a person or a pruner has ended."""
+STOP_SECONDS = 20.0
+"""How long a cancelled sweep waits for its runs: Prefect kills its flow after 30 s."""
+LOCK_SECONDS = 60.0
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Child:
+    job: Job
+    process: subprocess.Popen[bytes]
+
+
+class LocalLauncher:
+    """Starts processes."""
+
+    def __init__(self, api: str | None = None) -> None:
+        """Let the runs report to a Prefect API; None = that of this process."""
+        self._children: list[_Child] = []
+        self._api = api or prefect_api()
+        self._lifeline = os.pipe()
+        """Its write end is held by this process alone."""
+
+    def start(self, job: Job) -> None:
+        """Begin a run, or go on with one that was begun before.
+
+        The flow of an earlier session that still works on it has lost its lifeline, and is gone in a moment.
+        """
+        deadline = time.monotonic() + LOCK_SECONDS
+        while lock_holder(job.run_dir.lock_file) is not None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        read_end, _ = self._lifeline
+        with job.log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", COMMAND, "train", *_arguments(job)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(read_end),
+                pass_fds=(read_end,),
+                start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
+            )
+        self._children.append(_Child(job=job, process=process))
+
+    def poll(self) -> list[Ended]:
+        """Return the runs that have ended since this was last asked."""
+        ended = [child for child in self._children if child.process.poll() is not None]
+        self._children = [child for child in self._children if child not in ended]
+        return [_end(child) for child in ended]
+
+    def interrupt(self) -> None:
+        """Ask all runs to finish their step and checkpoint; a terminal's user can wait for it, or kill them by Ctrl-C once more."""
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + STOP_SECONDS if deployed_flow_run() is not None else None
+        try:
+            while any(child.process.poll() is None for child in self._children):
+                if deadline is not None and time.monotonic() > deadline:
+                    return  # they go on without this process, which is about to be killed, for as long as a step takes
+                time.sleep(POLL_SECONDS)
+        finally:
+            for child in self._children:
+                if child.process.poll() is None:
+                    child.process.kill()
+
+    def _environment(self, lifeline: int) -> dict[str, str]:
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+        api = {"PREFECT_API_URL": self._api} if self._api else {}
+        # A run of its own, not a part of the deployment whose worker started the sweep.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
+        return {**inherited, **api, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def prefect_api() -> str | None:
+    """Return the address of the Prefect API that this process uses: the configured one, or that of its embedded server."""
+    from prefect.server.api.server import SubprocessASGIServer
+
+    configured = PREFECT_API_URL.value()
+    if configured:
+        return str(configured)
+    server = SubprocessASGIServer()  # one a process
+    return server.api_url if server.running else None
+
+
+def _arguments(job: Job) -> list[str]:
+    if job.goes_on:
+        return ["--resume", str(job.run_dir.path)]
+    values = [f"{key}={json.dumps(value)}" for key, value in job.overrides.items()]
+    return [str(job.base), *values, "--run-dir", str(job.run_dir.path)]
+
+
+def _end(child: _Child) -> Ended:
+    code = child.process.returncode
+    if code in (0, STOPPED_EARLY):
+        return Ended(job=child.job)
+    if code < 0:
+        said = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
+        return Ended(job=child.job, failure=said, crashed=True)
+    lines = [line for line in child.job.log_file.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+    return Ended(job=child.job, failure=errors[-1].removeprefix("error: ") if errors else f"exit code {code}")

@@ -1,0 +1,121 @@
+"""Task: the tables of a sweep, its report, and the summary that its flow returns."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.errors import cause
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from tasks.away import prefect_may_be_away
+from tasks.reporting import REPORT_RETRIES
+from tasks.tracking.store import TrackedRun
+from tasks.tracking.sweep import log_results, read_parent
+
+if TYPE_CHECKING:
+    from grpo_core.analysis.sweep.facts import SweepFacts
+    from grpo_core.sweep.results import Results
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSummary:
+    """What a sweep's flow returns."""
+
+    sweep_path: Path
+    page: Path
+    answer: tuple[str, ...]
+    """What the sweep answers, in words."""
+    statuses: dict[str, int]
+    """Runs by how they ended."""
+    mlflow_run_id: str
+    mlflow_address: str
+    mlflow_ui_command: str
+    problems: tuple[str, ...] = ()
+    """What could not be tracked."""
+
+
+def make_report(sweep_path: Path) -> tuple["Results", Path, tuple[str, ...]]:
+    """Write tables, figures and page of a sweep, finished or not; return (tables, page, answer).
+
+    Raises:
+        SweepError: the folder holds no sweep.
+    """
+    from grpo_core.analysis.sweep import write_report
+    from grpo_core.sweep.results import collect
+
+    sweep_dir = SweepDir(sweep_path)
+    stored = sweep_dir.read()
+    results = collect(sweep_dir, stored)
+    sweep_dir.results.mkdir(exist_ok=True)
+    for name, table in (("runs", results.runs), ("steps", results.steps), ("syncs", results.syncs)):
+        table.to_parquet(sweep_dir.results / f"{name}.parquet", index=False)
+    results.runs.to_csv(sweep_dir.results / "runs.csv", index=False)
+    report = write_report(_facts(sweep_dir, stored), results.runs, results.steps, results.syncs, sweep_dir.report)
+    return results, report.page, report.answer
+
+
+def _facts(sweep_dir: SweepDir, stored: StoredSweep) -> "SweepFacts":
+    from grpo_core.analysis.sweep.facts import SweepFacts
+
+    plan, objective = stored.plan, stored.plan.sweep.objective
+    words = objective.metric
+    if objective.kl_penalty is not None:
+        words += f" - {objective.kl_penalty:g} x {objective.kl_metric}"
+    if objective.kl_bound is not None:
+        words += f", where {objective.kl_metric} is at most {objective.kl_bound:g}"
+    return SweepFacts(
+        name=stored.name,
+        question=plan.sweep.question,
+        knobs=plan.sweep.knobs,
+        seeds=plan.sweep.seeds,
+        objective=words,
+        hold=plan.sweep.hold,
+        sampler=plan.sweep.sampler,
+        concurrency=plan.sweep.runs.concurrency,
+        elapsed_seconds=sweep_dir.elapsed_seconds() or None,
+        notes=plan.notes,
+        planned_runs=plan.num_runs,
+    )
+
+
+@task(name="report-sweep", cache_policy=NO_CACHE)
+def report_sweep(sweep_path: Path, tracked: TrackedRun) -> SweepSummary:
+    """Write the report, hand it to MLflow and keep its words as an artifact of the flow run."""
+    results, page, answer = make_report(sweep_path)
+    problems = _hand_over(sweep_path, tracked, results, answer)
+    lines = [f"# Sweep {tracked.name}", "", f"[MLflow run {tracked.run_id}]({tracked.address}) · `{page}`", ""]
+    with prefect_may_be_away(REPORT_RETRIES):
+        markdown = "\n".join([*lines, *(f"- {line}" for line in answer), ""])
+        create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {tracked.name}")
+    return SweepSummary(
+        sweep_path=sweep_path,
+        page=page,
+        answer=answer,
+        statuses={str(status): int(count) for status, count in results.runs["status"].value_counts().items()},
+        mlflow_run_id=tracked.run_id,
+        mlflow_address=tracked.address,
+        mlflow_ui_command=tracked.ui_command,
+        problems=problems,
+    )
+
+
+def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ...]]:
+    """Report on a sweep as it is now, and hand the report to MLflow where it is tracked; return (page, answer, problems).
+
+    Raises:
+        SweepError: the folder holds no sweep.
+    """
+    results, page, answer = make_report(sweep_path)
+    tracked = read_parent(sweep_path)
+    return page, answer, _hand_over(sweep_path, tracked, results, answer) if tracked is not None else ()
+
+
+def _hand_over(sweep_path: Path, tracked: TrackedRun, results: "Results", answer: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        log_results(tracked, SweepDir(sweep_path), results, answer)
+    except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
+        return (f"the report is not in MLflow ({cause(error)}); `grpo report {sweep_path}` tries again",)
+    return ()

@@ -1,0 +1,201 @@
+"""The search, as an Optuna study: a trial is an arm, its value the mean objective over seeds.
+
+Each suggestion is drawn with a generator of its own, seeded by (sweep seed, trial, key): it depends on the results so far and on
+nothing that a process remembers. So a killed sweep goes on with the suggestions that it would have made, also where it was
+killed between two keys of one trial.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from grpo_core.errors import SweepError, cause
+from grpo_core.jsonfile import read_json, write_json
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.axes import grid
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.schema import Range, SweepConfig
+
+STUDY_VARIABLE = "GRPO_STUDY_URL"
+MARK = "study.json"
+"""Says where the study was created, without its password."""
+LOCK_SECONDS = 60
+"""How long a write waits for an SQLite file that somebody reads."""
+CONSTRAINT = "over_bound"
+"""Attribute of a trial: how far its mean drift is over `objective.kl_bound`."""
+
+
+class ArmSampler(BaseSampler):
+    """Suggests each key of each trial with a fresh generator."""
+
+    def __init__(self, sweep: SweepConfig) -> None:
+        """Take the sampler of a sweep."""
+        self._sweep = sweep
+        self._grid = list(grid(sweep)) if sweep.sampler == "grid" else []
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return nothing: keys are suggested one by one."""
+        return {}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return nothing, as above."""
+        return {}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return the value of one key of one trial."""
+        if self._grid:
+            return _encode(self._grid[trial.number][param_name])
+        seed = derived_seed(self._sweep.sampler_seed, trial.number, param_name)
+        return self._searcher(seed).sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Let the search take note of a bound that the trial exceeds."""
+        if not self._grid:
+            self._searcher(0).after_trial(study, trial, state, values)
+
+    def _searcher(self, seed: int) -> BaseSampler:
+        if self._sweep.sampler == "random":
+            return RandomSampler(seed=seed)
+        bounded = self._sweep.objective.kl_bound is not None
+        return TPESampler(seed=seed, multivariate=False, constraints_func=_over_bound if bounded else None)
+
+
+def derived_seed(*parts: object) -> int:
+    """Return a seed of 32 bits that the parts decide, on any machine.
+
+    >>> derived_seed(0, 7, "loss.beta") == derived_seed(0, 7, "loss.beta") != derived_seed(0, 8, "loss.beta")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "big")
+
+
+class SweepStudy:
+    """The trials of one sweep."""
+
+    def __init__(self, study: optuna.Study, sweep: SweepConfig) -> None:
+        """Take a study whose trials are the arms of a sweep."""
+        self._study = study
+        self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
+
+    @classmethod
+    def open(cls, sweep_dir: SweepDir, stored: StoredSweep) -> Self:
+        """Return the study of a sweep, a new one where it has none.
+
+        Raises:
+            SweepError: its storage cannot be reached, or is not the one in which the study was created.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sweep, mark = stored.plan.sweep, sweep_dir.path / MARK
+        url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{sweep_dir.study_file.resolve()}"
+        where = _without_password(url)
+        sampler = ArmSampler(sweep)
+        try:
+            wait = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+            storage = RDBStorage(url, engine_kwargs=wait)
+            if mark.exists():
+                study = optuna.load_study(study_name=stored.id, storage=storage, sampler=sampler)
+            else:
+                study = optuna.create_study(
+                    study_name=stored.id, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
+                )
+                write_json(mark, {"study": stored.id, "where": where})
+        except Exception as error:  # SQLAlchemy and its drivers raise unrelated types
+            created = f"; it was created in {_created_in(mark)}" if mark.exists() else ""
+            hint = f"correct `study` or {STUDY_VARIABLE}, or start its server"
+            raise SweepError(f"study: {where} cannot be used ({cause(error)}){created}; {hint}") from error
+        return cls(study, sweep)
+
+    def arms(self) -> dict[int, Arm]:
+        """Return the arms that have been asked for, by number; one that was left half-suggested is completed."""
+        return {trial.number: self._arm(trial) for trial in self._study.get_trials(deepcopy=False)}
+
+    def ask(self) -> Arm:
+        """Choose the next arm."""
+        return self._arm(self._study.ask())
+
+    def open_arms(self) -> set[int]:
+        """Return the numbers of the arms whose value has not been told."""
+        return {trial.number for trial in self._study.get_trials(deepcopy=False) if not trial.state.is_finished()}
+
+    def tell(
+        self, arm: int, value: float | None, over_bound: float | None = None, pruned_at: tuple[int, float] | None = None
+    ) -> None:
+        """Say what came of an arm.
+
+        Args:
+            arm: its number.
+            value: mean objective over its seeds; None = it failed, or was pruned.
+            over_bound: mean drift minus `objective.kl_bound`; positive = it is never the best.
+            pruned_at: (step, reward there) of a pruned run.
+        """
+        trial = Trial(self._study, next(trial for trial in self._study.get_trials() if trial.number == arm)._trial_id)
+        if over_bound is not None:
+            trial.set_user_attr(CONSTRAINT, over_bound)
+        if pruned_at is not None:
+            trial.report(pruned_at[1], pruned_at[0])
+            self._study.tell(trial, state=TrialState.PRUNED)
+        elif value is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(trial, value)
+
+    def _arm(self, trial: FrozenTrial | Trial) -> Arm:
+        params: Mapping[str, Any] = trial.params
+        if set(params) != set(self._distributions):
+            live = trial if isinstance(trial, Trial) else Trial(self._study, trial._trial_id)
+            params = {key: live._suggest(key, distribution) for key, distribution in self._distributions.items()}
+        return Arm(number=trial.number, values={key: _decode(params[key]) for key in self._distributions})
+
+
+def _distribution(axis: Any) -> BaseDistribution:
+    if not isinstance(axis, Range):
+        return CategoricalDistribution([_encode(value) for value in axis])
+    if axis.is_whole:
+        return IntDistribution(int(axis.low), int(axis.high), log=axis.log, step=int(axis.step or 1))
+    return FloatDistribution(float(axis.low), float(axis.high), log=axis.log, step=axis.step)
+
+
+LIST = "json:"
+"""Before a list or a mapping, which Optuna cannot hold as they are."""
+
+
+def _encode(value: Any) -> Any:
+    return LIST + json.dumps(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _decode(value: Any) -> Any:
+    return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
+
+
+def _over_bound(trial: FrozenTrial) -> Sequence[float]:
+    return (float(trial.user_attrs.get(CONSTRAINT, 0.0)),)
+
+
+def _without_password(url: str) -> str:
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "what is given"
+
+
+def _created_in(mark: Path) -> str:
+    try:
+        return str(read_json(mark)["where"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "a place that its study.json no longer tells"

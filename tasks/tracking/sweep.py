@@ -1,0 +1,206 @@
+"""A sweep in MLflow: a parent run with the sweep's question, tables and report; its runs are nested below it."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.config import load_config
+from grpo_core.errors import TrackingError, cause
+from grpo_core.jsonfile import build, read_json, write_json
+from grpo_core.sweep.arms import arm_overrides
+from grpo_core.sweep.axes import grid
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from tasks.cancellation import RunCancelledError
+from tasks.tracking import Status
+from tasks.tracking.description import NOTE, PARENT
+from tasks.tracking.opening import find_experiment
+from tasks.tracking.store import TrackedRun, make_client, short_retries, tracking_uri
+
+if TYPE_CHECKING:
+    from grpo_core.sweep.results import Results
+
+logger = logging.getLogger(__name__)
+
+MAX_CHARACTERS = 6000
+"""Of a parameter's value, in every store that MLflow has."""
+LABEL = "sweep"
+"""Label of a sweep and of its runs: the sweep's id."""
+FIGURES = (
+    "objective",
+    "accuracy",
+    "reward",
+    "kl_ref_seq",
+    "kl_init_seq",
+    "zero_std_frac",
+    "advantage_rms_factor",
+    "effective_beta",
+)
+"""Columns of the results that each run gets as metrics `sweep/<name>`, so that the compare page has them."""
+
+
+@task(name="track-sweep", cache_policy=NO_CACHE)
+def track_sweep(sweep_path: Path) -> TrackedRun:
+    """Return the sweep's MLflow run: a new one, or the one that it had before it was interrupted, running again.
+
+    Raises:
+        TrackingError: the store or server cannot be used.
+    """
+    sweep_dir = SweepDir(sweep_path)
+    stored = sweep_dir.read()
+    config = load_config(str(stored.base), _first_arm(stored))
+    uri = tracking_uri(config, sweep_dir.path)
+    try:
+        with short_retries():
+            client = make_client(uri)
+            known = _known(sweep_dir)
+            if known is not None and client.get_run(known.run_id).info.lifecycle_stage != "deleted":
+                client.update_run(known.run_id, status="RUNNING")
+                return known
+            experiment_id = find_experiment(client, uri, config.tracking.experiment, sweep_dir.path)
+            run = client.create_run(experiment_id, run_name=stored.name, tags=_tags(sweep_dir, stored))
+            tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=stored.name)
+            write_json(sweep_dir.tracking_file, asdict(tracked))
+            _log_params(client, tracked, stored)
+            return tracked
+    except Exception as error:  # mlflow raises unrelated types for each store
+        raise TrackingError(f"tracking.uri {uri}: the sweep cannot be tracked ({cause(error)})") from error
+
+
+def _first_arm(stored: StoredSweep) -> dict[str, Any]:
+    plan = stored.plan
+    return arm_overrides(plan.sweep, plan.base, next(grid(plan.sweep)))
+
+
+def read_parent(sweep_path: Path) -> TrackedRun | None:
+    """Return where a sweep is tracked; None where it never was."""
+    return _known(SweepDir(sweep_path))
+
+
+def _known(sweep_dir: SweepDir) -> TrackedRun | None:
+    if not sweep_dir.tracking_file.exists():
+        return None
+    return build(TrackedRun, read_json(sweep_dir.tracking_file))
+
+
+def _tags(sweep_dir: SweepDir, stored: StoredSweep) -> dict[str, str]:
+    from prefect.runtime import flow_run
+
+    sweep = stored.plan.sweep
+    rows = [
+        f"| `{key}` | {', '.join(map(str, axis)) if isinstance(axis, tuple) else axis} |" for key, axis in sweep.axes.items()
+    ]
+    lines = [
+        f"**{sweep.question or stored.name}**",
+        "",
+        *("| key | values |", "|---|---|", *rows),
+        "",
+        f"{stored.plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {_held(sweep.hold)}base "
+        f"{stored.plan.preset}. Its runs are nested below. `grpo report {sweep_dir.path.resolve()}`",
+    ]
+    return {
+        NOTE: "\n".join(lines),
+        LABEL: stored.id,
+        "preset": stored.plan.preset,
+        "sweep_dir": str(sweep_dir.path.resolve()),
+        "prefect.flow_run_id": str(flow_run.id or ""),
+        "mlflow.source.name": "grpo",
+    }
+
+
+def _held(hold: str | None) -> str:
+    return f"{hold} held; " if hold else ""
+
+
+def _log_params(client: Any, tracked: TrackedRun, stored: StoredSweep) -> None:
+    from mlflow.entities import Param
+
+    values = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
+    params = [Param(f"sweep.{key}", str(value)[:MAX_CHARACTERS]) for key, value in values.items()]
+    client.log_batch(tracked.run_id, params=params)
+
+
+def drop_strays(tracked: TrackedRun, sweep_dir: SweepDir, stored: StoredSweep) -> None:
+    """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
+    known = set()
+    for arm in sweep_dir.read_arms():
+        for seed in stored.plan.sweep.seeds:
+            file = sweep_dir.run_dir(arm, seed).tracking_file
+            if file.exists():
+                known.add(str(read_json(file)["run_id"]))
+    client = make_client(tracked.uri)
+    with short_retries():
+        for run in children(client, tracked):
+            if run.info.run_id not in known and not run.data.metrics:
+                client.delete_run(run.info.run_id)
+
+
+def children(client: Any, tracked: TrackedRun) -> list[Any]:
+    """Return the MLflow runs of a sweep."""
+    found: list[Any] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs([tracked.experiment_id], f"tags.`{PARENT}` = '{tracked.run_id}'", page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
+    """Add to one run of the sweep what its results say of it, as metrics for the compare page; those that are there stay."""
+    from mlflow.entities import Metric
+
+    present = client.get_run(row["mlflow_run_id"]).data.metrics
+    fresh = {f"sweep/{name}": float(row[name]) for name in FIGURES if not math.isnan(row[name])}
+    now = round(time.time() * 1000)
+    metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if key not in present]
+    client.log_batch(row["mlflow_run_id"], metrics=metrics)
+
+
+def log_results(tracked: TrackedRun, sweep_dir: SweepDir, results: "Results", answer: tuple[str, ...]) -> None:
+    """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
+    client = make_client(tracked.uri)
+    with short_retries():
+        client.log_artifacts(tracked.run_id, str(sweep_dir.results), "results")
+        client.log_artifacts(tracked.run_id, str(sweep_dir.report), "report")
+        client.log_text(
+            tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
+        )
+        client.log_artifact(tracked.run_id, str(sweep_dir.sweep_file))
+        client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
+        for row in results.runs.to_dict("records"):
+            if row["mlflow_run_id"] and row["status"] != "running":
+                _log_figures(client, row)
+        for status, count in results.runs["status"].value_counts().items():
+            client.log_metric(tracked.run_id, f"sweep/runs_{status}", int(count))
+        best = results.runs.groupby("arm")["objective"].mean().max()
+        if best == best:  # not NaN: at least one arm is complete
+            client.log_metric(tracked.run_id, "sweep/best_objective", float(best))
+
+
+@contextmanager
+def end_sweep(tracked: TrackedRun) -> Iterator[None]:
+    """End the sweep's MLflow run with the right status whatever happens inside."""
+    status: Status = "KILLED"
+    try:
+        yield
+        status = "FINISHED"
+    except RunCancelledError:
+        raise
+    except Exception:
+        status = "FAILED"
+        raise
+    finally:
+        try:
+            with short_retries():
+                make_client(tracked.uri).set_terminated(tracked.run_id, status)
+        except Exception:  # an outage of any kind must not hide what happened inside
+            logger.warning("the sweep's MLflow run could not be ended as %s", status, exc_info=True)
