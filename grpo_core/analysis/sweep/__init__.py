@@ -1,0 +1,12 @@
+"""What a hyperparameter sweep says, and how sure it is: statistics, figures, words and one HTML page.
+
+Pandas in; pandas, figures and text out. Nothing here reads a run dir or knows who planned and ran the arms.
+
+    facts       what the sweep asked, and the names of knobs and levels for people
+    runs        the frame of runs, checked, with its levels made comparable
+    statistics  paired intervals over seeds, Holm's correction, rank correlation
+    effects     levels of a knob and arms against each other; knobs that were sampled
+    frontier    arms that no other beats in both reward and drift
+    words       the answer in plain lines, from the same objects as the tables
+    report      `write_report`: figures, Parquet tables and the page
+"""

@@ -1,0 +1,249 @@
+"""The tables of the page: headings with units, cells as people read them."""
+
+import math
+from dataclasses import dataclass
+
+from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_error
+from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, number, p_text, plain, with_error
+from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+from grpo_core.analysis.sweep.words import Best, Findings
+
+MOST_DIFFERENCES = 40
+"""Rows of the page's table of pairs of arms; the Parquet file has all."""
+OUTCOME_NAMES = {
+    "objective": "objective",
+    "accuracy": "held-out accuracy",
+    "reward": "reward, last steps",
+    "kl_init_seq": "KL to the initial policy, nats per completion (k3)",
+    "probe_kl_init": "exact KL to the initial policy, nats per token (probe)",
+    "zero_std_frac": "share of groups with equal rewards",
+    "train_seconds": "seconds in training steps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table of the page."""
+
+    caption: str
+    head: tuple[str, ...]
+    units: tuple[str, ...]
+    """One per column; empty where a column has none."""
+    rows: tuple[tuple[str, ...], ...]
+    strong: frozenset[int] = frozenset()
+    """Rows to stress."""
+
+
+def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
+    """Return what each arm reached: means over its finished seeds +- 1 standard error."""
+    measures = {
+        "objective": ("objective", ""),
+        "accuracy": ("held-out accuracy", "share"),
+        "reward": ("reward, last steps", ""),
+        "kl_ref_seq": ("KL to the reference", "nats/completion"),
+        "kl_init_seq": ("KL to the initial policy", "nats/completion"),
+        "probe_kl_init": ("the same, exact", "nats/token"),
+    }
+    return _arm_table(sweep, "Arms: what they reached (mean over seeds ± standard error)", measures, best)
+
+
+def cost_table(sweep: SweepRuns, best: Best | None) -> Table:
+    """Return what each arm used, and what else differs between arms."""
+    measures = {
+        "steps": ("steps", ""),
+        "completions": ("completions", ""),
+        "tokens": ("tokens", "generated"),
+        "train_seconds": ("training steps", "time"),
+        "wall_seconds": ("whole run", "time"),
+        "zero_std_frac": ("groups with equal rewards", "share"),
+        "advantage_rms_factor": ("advantage_rms_factor", ""),
+        "effective_beta": ("effective β", ""),
+    }
+    return _arm_table(sweep, "Arms: what they used and what else differs (means over seeds)", measures, best)
+
+
+def contrast_table(effects: KnobEffects, knob: str) -> Table:
+    """Return the contrasts of one knob for one outcome."""
+    found = effects.of(knob)
+    rows = [
+        (
+            f"{contrast.second_name} − {contrast.first_name}",  # noqa: RUF001 - a minus between two numbers
+            estimate_text(contrast.estimate),
+            _together(contrast),
+            p_text(contrast.estimate.p),
+            p_text(contrast.holm_p),
+            str(contrast.estimate.seeds),
+            f"{contrast.pairs} of {contrast.planned_pairs}",
+        )
+        for contrast in found
+    ]
+    return Table(
+        caption=f"{knob_name(knob)}: paired differences in the {OUTCOME_NAMES[effects.outcome]}",
+        head=("levels", "difference [95 %]", "all at once", "p", "Holm p", "seeds", "matched pairs"),
+        units=("", "unadjusted", "Bonferroni", "paired t", "all knobs", "", "of runs"),
+        rows=tuple(rows),
+        strong=frozenset(index for index, contrast in enumerate(found) if contrast.is_claim),
+    )
+
+
+def association_table(effects: KnobEffects) -> Table:
+    """Return the rank correlations of sampled knobs."""
+    rows = [
+        (
+            knob_title(found.knob),
+            UNKNOWN if math.isnan(found.correlation.rho) else f"{found.correlation.rho:+.2f}",
+            p_text(found.correlation.p),
+            p_text(found.holm_p),
+            str(found.correlation.count),
+            str(found.left_out),
+        )
+        for found in effects.associations
+    ]
+    return Table(
+        caption=f"Sampled knobs: rank correlation with the {OUTCOME_NAMES[effects.outcome]} (an association over sampled arms)",
+        head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
+        units=("", "-1 to 1", "permutation", "all knobs", "", "null"),
+        rows=tuple(rows),
+        strong=frozenset(index for index, found in enumerate(effects.associations) if found.is_claim),
+    )
+
+
+def secondary_table(findings: Findings) -> Table:
+    """Return the contrasts in the other outcomes that stand after Holm's correction, each outcome its own family."""
+    rows = [
+        (
+            OUTCOME_NAMES[outcome],
+            f"{knob_name(found.knob or '')}: {found.second_name} − {found.first_name}",  # noqa: RUF001 - a minus
+            estimate_text(found.estimate),
+            p_text(found.holm_p),
+        )
+        for outcome, effects in findings.effects.items()
+        if outcome != "objective"
+        for found in effects.contrasts
+        if found.is_claim
+    ]
+    return Table(
+        caption="What else the knobs change (differences that stand after Holm's correction within their outcome)",
+        head=("outcome", "levels", "difference [95 %]", "Holm p"),
+        units=("", "", "unadjusted", "per outcome"),
+        rows=tuple(rows),
+    )
+
+
+def difference_table(findings: Findings, best: Best) -> Table:
+    """Return the pairs of arms: those with the best arm first, then the others by p-value; at most 40."""
+    ranks = {arm.number: rank for rank, arm in enumerate(best.ranked)}
+    with_best = [found for found in findings.differences if best.arm.number in (found.first, found.second)]
+    with_best.sort(key=lambda found: ranks.get(_other(found, best.arm.number), len(ranks)))
+    others = sorted((found for found in findings.differences if found not in with_best), key=_p_or_last)
+    shown = [*with_best, *others][:MOST_DIFFERENCES]
+    rows = tuple(_difference_row(found, best.arm.number) for found in shown)
+    total = len(findings.differences)
+    some = f" (the first {len(shown)} of {total}; all in differences.parquet)" if total > len(shown) else ""
+    return Table(
+        caption=f"Arms against each other: paired differences in the objective{some}",
+        head=("arm", "minus arm", "difference [95 %]", "all at once", "p", "Holm p", "seeds"),
+        units=("", "", "unadjusted", "Bonferroni", "paired t", f"{total} pairs", ""),
+        rows=rows,
+        strong=frozenset(index for index, found in enumerate(shown) if found.is_claim),
+    )
+
+
+def left_out_table(sweep: SweepRuns) -> Table:
+    """Return the runs that do not enter the statistics, and why."""
+    rows = tuple((f"{run.arm.number}: {run.arm.name}", str(run.seed), run.reason) for run in sweep.left_out())
+    return Table(caption="Runs that do not enter the statistics", head=("arm", "seed", "why"), units=("", "", ""), rows=rows)
+
+
+def run_table(sweep: SweepRuns) -> Table:
+    """Return every run with its state and where it is."""
+    rows = tuple(
+        (
+            f"{row['arm']}",
+            f"{row['seed']}",
+            str(row["status"]),
+            plain(float(row["objective"])),
+            str(as_level(row["run_dir"]) or UNKNOWN),
+            str(as_level(row["mlflow_run_id"]) or UNKNOWN),
+        )
+        for row in sweep.table.sort_values(["arm", "seed"]).to_dict("records")
+    )
+    return Table(
+        caption="All runs",
+        head=("arm", "seed", "state", "objective", "run dir", "MLflow run"),
+        units=("", "", "", "", "", ""),
+        rows=rows,
+    )
+
+
+def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, str]], best: Best | None) -> Table:
+    known = {key: names for key, names in measures.items() if key == "effective_beta" or any(sweep.values(key).values())}
+    knobs = sweep.facts.knobs
+    seeds = {number: len(found) for number, found in sweep.values("objective").items()}
+    planned = len(sweep.facts.seeds)
+    rows = tuple(
+        (
+            str(arm.number),
+            *(level_name(knob, level) for knob, level in zip(knobs, arm.levels, strict=True)),
+            f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}",
+            *(_figure(sweep, arm, key) for key in known),
+        )
+        for arm in sweep.arms
+    )
+    strong = frozenset(index for index, arm in enumerate(sweep.arms) if best is not None and arm == best.arm)
+    return Table(
+        caption=caption,
+        head=("arm", *map(knob_name, knobs), "seeds", *(name for name, _ in known.values())),
+        units=("", *("" for _ in knobs), "finished", *(unit for _, unit in known.values())),
+        rows=rows,
+        strong=strong,
+    )
+
+
+def _figure(sweep: SweepRuns, arm: Arm, key: str) -> str:
+    if key == "effective_beta":
+        return _effective_beta(sweep, arm)
+    mean, error = mean_and_error(sweep.values(key)[arm.number].values())
+    if key.endswith("_seconds"):
+        return duration(mean)
+    if key in ("steps", "completions", "tokens"):
+        return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
+    return plain(mean) if key in ("advantage_rms_factor", "zero_std_frac") else with_error(mean, error)
+
+
+def _effective_beta(sweep: SweepRuns, arm: Arm) -> str:
+    cells = [as_level(cell) for cell in sweep.table.loc[sweep.table["arm"] == arm.number, "effective_beta"]]
+    known = next((cell for cell in cells if cell is not None), None)
+    if known is None:
+        return UNKNOWN
+    return known if isinstance(known, str) else number(float(known))
+
+
+def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:
+    sign = 1 if found.second == best else -1 if found.first == best else 1 if found.estimate.mean >= 0 else -1
+    names = [f"{found.second}: {found.second_name}", f"{found.first}: {found.first_name}"]
+    return (
+        *names[::sign],
+        estimate_text(found.estimate, sign),
+        _together(found, sign),
+        p_text(found.estimate.p),
+        p_text(found.holm_p),
+        str(found.estimate.seeds),
+    )
+
+
+def _together(found: Comparison, sign: int = 1) -> str:
+    if math.isnan(found.together_low):
+        return UNKNOWN
+    low, high = sorted((sign * found.together_low, sign * found.together_high))
+    return interval(sign * found.estimate.mean, low, high).split(" ", 1)[1]
+
+
+def _other(found: Comparison, arm: int) -> int:
+    return int(found.second if found.first == arm else found.first)  # type: ignore[arg-type] # arms are numbers
+
+
+def _p_or_last(found: Comparison) -> tuple[float, float]:
+    p = found.holm_p
+    return (math.inf if math.isnan(p) else p, -abs(found.estimate.mean))

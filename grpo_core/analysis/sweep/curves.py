@@ -1,0 +1,141 @@
+"""KL over steps with its reference syncs, one panel per arm, or per level where there are many arms."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from grpo_core.analysis.sweep.effects import MAX_LEVELS
+from grpo_core.analysis.sweep.facts import knob_name, level_name
+from grpo_core.analysis.sweep.pictures import PALETTE, Colours
+from grpo_core.analysis.sweep.runs import SweepRuns
+
+MOST_PANELS = 24
+"""Arms that get a panel of their own."""
+TO_REFERENCE, TO_INITIAL, SYNC = PALETTE[0], PALETTE[1], "0.55"
+LEVEL_CURVES = {
+    "reward/mean": "reward",
+    "policy/entropy": "entropy, nats",
+    "group/zero_std_frac": "groups with equal rewards, share",
+    "completion/tokens/mean": "completion length, tokens",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A panel and the arms that it shows."""
+
+    title: str
+    arms: tuple[int, ...]
+
+
+def panels_of(sweep: SweepRuns) -> list[Panel]:
+    """Return a panel per arm; where there are too many, one per level of the first knob with few levels; else one."""
+    if len(sweep.arms) <= MOST_PANELS:
+        return [Panel(title=f"{arm.number}: {arm.name}", arms=(arm.number,)) for arm in sweep.arms]
+    for index, knob in enumerate(sweep.facts.knobs):
+        levels = sweep.levels(knob)
+        if 1 < len(levels) <= MAX_LEVELS:
+            return [
+                Panel(
+                    title=f"{knob_name(knob)} {level_name(knob, level)}",
+                    arms=tuple(arm.number for arm in sweep.arms if arm.levels[index] == level),
+                )
+                for level in levels
+            ]
+    return [Panel(title="all arms", arms=tuple(arm.number for arm in sweep.arms))]
+
+
+def kl_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Figure:
+    """Return KL per token to the current reference and to the initial policy over steps, a line a run, syncs marked."""
+    panels = panels_of(sweep)
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(3.4 * columns if columns > 1 else 7, 1.9 * rows + 0.9), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _kl_panel(axes, panel, steps, syncs)
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("nats/token")
+    for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
+        axes.set_xlabel("step")
+        axes.tick_params(labelbottom=True)
+    if _spans(steps):
+        grid.flat[0].set_yscale("symlog", linthresh=_threshold(steps))
+    handles = [
+        Line2D([], [], color=TO_REFERENCE, label="to the current reference (k3)"),
+        Line2D([], [], color=TO_INITIAL, linestyle="--", label="to the initial policy (k3)"),
+        Line2D([], [], color=SYNC, linestyle=":", label="reference sync"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize="small")
+    return figure
+
+
+def level_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, knob: str) -> Figure | None:
+    """Return reward, entropy, useless groups and length over steps, the mean of all runs at each level of a knob.
+
+    None where the steps hold none of them or the knob has too many levels.
+    """
+    keys = [key for key in LEVEL_CURVES if key in steps and steps[key].notna().any()]
+    colours = Colours(sweep, knob)
+    if not keys or not colours.levels:
+        return None
+    rows = math.ceil(len(keys) / 2)
+    figure = Figure(figsize=(9, 2.5 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, min(2, len(keys)), squeeze=False, sharex=True)
+    index = sweep.facts.knobs.index(knob)
+    for axes, key in zip(grid.flat, keys, strict=False):
+        for level in colours.levels:
+            arms = [arm.number for arm in sweep.arms if arm.levels[index] == level]
+            mean = steps[steps["arm"].isin(arms)].groupby("step")[key].mean()
+            axes.plot(mean.index, mean, color=colours.of(level))
+        axes.set_ylabel(LEVEL_CURVES[key])
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    for axes in grid.flat[len(keys) :]:
+        axes.axis("off")
+    handles = [
+        Line2D([], [], color=colours.of(level), label=f"{knob_name(knob)} {level_name(knob, level)}")
+        for level in colours.levels
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(5, len(handles)), fontsize="small")
+    return figure
+
+
+def _kl_panel(axes: Axes, panel: Panel, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> None:
+    runs = steps[steps["arm"].isin(panel.arms)]
+    crowded = len(panel.arms) > 1
+    for _, run in runs.groupby(["arm", "seed"]):
+        ordered = run.sort_values("step")
+        for key, colour, style in (("kl/ref/k3", TO_REFERENCE, "-"), ("kl/init/k3", TO_INITIAL, "--")):
+            if key in ordered:
+                known = ordered[["step", key]].dropna()
+                axes.plot(known["step"], known[key], style, color=colour, linewidth=1, alpha=0.25 if crowded else 0.75)
+    if len(syncs) and not crowded:
+        # Half a step later: the sync happens after its step and holds from the next one.
+        for step in sorted(set(syncs.loc[syncs["arm"].isin(panel.arms), "step"])):
+            axes.axvline(step + 0.5, color=SYNC, linestyle=":", linewidth=1)
+    axes.set_title(panel.title, fontsize=9)
+    axes.grid(alpha=0.3)
+
+
+def _kl_values(steps: pandas.DataFrame) -> Sequence[float]:
+    keys = [key for key in ("kl/ref/k3", "kl/init/k3") if key in steps]
+    values = steps[keys].to_numpy(dtype=float).ravel().tolist() if keys else []
+    return [value for value in values if math.isfinite(value) and value > 0]
+
+
+def _spans(steps: pandas.DataFrame) -> bool:
+    """Return whether a few runs would press all others against the axis."""
+    values = pandas.Series(_kl_values(steps))
+    return len(values) > 0 and float(values.max()) > 20 * float(values.median())
+
+
+def _threshold(steps: pandas.DataFrame) -> float:
+    return float(pandas.Series(_kl_values(steps)).median()) or 1.0

@@ -1,0 +1,202 @@
+"""The page: one HTML file with its pictures inside, readable on a phone, on paper, and in the dark."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from grpo_core.analysis.sweep import cells
+from grpo_core.analysis.sweep.costs import time_lines
+from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.numbers import counted, number
+from grpo_core.analysis.sweep.statistics import smallest_t
+from grpo_core.analysis.sweep.words import GROUP_SIZE, Best, Findings, best_arm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A saved picture and where it belongs."""
+
+    path: Path
+    section: str
+    alt: str
+
+    @property
+    def data(self) -> str:
+        """The file as a data URI."""
+        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading, what it says, and what it shows."""
+
+    anchor: str
+    title: str
+    words: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    tables: tuple[cells.Table, ...] = ()
+
+
+def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Picture]) -> str:
+    """Return the page as HTML."""
+    best = best_arm(findings)
+    sections = [
+        section for section in _sections(findings, best, pictures) if section.tables or section.pictures or section.words
+    ]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("grpo_core.analysis.sweep", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("report.html.j2").render(
+        facts=findings.facts, plan=_plan(findings), answer=answer, sections=sections
+    )
+
+
+def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]) -> list[Section]:
+    sweep, effects = findings.sweep, findings.effects["objective"]
+
+    def of(name: str) -> tuple[Picture, ...]:
+        return tuple(picture for picture in pictures if picture.section == name)
+
+    found = [
+        Section(
+            anchor=f"knob-{index}",
+            title=f"Effect of {knob_name(knob)}",
+            words=(_effect_note(findings, knob),),
+            pictures=of(f"effect {knob}"),
+            tables=_filled(cells.contrast_table(effects, knob)),
+        )
+        for index, knob in enumerate(findings.facts.knobs)
+    ]
+    sampled = _filled(cells.association_table(effects))
+    differences = _filled(cells.difference_table(findings, best)) if best is not None else ()
+    arms = (cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
+    found += [
+        Section(anchor="sampled", title="Sampled knobs", tables=sampled),
+        Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
+        Section(
+            anchor="frontier", title="Reward against drift", words=_when(of("frontier"), FRONTIER_NOTE), pictures=of("frontier")
+        ),
+        Section(anchor="drift", title="KL over steps", words=_when(of("drift"), DRIFT_NOTE), pictures=of("drift")),
+        Section(anchor="curves", title="Reward, entropy and length over steps", pictures=of("curves")),
+        Section(anchor="arms", title="Arms", tables=arms),
+        Section(
+            anchor="differences",
+            title="Arms against each other",
+            words=_when(differences, _family_note(findings)),
+            tables=differences,
+        ),
+        Section(anchor="secondary", title="What else the knobs change", tables=_filled(cells.secondary_table(findings))),
+        Section(anchor="costs", title="Where the time went", words=time_lines(sweep), pictures=of("costs")),
+        Section(anchor="left-out", title="Runs left out", tables=_filled(cells.left_out_table(sweep))),
+        Section(anchor="method", title="How it was computed", words=METHOD),
+        Section(anchor="runs", title="All runs", tables=(cells.run_table(sweep),)),
+    ]
+    return found
+
+
+def _plan(findings: Findings) -> list[tuple[str, str]]:
+    facts, sweep = findings.facts, findings.sweep
+    knobs = [f"{knob_title(knob)}: {_levels(findings, knob)}" for knob in facts.knobs]
+    planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
+    plan = [
+        ("Objective", facts.objective),
+        ("Knobs", "; ".join(knobs)),
+        ("Seeds", f"{', '.join(map(str, facts.seeds))} (the same in every arm)"),
+        ("Runs", f"{len(sweep.complete)} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
+        ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
+    ]
+    if GROUP_SIZE in facts.knobs:
+        plan.append(("Held constant", NO_HOLD if facts.hold is None else HOLDS.get(facts.hold, facts.hold)))
+    return plan
+
+
+def _levels(findings: Findings, knob: str) -> str:
+    levels = [level_name(knob, level) for level in findings.sweep.levels(knob)]
+    return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
+
+
+def _effect_note(findings: Findings, knob: str) -> str:
+    effects = findings.effects["objective"]
+    if effects.association(knob) is not None:
+        return (
+            "No two arms agree in all other knobs, so this is an association over sampled arms, not a contrast of matched ones."
+        )
+    contrasts = effects.of(knob)
+    if not contrasts:
+        return "There is nothing to compare: one level, or no matched pair of complete runs."
+    used, planned = sum(found.pairs for found in contrasts), sum(found.planned_pairs for found in contrasts)
+    matched = "" if used == planned else f" {used} of {planned} matched pairs of runs were complete; the others do not enter."
+    return EFFECT_NOTE + matched
+
+
+def _family_note(findings: Findings) -> str:
+    tested = [found for found in findings.differences if found.estimate.p == found.estimate.p]
+    if not tested:
+        return "One seed shows no spread: there is no interval and no p-value."
+    seeds, count = max(found.estimate.seeds for found in tested), len(tested)
+    return (
+        f"{counted(count, 'pair')}, one family: with {seeds} seeds the first difference stands once it is "
+        f"{number(smallest_t(seeds, count))} times its standard error. Arms are many and seeds few; the effects of knobs above "
+        "average over arms and show more."
+    )
+
+
+def _filled(table: cells.Table) -> tuple[cells.Table, ...]:
+    return (table,) if table.rows else ()
+
+
+def _when(shown: Sequence[object], words: str) -> tuple[str, ...]:
+    return (words,) if shown else ()
+
+
+EFFECT_NOTE = (
+    "Left: each grey line is a seed, averaged over the arms that are complete at every level; thick is the mean with "
+    "its 95 % interval, which includes what a seed does to all levels. Right: differences within seeds; thick, the 95 "
+    "% interval of this difference alone; thin, wide enough for all of them at once; orange stands after Holm's "
+    "correction. No line: one seed, or no spread."
+)
+PAIRS_NOTE = "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds."
+FRONTIER_NOTE = (
+    "Small: runs. Large: means of arms, ± 1 standard error over seeds. The line joins the arms that no other beats in "
+    "both; their numbers are those of the table of arms. Up and left is better. After a reference sync the left "
+    "picture starts again from 0 and the right does not."
+)
+DRIFT_NOTE = (
+    "A line is a seed, or in panels with several arms a run. Lines across: reference syncs, which hold from the next step."
+)
+METHOD = (
+    (
+        "The seed is the unit: differences are taken between runs of the same seed, averaged within it, and the seeds are "
+        "the sample. Only runs that finished enter, and only with their matched partner."
+    ),
+    (
+        "Intervals and p-values: Student's paired t over seeds, df = seeds - 1; from 10 seeds on the interval is a BCa "
+        "bootstrap (9,999 resamples, Efron 1987). One seed has neither."
+    ),
+    (
+        "Intervals of 95 % are each for itself, unadjusted. A difference is claimed if its p-value stands after Holm's "
+        "step-down correction (Holm 1979) within its family: all statements about knobs for one outcome, or all pairs of "
+        'arms. The chance of even one false claim in a family is then at most 5 %. The column "all at once" (Bonferroni) '
+        "is wide enough for the whole family together."
+    ),
+    (
+        "The same difference in every seed has no spread. If it is 0 it is called identical, with p = 1. If not, its "
+        "interval has width 0 and the t test's p is 0; since a coarse score agrees by chance, Holm's correction uses the "
+        "sign test's 2^(1 - seeds) there."
+    ),
+    (
+        "Sampled knobs: Spearman's rank correlation over arm means with a permutation p-value. An adaptive sampler draws "
+        "where it was good before, so its arms are not independent and the p-value is a guide."
+    ),
+    (
+        "The best of many arms was partly lucky: expect a little less from it in a new run. Reward against √KL: Gao, "
+        "Schulman & Hilton 2022, arXiv:2210.10760."
+    ),
+)

@@ -1,0 +1,139 @@
+"""The frame of runs, checked, with its knobs as levels that can be compared."""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas
+
+from grpo_core.analysis.sweep.facts import Level, SweepFacts, as_level, level_order, setting_name
+
+MEASURES = (
+    "objective",
+    "accuracy",
+    "accuracy_before",
+    "reward",
+    "kl_ref",
+    "kl_init",
+    "kl_ref_seq",
+    "kl_init_seq",
+    "probe_kl_init",
+    "zero_std_frac",
+    "advantage_rms_factor",
+    "steps",
+    "tokens",
+    "completions",
+    "train_seconds",
+    "wall_seconds",
+)
+"""Columns of figures; one that is missing is unknown everywhere."""
+TEXTS = ("cause", "effective_beta", "run_dir", "mlflow_run_id")
+REQUIRED = ("arm", "seed", "status", "objective")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One setting of all knobs."""
+
+    number: int
+    levels: tuple[Level, ...]
+    """In the order of the knobs."""
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A run that does not enter the statistics."""
+
+    arm: Arm
+    seed: int
+    reason: str
+
+
+class SweepRuns:
+    """The runs of a sweep and what is asked of them again and again.
+
+    A run is complete if it finished and its objective is known; only complete runs enter the statistics. Stopped and pruned
+    runs trained for fewer steps, and which ones did is no accident.
+    """
+
+    def __init__(self, facts: SweepFacts, runs: pandas.DataFrame) -> None:
+        """Take the runs of a sweep.
+
+        Args:
+            facts: names the knobs.
+            runs: one row per arm and seed; see docs/sweeps.md for the columns.
+
+        Raises:
+            ValueError: a column is missing, or an arm has a seed twice.
+        """
+        missing = [column for column in (*REQUIRED, *facts.knobs) if column not in runs]
+        if missing:
+            raise ValueError(f"the frame of runs lacks the columns {', '.join(missing)}; it has {', '.join(map(str, runs))}")
+        if (twice := runs.duplicated(["arm", "seed"])).any():
+            row = runs[twice].iloc[0]
+            raise ValueError(f"the frame of runs holds arm {row['arm']} with seed {row['seed']} more than once")
+        table = runs.reset_index(drop=True).copy()
+        for column in MEASURES:
+            table[column] = pandas.to_numeric(table[column], errors="coerce").astype(float) if column in table else math.nan
+        for column in TEXTS:
+            table[column] = table[column].astype(object) if column in table else None
+        self.facts = facts
+        self.table = table
+        self.arms = tuple(self._arms())
+
+    @cached_property
+    def complete(self) -> pandas.DataFrame:
+        """Rows of the runs that finished with a known objective."""
+        return self.table[(self.table["status"] == "finished") & self.table["objective"].map(math.isfinite)]
+
+    @cached_property
+    def by_number(self) -> dict[int, Arm]:
+        """Arms by their number."""
+        return {arm.number: arm for arm in self.arms}
+
+    def values(self, measure: str) -> dict[int, dict[int, float]]:
+        """Return arm -> seed -> figure of the complete runs in which it is known."""
+        found: dict[int, dict[int, float]] = {arm.number: {} for arm in self.arms}
+        rows = zip(*(self.complete[column].tolist() for column in ("arm", "seed", measure)), strict=True)
+        for arm, seed, value in rows:
+            if math.isfinite(value):
+                found[int(arm)][int(seed)] = float(value)
+        return found
+
+    def levels(self, knob: str) -> list[Level]:
+        """Return the values that a knob took, in order."""
+        index = self.facts.knobs.index(knob)
+        return sorted_levels(arm.levels[index] for arm in self.arms)
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the runs that do not enter the statistics, each with why, planned runs without a row included."""
+        rows = {(int(row["arm"]), int(row["seed"])): row for row in self.table.to_dict("records")}
+        complete = set(zip(self.complete["arm"].tolist(), self.complete["seed"].tolist(), strict=True))
+        found = []
+        for arm in self.arms:
+            seeds = dict.fromkeys([*self.facts.seeds, *(seed for number, seed in rows if number == arm.number)])
+            for seed in seeds:
+                if (arm.number, seed) not in complete:
+                    found.append(LeftOut(arm=arm, seed=seed, reason=_reason(rows.get((arm.number, seed)))))
+        return found
+
+    def _arms(self) -> Iterable[Arm]:
+        for row in self.table.drop_duplicates("arm").sort_values("arm").to_dict("records"):
+            levels = tuple(as_level(row[knob]) for knob in self.facts.knobs)
+            yield Arm(number=int(row["arm"]), levels=levels, name=setting_name(self.facts.knobs, levels))
+
+
+def sorted_levels(levels: Iterable[Level]) -> list[Level]:
+    """Return distinct levels in order, null last."""
+    return sorted(set(levels), key=level_order)
+
+
+def _reason(row: Mapping[Hashable, object] | None) -> str:
+    if row is None:
+        return "missing: the plan has it, the runs do not"
+    status, why = str(row["status"]), as_level(row["cause"])
+    if status == "finished":
+        return "finished, but its objective is unknown"
+    return f"{status}: {why}" if why else status
