@@ -27,7 +27,8 @@ class Project:
     def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command line of the project's environment."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        environment = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(self.folder / "home"), "COLUMNS": "400"}
+        home = str(self.folder / "home")
+        environment = {**kept, "PWD": str(self.folder), "PYTHONPATH": str(ROOT), "PREFECT_HOME": home, "COLUMNS": "400"}
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
