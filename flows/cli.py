@@ -194,12 +194,16 @@ def up(
     prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time (1); more share this machine's GPUs.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that take runs (1); together as many at a time as --slots says.")
+    ] = None,
 ) -> None:
-    """Start the local stack: Prefect server, MLflow server, deployments, one worker."""
+    """Start the local stack: Prefect server, MLflow server, deployments, workers."""
     from flows.stack import control
     from flows.stack.client_settings import folder_here
 
-    stack = control.up(folder or folder_here(), prefect_port, mlflow_port, slots, typer.echo)
+    wanted = control.Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers)
+    stack = control.up(folder or folder_here(), wanted, typer.echo)
     typer.echo(f"\nlogs and data are in {stack.folder}; a first run:")
     typer.echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
 

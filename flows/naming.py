@@ -6,6 +6,7 @@ from typing import Any
 from prefect import get_client
 from prefect.runtime import flow_run
 
+from flows.worker import worker_tags
 from grpo_core.config import find_origin, merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError
@@ -57,11 +58,11 @@ def name_resumed_sweep() -> str:
 
 
 def tag_flow_run(run_path: Path) -> None:
-    """Add what a list of runs is filtered by to the tags of this flow run: preset, model and data."""
+    """Add what a list of runs is filtered by to the tags of this flow run: preset, model, data and worker."""
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
     labels = {f"{key}:{config.tracking.labels[key]}" for key in ("sweep", "arm") if key in config.tracking.labels}
     tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels}
     with prefect_may_be_away(), get_client(sync_client=True) as client:
         known = client.read_flow_run(flow_run.id)
-        client.update_flow_run(known.id, tags={*known.tags, *tags})
+        client.update_flow_run(known.id, tags={*known.tags, *tags, *worker_tags()})

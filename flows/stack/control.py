@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.stack.client_settings import stop_telling_clients, tell_clients
@@ -11,7 +12,7 @@ from flows.stack.ports import choose_port
 from flows.stack.prefect_setup import forget_worker, set_up_prefect
 from flows.stack.processes import end_processes, family, marked_processes, start_process
 from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
-from flows.stack.services import MLFLOW, PREFECT, SERVICES, WORKER, Service, environment, mark
+from flows.stack.services import MLFLOW, PREFECT, Service, environment, mark, services, workers
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 
@@ -25,14 +26,26 @@ POLL_SECONDS = 0.2
 Say = Callable[[str], None]
 
 
-def up(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: int | None, say: Say) -> Stack:
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What of a stack the user chooses; None = what the stack that is up has, else the default."""
+
+    prefect_port: int | None = None
+    """Of Prefect's API and UI: 4200 or the next free one."""
+    mlflow_port: int | None = None
+    """Of MLflow: 5000 or the next free one."""
+    slots: int | None = None
+    """Runs at a time: 1."""
+    workers: int | None = None
+    """Processes that take runs: 1."""
+
+
+def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
     """Start what of the stack does not run yet and return once everything is ready.
 
     Args:
         folder: where state, databases, artifacts and logs are.
-        prefect_port: of Prefect's API and UI; None = 4200 or the next free one.
-        mlflow_port: of MLflow; None = 5000 or the next free one.
-        slots: runs at a time; None = 1, or what the stack that is up has.
+        wanted: ports, slots and workers.
         say: takes a line for each thing that is ready.
 
     Raises:
@@ -43,14 +56,14 @@ def up(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: i
         raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
-        stack = _planned(folder, prefect_port, mlflow_port, slots)
-        running = [service.name for service in SERVICES if stack.alive(service.name)]
+        stack = _planned(folder, wanted)
+        running = [service.name for service in services(stack) if stack.alive(service.name)]
         try:
             return _start(stack, say)
         except BaseException:
             started = read_stack(folder)
             if started is not None:
-                _end(started, [service for service in reversed(SERVICES) if service.name not in running], END_SECONDS)
+                _end(started, [service for service in reversed(services(stack)) if service.name not in running], END_SECONDS)
                 if not running:
                     _forget(started)
             raise
@@ -79,7 +92,7 @@ def down(folder: Path, patience: float, say: Say) -> bool:
         _end_runs(stack, patience, say)
         counts = count_runs(stack)
         waiting = counts["SCHEDULED"] if counts else 0
-        for name in _end(stack, list(reversed(SERVICES)), END_SECONDS):
+        for name in _end(stack, list(reversed(services(stack))), END_SECONDS):
             say(f"{name:8} ended")
         end_processes(marked_processes(mark(stack)), END_SECONDS)
         if waiting:
@@ -93,7 +106,7 @@ def status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
     stack = read_stack(folder)
     if stack is None:
         return None, {}
-    return stack, {service.name: _condition(stack, service) for service in SERVICES}
+    return stack, {service.name: _condition(stack, service) for service in services(stack)}
 
 
 def _condition(stack: Stack, service: Service) -> str:
@@ -102,26 +115,26 @@ def _condition(stack: Stack, service: Service) -> str:
     return "ready" if service.healthy(stack) else "not ready"
 
 
-def _planned(folder: Path, prefect_port: int | None, mlflow_port: int | None, slots: int | None) -> Stack:
+def _planned(folder: Path, wanted: Wanted) -> Stack:
     """Return the stack to start: the one that there is, with its ports, or a new one."""
     known = read_stack(folder)
-    if known is None or not any(known.alive(service.name) for service in SERVICES):
+    if known is None or not any(known.alive(service.name) for service in services(known)):
         new = Stack(
             folder=folder,
-            prefect_port=choose_port("prefect", prefect_port, PREFECT_PORT),
-            mlflow_port=choose_port("mlflow", mlflow_port, MLFLOW_PORT),
-            slots=slots or 1,
+            prefect_port=choose_port("prefect", wanted.prefect_port, PREFECT_PORT),
+            mlflow_port=choose_port("mlflow", wanted.mlflow_port, MLFLOW_PORT),
+            slots=wanted.slots or 1,
+            workers=wanted.workers or 1,
             project=Path.cwd(),
         )
         new.write()
         return new
     if known.project != Path.cwd():
         raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
-    for name, given, now in (("prefect", prefect_port, known.prefect_port), ("mlflow", mlflow_port, known.mlflow_port)):
-        if given not in (None, now):
-            raise StackError(f"--{name}-port {given}: the stack of {folder} is up with {now}; run `grpo down` first")
-    if slots not in (None, known.slots):
-        raise StackError(f"--slots {slots}: the stack of {folder} is up with {known.slots}; run `grpo down` first")
+    for name, given in asdict(wanted).items():
+        if given not in (None, now := getattr(known, name)):
+            option = name.replace("_", "-")
+            raise StackError(f"--{option} {given}: the stack of {folder} is up with {now}; run `grpo down` first")
     return known
 
 
@@ -135,21 +148,29 @@ def _start(stack: Stack, say: Say) -> Stack:
     say("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
     say(f"MLflow   {stack.mlflow_address}")
-    if not stack.alive(WORKER.name):
-        forget_worker(stack)  # its record of before would pass for the new one's
-        if lost := settle_lost_runs(stack):
-            say(f"         {lost} run(s) of before had lost their process and are Crashed now")
-    stack = _ensure_started(stack, WORKER)
-    for service in SERVICES:
+    stack = _start_workers(stack, say)
+    for service in services(stack):
         _await_ready(stack, service)
-    say(f"worker   takes {stack.slots} run(s) at a time")
+    how_many = f"{stack.workers} together take" if stack.workers > 1 else "takes"
+    say(f"worker   {how_many} {stack.slots} run(s) at a time")
+    return stack
+
+
+def _start_workers(stack: Stack, say: Say) -> Stack:
+    # Beside a live worker, which may be about to start the process of a run, nobody can tell that a run has lost its own.
+    if not any(stack.alive(worker.name) for worker in workers(stack)) and (lost := settle_lost_runs(stack)):
+        say(f"         {lost} run(s) of before had lost their process and are Crashed now")
+    for worker in workers(stack):
+        if not stack.alive(worker.name):
+            forget_worker(stack, worker)  # its record of before would pass for the new one's
+        stack = _ensure_started(stack, worker)
     return stack
 
 
 def _ensure_started(stack: Stack, service: Service) -> Stack:
     if stack.alive(service.name):
         return stack
-    process = start_process(service.command(stack), environment(stack), stack.log_file(service.name))
+    process = start_process(service.command(stack), {**environment(stack), **service.variables}, stack.log_file(service.name))
     return stack.with_process(service.name, process)
 
 

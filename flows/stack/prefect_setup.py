@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from flows.stack.services import HEARTBEAT_SECONDS, POOL, WORKER_NAME, environment
+from flows.stack.services import HEARTBEAT_SECONDS, POOL, RUNS_QUEUE, SWEEPS_QUEUE, Worker, environment
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
 
@@ -19,7 +19,7 @@ AUTOMATION = "runs without a heartbeat are crashed"
 
 
 def set_up_prefect(stack: Stack) -> None:
-    """Create the work pool where there is none, set its limit, every deployment of prefect.yaml, and the automation.
+    """Create the work pool where there is none, set its queues' limits, every deployment of prefect.yaml, and the automation.
 
     Raises:
         StackError: Prefect refuses; the message is its own.
@@ -28,21 +28,32 @@ def set_up_prefect(stack: Stack) -> None:
         with httpx.Client(base_url=stack.api, timeout=10) as client:
             if _ask(client, "GET", f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
                 _prefect(stack, "work-pool", "create", POOL, "--type", "process")
-            # Never overwritten: for a moment it would have no limit, and runs that wait would all begin.
-            limits = {"concurrency_limit": stack.slots, "is_paused": False}
-            _ask(client, "PATCH", f"/work_pools/{POOL}", limits).raise_for_status()
+            _set_limits(client, stack.slots)
             _prefect(stack, "--no-prompt", "deploy", "--all")
             _watch_heartbeats(client)
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: cannot be set up ({error}); `grpo down`, then `grpo up`") from error
 
 
-def forget_worker(stack: Stack) -> None:
-    """Remove the worker's record of an earlier start."""
+def forget_worker(stack: Stack, worker: Worker) -> None:
+    """Remove a worker's record of an earlier start."""
     try:
-        httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{WORKER_NAME}", timeout=10)
+        httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{worker.worker_name}", timeout=10)
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: does not answer ({error})") from error
+
+
+def _set_limits(client: httpx.Client, slots: int) -> None:
+    """Let `slots` runs take place at a time, and sweeps beside them: a pool's limit would count both, a queue's only its own.
+
+    Nothing is created anew and the queue has its limit before the pool loses that of an earlier version: without one for a
+    moment, runs that wait would all begin.
+    """
+    queues = f"/work_pools/{POOL}/queues"
+    _ask(client, "PATCH", f"{queues}/{RUNS_QUEUE}", {"concurrency_limit": slots}).raise_for_status()
+    if _ask(client, "GET", f"{queues}/{SWEEPS_QUEUE}").status_code == httpx.codes.NOT_FOUND:
+        _ask(client, "POST", queues, {"name": SWEEPS_QUEUE, "description": "sweeps wait for runs; no limit"}).raise_for_status()
+    _ask(client, "PATCH", f"/work_pools/{POOL}", {"concurrency_limit": None, "is_paused": False}).raise_for_status()
 
 
 def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -11,11 +11,13 @@ import httpx
 from flows.stack.ports import HOST
 from flows.stack.processes import MARK
 from flows.stack.state import Stack
+from flows.worker import WORKER_VARIABLE
 from grpo_core.gpu_locks import SLOTS_VARIABLE
 from tasks.slots import FOLDER_VARIABLE
 
 POOL = "grpo"
-WORKER_NAME = "grpo-local"
+RUNS_QUEUE, SWEEPS_QUEUE = "default", "sweeps"
+"""Work queues of the pool. The first has the limit; a sweep, which waits for runs of the first, would hold a place there."""
 HEARTBEAT_SECONDS = 30
 REQUEST_SECONDS = 3.0
 
@@ -27,6 +29,8 @@ class Service:
     name: str
     command: Callable[[Stack], list[str]]
     healthy: Callable[[Stack], bool]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its own, beside the environment of the stack."""
 
 
 def environment(stack: Stack) -> dict[str, str]:
@@ -76,10 +80,6 @@ def _mlflow_server(stack: Stack) -> list[str]:
     return [*command, "--artifacts-destination", str(folder / "artifacts")]
 
 
-def _worker(_stack: Stack) -> list[str]:
-    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER_NAME]
-
-
 def _answers(address: str) -> bool:
     try:
         return httpx.get(address, timeout=REQUEST_SECONDS).is_success
@@ -87,16 +87,43 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _worker_is_online(stack: Stack) -> bool:
+def _worker_is_online(stack: Stack, name: str) -> bool:
     try:
         answer = httpx.post(f"{stack.api}/work_pools/{POOL}/workers/filter", json={}, timeout=REQUEST_SECONDS)
-        return any(worker["name"] == WORKER_NAME and worker["status"] == "ONLINE" for worker in answer.json())
+        return any(worker["name"] == name and worker["status"] == "ONLINE" for worker in answer.json())
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Worker(Service):
+    """A process that takes runs of both queues, under a name that Prefect shows."""
+
+    worker_name: str
+
+
+def _worker(service_name: str, worker_name: str) -> Worker:
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker_name]
+    return Worker(
+        name=service_name,
+        worker_name=worker_name,
+        command=lambda _stack: command,
+        healthy=lambda stack: _worker_is_online(stack, worker_name),
+        variables={WORKER_VARIABLE: worker_name},
+    )
+
+
 PREFECT = Service(name="prefect", command=_prefect_server, healthy=lambda stack: _answers(f"{stack.api}/health"))
 MLFLOW = Service(name="mlflow", command=_mlflow_server, healthy=lambda stack: _answers(f"{stack.mlflow_address}/health"))
-WORKER = Service(name="worker", command=_worker, healthy=_worker_is_online)
-SERVICES = (PREFECT, MLFLOW, WORKER)
-"""In the order in which they are started; they are ended the other way round."""
+
+
+def workers(stack: Stack) -> tuple[Worker, ...]:
+    """Return the workers of a stack: `grpo-local`, or with several of them `grpo-local-1`, `grpo-local-2`, ..."""
+    if stack.workers == 1:
+        return (_worker("worker", "grpo-local"),)
+    return tuple(_worker(f"worker-{number}", f"grpo-local-{number}") for number in range(1, stack.workers + 1))
+
+
+def services(stack: Stack) -> tuple[Service, ...]:
+    """Return what a stack consists of, in the order in which it is started; it is ended the other way round."""
+    return (PREFECT, MLFLOW, *workers(stack))

@@ -21,7 +21,8 @@ class Stack:
     prefect_port: int
     mlflow_port: int
     slots: int
-    """Runs at a time."""
+    """Runs at a time, whichever worker takes them."""
+    workers: int = 1
     project: Path
     """Absolute path of the folder in which it was started: deployments run there, and its settings file lies there."""
     processes: dict[str, ProcessId] = field(default_factory=dict)

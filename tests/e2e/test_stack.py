@@ -3,94 +3,22 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
 from flows.stack.ports import is_free
 from flows.stack.processes import marked_processes
 from flows.stack.runs import is_flow, run_processes
-from flows.stack.state import Stack, read_stack
 from grpo_core.journal import read_journal
 from grpo_core.locks import lock_holder
+from tests.e2e.project import Project, wait_for
 
-ROOT = Path(__file__).parents[2]
-PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")
 pytestmark = pytest.mark.timeout(600)
-
-
-class Project:
-    """A folder with the project in it, and commands that run there."""
-
-    def __init__(self, folder: Path) -> None:
-        """Link the project's parts into `folder`."""
-        self.folder = folder
-        for part in PARTS:
-            (folder / part).symlink_to(ROOT / part)
-
-    def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command line of the project's environment."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        environment = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(self.folder / "home"), "COLUMNS": "400"}
-        command = [sys.executable, "-m", module, *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-
-    def grpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `grpo`."""
-        return self.run("flows.cli", *arguments)
-
-    @property
-    def stack(self) -> Stack:
-        """The stack that is up."""
-        stack = read_stack(self.folder / ".grpo")
-        assert stack is not None
-        return stack
-
-    def start(self, deployment: str, *parameters: str) -> str:
-        """Start a deployment; return the id of its flow run."""
-        pairs = [word for parameter in parameters for word in ("--param", parameter)]
-        done = self.run("prefect", "deployment", "run", deployment, *pairs)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID" in line)
-
-    def api(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask Prefect."""
-        return httpx.request(method, f"{self.stack.api}{path}", json=body, timeout=30).raise_for_status().json()
-
-    def flow_run(self, run_id: str) -> Any:
-        """Return a flow run."""
-        return self.api("GET", f"/flow_runs/{run_id}")
-
-    def finished(self, run_id: str) -> Any:
-        """Wait for the end of a flow run and return it."""
-        return wait_for(lambda: (run := self.flow_run(run_id)) and run["end_time"] and run)
-
-    def run_dir(self, run_id: str) -> Path:
-        """Return the folder that a flow run was given."""
-        return self.folder / self.flow_run(run_id)["parameters"]["run_dir"]
-
-    def task_states(self, run_id: str) -> dict[str, str]:
-        """Return {task: name of its state} of a flow run."""
-        tasks = self.api("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}})
-        return {task["name"].rsplit("-", 1)[0]: task["state_name"] for task in tasks}
-
-
-def wait_for(condition: Any, seconds: float = 180) -> Any:
-    """Return the condition's first value that is true."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.3)
-    return value
 
 
 @pytest.fixture(scope="module")
