@@ -74,7 +74,7 @@ class LocalLauncher:
         return [_end(child) for child in ended]
 
     def interrupt(self) -> None:
-        """Ask all runs to finish their step and checkpoint; a terminal's user can wait for it, or kill them by Ctrl-C once more."""
+        """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless Ctrl-C comes again."""
         for child in self._children:
             with contextlib.suppress(ProcessLookupError):
                 child.process.send_signal(signal.SIGINT)

@@ -43,7 +43,7 @@ def make_report(sweep_path: Path) -> tuple["Results", Path, tuple[str, ...]]:
     Raises:
         SweepError: the folder holds no sweep.
     """
-    from grpo_core.analysis.sweep import write_report
+    from grpo_core.analysis.sweep.report import write_report
     from grpo_core.sweep.results import collect
 
     sweep_dir = SweepDir(sweep_path)

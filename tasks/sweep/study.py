@@ -1,14 +1,14 @@
 """The search, as an Optuna study: a trial is an arm, its value the mean objective over seeds.
 
-Each suggestion is drawn with a generator of its own, seeded by (sweep seed, trial, key): it depends on the results so far and on
-nothing that a process remembers. So a killed sweep goes on with the suggestions that it would have made, also where it was
+Each suggestion is drawn with a generator of its own, seeded by (sweep seed, trial, key): it depends on the results so far and
+on nothing that a process remembers. So a killed sweep goes on with the suggestions that it would have made, also where it was
 killed between two keys of one trial.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ MARK = "study.json"
 LOCK_SECONDS = 60
 """How long a write waits for an SQLite file that somebody reads."""
 CONSTRAINT = "over_bound"
-"""Attribute of a trial: how far its mean drift is over `objective.kl_bound`."""
+"""Constraint of a trial: how far its mean drift is over `objective.kl_bound`."""
 
 
 class ArmSampler(BaseSampler):
@@ -61,16 +61,10 @@ class ArmSampler(BaseSampler):
         seed = derived_seed(self._sweep.sampler_seed, trial.number, param_name)
         return self._searcher(seed).sample_independent(study, trial, param_name, param_distribution)
 
-    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Let the search take note of a bound that the trial exceeds."""
-        if not self._grid:
-            self._searcher(0).after_trial(study, trial, state, values)
-
     def _searcher(self, seed: int) -> BaseSampler:
         if self._sweep.sampler == "random":
             return RandomSampler(seed=seed)
-        bounded = self._sweep.objective.kl_bound is not None
-        return TPESampler(seed=seed, multivariate=False, constraints_func=_over_bound if bounded else None)
+        return TPESampler(seed=seed, multivariate=False)
 
 
 def derived_seed(*parts: object) -> int:
@@ -143,7 +137,7 @@ class SweepStudy:
         """
         trial = Trial(self._study, next(trial for trial in self._study.get_trials() if trial.number == arm)._trial_id)
         if over_bound is not None:
-            trial.set_user_attr(CONSTRAINT, over_bound)
+            trial.set_constraint(CONSTRAINT, over_bound)
         if pruned_at is not None:
             trial.report(pruned_at[1], pruned_at[0])
             self._study.tell(trial, state=TrialState.PRUNED)
@@ -178,10 +172,6 @@ def _encode(value: Any) -> Any:
 
 def _decode(value: Any) -> Any:
     return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
-
-
-def _over_bound(trial: FrozenTrial) -> Sequence[float]:
-    return (float(trial.user_attrs.get(CONSTRAINT, 0.0)),)
 
 
 def _without_password(url: str) -> str:

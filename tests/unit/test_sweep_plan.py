@@ -1,0 +1,155 @@
+"""A sweep is refused before its first run, with the key, the bound and the value; what is kept is what was said."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from grpo_core.config import apply_overrides, validate_config
+from grpo_core.errors import ConfigError
+from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
+from grpo_core.sweep.axes import grid
+from grpo_core.sweep.folder import Outcome
+from grpo_core.sweep.plan import make_plan
+from grpo_core.sweep.schedule import has_ended, next_run, original_of, runs_in_order
+
+BASE: dict[str, Any] = {
+    "base": "quickstart",
+    "axes": {"loss.beta": [0.01, 0.1], "rollout.group_size": [3, 6], "reference.sync_steps": [None, 10]},
+    "hold": "completions",
+}
+ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0.1]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"axes": {"loss.bta": [1, 2]}}, ["every arm (2)", "loss.bta", "did you mean loss.beta"]),
+        ({"axes": {"loss.beta": []}}, ["axes.loss.beta", "at least 1 item"]),
+        ({"axes": {}}, ["axes", "at least 1 item"]),
+        ({"axes": {"loss.beta": [0.1]}}, ["axes.loss.beta", "only one value", "0.1"]),
+        ({"axes": {"loss.beta": [1, 1.0]}}, ["axes.loss.beta", "listed 2 times"]),
+        ({"axes": {"loss.beta": [0.1, -0.2]}}, ["arm β=-0.2", "loss.beta", "greater than or equal to 0"]),
+        ({"axes": {"training.seed": [0, 1]}}, ["axes.training.seed", "seeds"]),
+        ({"axes": {"tracking.run_name": ["a", "b"]}}, ["axes.tracking.run_name"]),
+        ({"overrides": {"loss.beta": 0.3}}, ["axes.loss.beta", "overrides", "0.3"]),
+        (
+            {"axes": {"reference.sync_steps": [None, 5], "reference.mixup_alpha": [0.5, 1.0]}},
+            ["sync=never", "0.5", "no effect"],
+        ),
+        (
+            {"axes": {"loss.beta": [0.1, 0.2], "reference.sync_steps": [1, 5]}},
+            ["axes.loss.beta", "2 of 4 arms", "identically 0"],
+        ),
+        ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
+        ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
+        ({"sampler": "tpe"}, ["trials", "tpe"]),
+        ({"trials": 3}, ["trials: 3", "grid"]),
+        ({"axes": {"loss.beta": {"low": 0.01, "high": 0.1}}}, ["axes.loss.beta", "range", "grid"]),
+        ({"axes": {"loss.beta": {"low": 0.1, "high": 0.01}}, "sampler": "tpe", "trials": 3}, ["low 0.1", "below high 0.01"]),
+        ({"axes": {"loss.beta": {"low": 0, "high": 1, "log": True}}, "sampler": "tpe", "trials": 3}, ["above 0"]),
+        ({"axes": {"loss.beta": {"low": -1, "high": 1}}, "sampler": "random", "trials": 3}, ["β=-1", "loss.beta"]),
+        ({"seeds": [1, 1]}, ["seeds", "differ"]),
+        ({"smapler": "tpe"}, ["smapler", "did you mean sampler"]),
+        ({"objective": {"metric": "eval/heldout/pass_at_2"}}, ["objective.metric", "pass_at_2", "evaluation.k"]),
+        ({"objective": {"metric": "accuracy"}}, ["objective.metric", "'accuracy'"]),
+        ({"objective": {"kl_metric": "reward/mean"}}, ["objective.kl_metric", "reward/mean"]),
+        ({"objective": {"kl_metric": "kl/probe/full"}}, ["kl/probe/full", "probe.every_steps"]),
+        ({"objective": {"kl_penalty": 0.1, "kl_bound": 1.0}}, ["kl_penalty", "kl_bound"]),
+        ({"pruner": {"window": 3}}, ["pruner.window", "no effect"]),
+        ({"base": "quickstrat"}, ["quickstrat", "did you mean quickstart"]),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused_by_name(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_plan({**ONE_AXIS, **changes})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_completions_that_a_group_size_does_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 does not divide the 72 completions"):
+        make_plan({**BASE, "axes": {"rollout.group_size": [5, 6]}})
+
+
+def test_every_combination_is_an_arm_and_the_axes_keep_their_order() -> None:
+    plan = make_plan(BASE)
+    expected = itertools.product([0.01, 0.1], [3, 6], [None, 10])
+    assert [tuple(values.values()) for values in grid(plan.sweep)] == list(expected)
+    assert (plan.num_arms, plan.num_runs) == (8, 24)
+
+
+@pytest.mark.parametrize(("hold", "prompts"), [("completions", {3: 24, 6: 12}), ("prompts", {3: 12, 6: 12})])
+def test_the_invariant_of_a_group_size_sweep_is_kept(hold: str, prompts: dict[int, int]) -> None:
+    plan = make_plan({**BASE, "hold": hold})
+    for values in grid(plan.sweep):
+        rollout = arm_config(plan.sweep, plan.base, values).rollout
+        assert rollout.num_prompts_per_step == prompts[rollout.group_size]
+
+
+def test_tokens_are_held_only_with_a_bound_on_them() -> None:
+    with pytest.raises(ConfigError, match=r"hold: tokens needs overrides training\.max_tokens"):
+        make_plan({**BASE, "hold": "tokens"})
+    plan = make_plan({**BASE, "hold": "tokens", "overrides": {"training.max_tokens": 5000}})
+    assert arm_config(plan.sweep, plan.base, next(grid(plan.sweep))).training.max_tokens == 5000
+
+
+def test_arms_differ_in_what_is_swept_and_nothing_else() -> None:
+    plan = make_plan(BASE)
+    configs = [arm_config(plan.sweep, plan.base, values).model_dump() for values in grid(plan.sweep)]
+    for config in configs:
+        for section, key in (("loss", "beta"), ("rollout", "group_size"), ("reference", "sync_steps")):
+            del config[section][key]
+        del config["rollout"]["num_prompts_per_step"]
+    assert all(config == configs[0] for config in configs)
+
+
+def test_what_an_arm_changes_is_a_configuration_on_its_own() -> None:
+    plan = make_plan(BASE)
+    values = {"loss.beta": 0.1, "rollout.group_size": 3, "reference.sync_steps": 10}
+    overrides = arm_overrides(plan.sweep, plan.base, values)
+    assert overrides == {**values, "rollout.num_prompts_per_step": 24}
+    assert validate_config(apply_overrides(plan.base, overrides)).loss.beta == 0.1
+
+
+def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
+    axes = {"loss.beta": {"low": 0.001, "high": 1.0, "log": True}, "rollout.group_size": {"low": 2, "high": 8, "step": 2}}
+    plan = make_plan({"base": "quickstart", "axes": axes, "hold": "prompts", "sampler": "random", "trials": 7})
+    assert plan.num_arms == 7
+    with pytest.raises(ConfigError, match="10 does not divide the 72"):
+        axes["rollout.group_size"]["high"] = 10
+        make_plan({"base": "quickstart", "axes": axes, "hold": "completions", "sampler": "random", "trials": 7})
+
+
+def test_one_seed_is_said_to_show_nothing() -> None:
+    assert any("one seed shows no spread" in note for note in make_plan({**ONE_AXIS, "seeds": [0]}).notes)
+
+
+def _ended(*keys: tuple[int, int], status: str = "finished") -> dict[tuple[int, int], Outcome]:
+    return {key: Outcome(arm=key[0], seed=key[1], status=status) for key in keys}
+
+
+def test_a_grid_goes_seed_by_seed_and_a_search_arm_by_arm() -> None:
+    arms = {number: Arm(number=number, values={"loss.beta": float(number)}) for number in range(3)}
+    by_seed = make_plan({**ONE_AXIS, "seeds": [4, 2]}).sweep
+    assert list(runs_in_order(by_seed, arms, {})) == [(0, 4), (1, 4), (2, 4), (0, 2), (1, 2), (2, 2)]
+    by_arm = make_plan({**ONE_AXIS, "seeds": [4, 2], "sampler": "random", "trials": 3}).sweep
+    assert list(runs_in_order(by_arm, arms, {})) == [(0, 4), (0, 2), (1, 4), (1, 2), (2, 4), (2, 2)]
+    assert next_run(by_arm, arms, _ended((0, 4)), {(0, 2)}) == (1, 4)
+    assert next_run(by_arm, arms, _ended(*runs_in_order(by_arm, arms, {})), ()) is None
+
+
+def test_a_pruned_arm_has_no_further_runs() -> None:
+    sweep = make_plan({**ONE_AXIS, "seeds": [0, 1]}).sweep
+    arms = {number: Arm(number=number, values={"loss.beta": float(number)}) for number in range(2)}
+    outcomes = _ended((0, 0), status="pruned")
+    assert (0, 1) not in list(runs_in_order(sweep, arms, outcomes))
+    assert has_ended(0, sweep, outcomes)
+    assert not has_ended(1, sweep, _ended((1, 0)))
+
+
+def test_an_arm_that_is_suggested_twice_runs_once() -> None:
+    sweep = make_plan({**ONE_AXIS, "seeds": [0], "sampler": "random", "trials": 2}).sweep
+    arms = {number: Arm(number=number, values={"loss.beta": 0.1}) for number in range(2)}
+    assert original_of(arms[1], arms) == 0
+    assert list(runs_in_order(sweep, arms, {})) == [(0, 0)]

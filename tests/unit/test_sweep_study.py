@@ -1,0 +1,125 @@
+"""What a search suggests depends on its seed, the trial and the results so far, and on nothing that a process remembers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import SweepError
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.plan import make_plan
+from tasks.sweep.study import SweepStudy
+
+SEARCH: dict[str, Any] = {
+    "base": "quickstart",
+    "axes": {
+        "loss.beta": {"low": 0.001, "high": 1.0, "log": True},
+        "reference.sync_steps": [None, 4, 8],
+        "optimizer.warmup_steps": {"low": 0, "high": 12, "step": 4},
+        "optimizer.adam_betas": [[0.9, 0.95], [0.9, 0.999]],
+    },
+    "sampler": "tpe",
+    "trials": 24,
+}
+Open = Callable[..., SweepStudy]
+
+
+@pytest.fixture
+def open_study(tmp_path: Path) -> Open:
+    """Return a function that opens the study of a sweep's folder, as a new process would."""
+
+    def open_again(name: str, **changes: Any) -> SweepStudy:
+        sweep_dir = SweepDir(tmp_path / name)
+        if not sweep_dir.sweep_file.exists():
+            sweep_dir.create(make_plan({**SEARCH, **changes}), name, f"{name}-1")
+        return SweepStudy.open(sweep_dir, sweep_dir.read())
+
+    return open_again
+
+
+def value_of(arm: Arm) -> float:
+    """A made-up objective: best at beta 0.1 and sync 8."""
+    import math
+
+    return -abs(math.log10(arm.values["loss.beta"]) + 1) - (arm.values["reference.sync_steps"] != 8)
+
+
+def search(study: SweepStudy, count: int) -> list[dict[str, Any]]:
+    """Ask and tell `count` times."""
+    found = []
+    for _ in range(count):
+        arm = study.ask()
+        found.append(dict(arm.values))
+        study.tell(arm.number, value_of(arm))
+    return found
+
+
+def test_a_search_that_is_opened_again_at_every_trial_suggests_the_same(open_study: Open) -> None:
+    whole = search(open_study("whole"), 24)
+    again = [search(open_study("again"), 1)[0] for _ in range(24)]
+    assert again == whole
+    assert len({str(values) for values in whole}) > 12
+    assert whole != search(open_study("other", sampler_seed=1), 24)
+
+
+def test_a_search_learns(open_study: Open) -> None:
+    study = open_study("learns", trials=40)
+    values = [value_of(Arm(number=0, values=found)) for found in search(study, 40)]
+    assert sum(values[-15:]) / 15 > sum(values[:10]) / 10
+
+
+def test_a_trial_that_was_left_half_suggested_is_completed_as_it_would_have_been(open_study: Open) -> None:
+    whole = search(open_study("whole"), 15)
+    cut = open_study("cut")
+    assert search(cut, 14) == whole[:14]
+    trial = cut._study.ask()  # killed after the first key
+    trial._suggest("loss.beta", cut._distributions["loss.beta"])
+    arms = open_study("cut").arms()
+    assert dict(arms[14].values) == whole[14]
+    assert open_study("cut").open_arms() == {14}
+
+
+def test_a_grid_is_asked_for_in_order(open_study: Open) -> None:
+    axes = {"loss.beta": [0.01, 0.1], "reference.sync_steps": [None, 5]}
+    study = open_study("grid", sampler="grid", trials=None, axes=axes)
+    asked = [dict(study.ask().values) for _ in range(4)]
+    assert asked == [{"loss.beta": beta, "reference.sync_steps": sync} for beta in (0.01, 0.1) for sync in (None, 5)]
+    assert {number: dict(arm.values) for number, arm in study.arms().items()} == dict(enumerate(asked))
+
+
+def test_an_arm_over_its_bound_is_not_what_the_search_looks_for(open_study: Open) -> None:
+    bounded = {"trials": 60, "objective": {"kl_bound": 1.0}, "axes": {"loss.beta": {"low": 0.0, "high": 1.0}}}
+    found = {}
+    for name, is_told in (("bounded", True), ("free", False)):
+        study = open_study(name, **bounded)
+        values = []
+        for _ in range(60):
+            arm = study.ask()
+            beta = arm.values["loss.beta"]
+            values.append(beta)
+            study.tell(arm.number, 1 - beta, over_bound=(0.5 - beta) if is_told else None)  # better below 0.5, and not allowed
+        found[name] = values[20:]
+    assert sum(beta >= 0.5 for beta in found["bounded"]) > 30
+    assert sum(beta >= 0.5 for beta in found["free"]) < 10
+
+
+def test_a_study_is_not_looked_for_where_it_was_not_made(
+    open_study: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search(open_study("moved"), 1)
+    monkeypatch.setenv("GRPO_STUDY_URL", f"sqlite:///{tmp_path}/elsewhere.db")
+    with pytest.raises(SweepError, match=r"elsewhere\.db cannot be used .*created in sqlite:.*study\.db.*GRPO_STUDY_URL"):
+        open_study("moved")
+
+
+def test_a_password_is_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep_dir = SweepDir(tmp_path / "secret")
+    sweep_dir.create(make_plan(SEARCH), "secret", "secret-1")
+    monkeypatch.setenv("GRPO_STUDY_URL", "postgresql+psycopg://me:hush@127.0.0.1:1/none")
+    stored: StoredSweep = sweep_dir.read()
+    with pytest.raises(SweepError) as caught:
+        SweepStudy.open(sweep_dir, stored)
+    assert "hush" not in str(caught.value)
+    assert not any("hush" in file.read_text() for file in sweep_dir.path.iterdir() if file.is_file())
