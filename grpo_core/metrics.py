@@ -201,6 +201,13 @@ REGISTRY: tuple[Metric, ...] = (
     _m("progress/optimizer_step", "optimizer steps so far", "-", "steps", "last"),
     _m("progress/prompts", "prompts seen so far", "-", "prompts", "sum"),
     _m("progress/tokens", "completion tokens trained on so far", "-", "tokens", "sum"),
+    _m(
+        "progress/generated_tokens",
+        "completion tokens sampled so far, in the loss or not",
+        "-",
+        "tokens",
+        "sum",
+    ),
     # Evaluation
     _m(
         "eval/<set>/greedy_accuracy",

@@ -14,6 +14,7 @@ from prefect.events import emit_event
 from grpo_core.analysis.rules import Alert, RuleBook
 from grpo_core.journal import JournalTail, Record, supersede
 from grpo_core.rundir import RunDir
+from grpo_core.training.ending import share_done
 from tasks.away import prefect_may_be_away
 from tasks.process import end_process, process_has_ended, process_has_started
 from tasks.progress import View, make_view
@@ -64,7 +65,7 @@ class _Watch:
         self._tail = JournalTail(run_dir.journal_file)
         self._rules = RuleBook(config.monitor.rules)
         self._shipper = Shipper(tracked)
-        self._steps = config.training.steps
+        self._training = config.training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._mlflow_is_away = False
         self._stops: list[Alert] = []
@@ -164,12 +165,13 @@ class _Watch:
             emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
 
     def _show_progress(self, records: list[Record]) -> None:
-        steps = [record.step for record in records if record.kind == "step"]
-        due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or (steps and steps[-1] == self._steps)
+        steps = [record for record in records if record.kind == "step"]
+        share = share_done(self._training, steps[-1]) if steps else 0.0
+        due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or share == 1.0
         if steps and due and self._progress is not None:
             self._last_progress = time.monotonic()
             with prefect_may_be_away():
-                update_progress_artifact(self._progress, progress=100.0 * steps[-1] / self._steps)
+                update_progress_artifact(self._progress, progress=100.0 * share)
 
 
 def _plain(value: object) -> object:

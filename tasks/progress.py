@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from grpo_core.config import RunConfig
+from grpo_core.config import RunConfig, TrainingConfig
 from grpo_core.journal import Record
+from grpo_core.training.ending import share_done
 from tasks.context import deployed_flow_run
 
 ROWS = 12
@@ -58,7 +59,7 @@ class PlainLines:
 
     def __init__(self, config: RunConfig) -> None:
         """Expect the steps of a configuration."""
-        self._pace = Pace(config.training.steps)
+        self._pace = Pace(config.training)
 
     def __enter__(self) -> Self:
         """Nothing to set up."""
@@ -88,7 +89,7 @@ class LiveTable:
 
     def __init__(self, config: RunConfig) -> None:
         """Prepare the table."""
-        self._pace = Pace(config.training.steps)
+        self._pace = Pace(config.training)
         self._rows: deque[Record] = deque(maxlen=ROWS)
         self._console = Console()
         self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
@@ -136,18 +137,20 @@ class LiveTable:
                 f"{get('perf/completion_tokens_per_second', 0):.0f}",
                 f"{get('time/step_seconds', 0):.1f}",
             )
-        done = self._rows[-1].step if self._rows else 0
         footer = Table.grid(padding=(0, 1))
-        footer.add_row(ProgressBar(total=self._pace.steps, completed=done, width=40), self._pace.text())
+        footer.add_row(ProgressBar(total=1.0, completed=self._pace.share, width=40), self._pace.text())
         return Group(table, footer)
 
 
 class Pace:
     """How fast the steps come, and so how long the rest takes."""
 
-    def __init__(self, steps: int) -> None:
-        """Expect `steps` steps."""
-        self.steps = steps
+    def __init__(self, settings: TrainingConfig) -> None:
+        """Expect the steps, or the tokens, of a configuration."""
+        self.steps = settings.steps
+        self.share = 0.0
+        """Of the run that is done, 0..1."""
+        self._settings = settings
         self._done = 0
         self._recent: deque[float] = deque(maxlen=10)
         self._started = time.monotonic()
@@ -155,6 +158,7 @@ class Pace:
     def count(self, record: Record) -> None:
         """Take note of a step."""
         self._done = record.step
+        self.share = share_done(self._settings, record)
         self._recent.append(record.metrics.get("time/step_seconds", 0.0))
 
     def text(self) -> str:
@@ -162,7 +166,8 @@ class Pace:
         elapsed = minutes(time.monotonic() - self._started)
         if not self._recent:
             return f"{elapsed}, waiting for the first step"
-        left = (self.steps - self._done) * sum(self._recent) / len(self._recent)
+        steps = min(self._done / self.share, self.steps) if self.share else self.steps
+        left = max(steps - self._done, 0) * sum(self._recent) / len(self._recent)
         return f"{elapsed}, about {minutes(left)} left"
 
 

@@ -118,6 +118,24 @@ def _probe(config: RunConfig) -> Iterator[Finding]:
         yield warning(f"probe.every_steps: {every_steps} is beyond training.steps {steps}; nothing will be measured")
 
 
+def _tokens(config: RunConfig) -> Iterator[Finding]:
+    training, rollout = config.training, config.rollout
+    if training.max_tokens is None:
+        return
+    most = training.steps * rollout.num_prompts_per_step * rollout.group_size * rollout.max_completion_tokens
+    if training.max_tokens > most:
+        yield error(
+            f"training.max_tokens: {training.max_tokens} cannot be reached: training.steps {training.steps} x "
+            f"rollout.num_prompts_per_step {rollout.num_prompts_per_step} x rollout.group_size {rollout.group_size} x "
+            f"rollout.max_completion_tokens {rollout.max_completion_tokens} = {most}; raise training.steps"
+        )
+    if config.optimizer.schedule != "constant":
+        yield warning(
+            f"optimizer.schedule: {config.optimizer.schedule} reaches 0 after training.steps {training.steps}; a run that "
+            f"training.max_tokens {training.max_tokens} ends before never gets there"
+        )
+
+
 def _optimizer(config: RunConfig) -> Iterator[Finding]:
     optimizer, updates = config.optimizer, optimizer_steps(config)
     length = f"the run's {updates} optimizer steps (training.steps x loss.epochs_per_rollout x loss.minibatches)"
@@ -180,7 +198,7 @@ def _rules(config: RunConfig) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     *(_batch, _clipping, _kl, _filtering, _sampling, _reference, _probe),
-    *(_engine, _optimizer, _evaluation, _rewards, _rules),
+    *(_engine, _tokens, _optimizer, _evaluation, _rewards, _rules),
     *INERT,
 )
 

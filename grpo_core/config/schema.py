@@ -218,6 +218,10 @@ class TrainingConfig(Section):
     """`native`: this project's loop. `trl`: the same run on TRL's GRPOTrainer; what TRL cannot do is refused by name."""
     steps: int = Field(default=100, ge=1)
     """Steps; one step is one batch of rollouts and the updates on it."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """The run ends, finished, after the step by which so many completion tokens have been sampled in all, if that comes before
+    the last of `steps`; null = no such bound. Arms of different group size then have the same number of tokens, give or take
+    one step."""
     seed: int = Field(default=0, ge=0)
     """Seed of prompt order and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

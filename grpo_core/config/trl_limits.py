@@ -60,6 +60,8 @@ def _of_loss(config: RunConfig) -> Iterator[tuple[str, object, str]]:
 
 def _of_batches(config: RunConfig) -> Iterator[tuple[str, object, str]]:
     rollout, minibatches = config.rollout, config.loss.minibatches
+    if config.training.max_tokens is not None:
+        yield "training.max_tokens", config.training.max_tokens, "it counts steps alone"
     rows = rollout.num_prompts_per_step * rollout.group_size
     if rollout.group_size < 2:
         yield "rollout.group_size", rollout.group_size, "it needs at least 2 completions of a prompt"

@@ -49,8 +49,11 @@ class TrainingState:
     optimizer_step: int
     prompts: int
     tokens: int
+    """Completion tokens trained on."""
     sync_count: int
     last_sync_step: int
+    generated_tokens: int = 0
+    """Completion tokens sampled, those left out of the loss included."""
     skipped_updates: int = 0
     """How many of the newest updates in a row were not applied."""
     best_step: int | None = None

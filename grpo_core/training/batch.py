@@ -64,6 +64,11 @@ class RolloutBatch(CompletedPrompts):
         return int(self.loss_mask.sum())
 
     @property
+    def num_generated_tokens(self) -> int:
+        """Completion tokens through the first end of sequence, filtered ones included."""
+        return int(self.completion_mask.sum())
+
+    @property
     def measured_mask(self) -> Tensor:
         """[B, T] where figures are measured: the loss tokens, or all tokens where filtering left none."""
         return self.loss_mask if self.num_loss_tokens else self.completion_mask

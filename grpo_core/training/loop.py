@@ -18,23 +18,23 @@ from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.journal import Kind
 from grpo_core.policy.checkpoint import TrainingState
 from grpo_core.training.completions import write_completions
+from grpo_core.training.ending import is_over
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
 
 def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
-    total = session.config.training.steps
+    settings = session.config.training
     saved_at = state.step
     stopped = session.stop.reason()
-    while state.step < total and stopped is None:
+    while not is_over(settings, state) and stopped is None:
         result = run_step(session, state)
         state, saved_at = conclude(session, result, saved_at)
-        most = session.config.training.max_skipped_updates
-        stopped = too_many_skipped(state.skipped_updates, most) or session.stop.reason()
+        stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
     if state.step > saved_at:
         checkpoint(session, state)
-    return state, stopped if state.step < total else None
+    return state, None if is_over(settings, state) else stopped
 
 
 def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[TrainingState, int]:
@@ -49,7 +49,7 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
     state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
     record(session, result)
     # The last step, too: otherwise the best of a run that only ever gets better would be an earlier one.
-    if every is not None and (state.step % every == 0 or state.step == config.training.steps):
+    if every is not None and (state.step % every == 0 or is_over(config.training, state)):
         accuracy = evaluate(session, state.step)
         if state.best_accuracy is None or accuracy > state.best_accuracy:
             state = replace(state, best_step=state.step, best_accuracy=accuracy)

@@ -151,6 +151,7 @@ def progress_figures(state: TrainingState) -> Figures:
         "progress/optimizer_step": float(state.optimizer_step),
         "progress/prompts": float(state.prompts),
         "progress/tokens": float(state.tokens),
+        "progress/generated_tokens": float(state.generated_tokens),
     }
 
 

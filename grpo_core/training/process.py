@@ -21,6 +21,7 @@ from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError
 from grpo_core.journal import Journal, read_records
 from grpo_core.lifeline import lifeline_from_environment
 from grpo_core.rundir import RunDir
+from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         sys.stderr.write(f"{error}\n")
         return JournalError.exit_code
     try:
-        step, stopped = _run(run_dir, journal, stop, engine, load)
-        journal.append("end", step, {"status": "stopped" if stopped else "finished", "reason": stopped})
+        state, stopped = _run(run_dir, journal, stop, engine, load)
+        reason = stopped or why_finished(run_dir.read_config().training, state)
+        journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
         return stop.exit_code if stopped else 0
     except GrpoError as error:
         if options.debug:
@@ -77,7 +79,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
 
 def _run(
     run_dir: RunDir, journal: Journal, stop: StopRequest, engine: str, load: Callable[[], Train]
-) -> tuple[int, str | None]:
+) -> tuple["TrainingState", str | None]:
     from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
     from grpo_core.training.session import open_session
 
@@ -105,8 +107,7 @@ def _run(
         # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
         began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
         journal.append("resume" if began else "start", state.step, facts)
-        state, stopped = train(session, state)
-        return state.step, stopped
+        return train(session, state)
 
 
 def _explain(error: GrpoError, run_dir: RunDir) -> str:

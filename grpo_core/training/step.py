@@ -104,6 +104,7 @@ def advance(session: Session, state: TrainingState, batch: RolloutBatch, optimiz
         optimizer_step=state.optimizer_step + optimizer_steps,
         prompts=state.prompts + len(batch.prompts),
         tokens=state.tokens + batch.num_loss_tokens,
+        generated_tokens=state.generated_tokens + batch.num_generated_tokens,
         sync_count=session.reference.sync_count,
         last_sync_step=session.reference.last_sync_step,
     )

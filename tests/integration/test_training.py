@@ -1,5 +1,6 @@
 """Whole trainings of a tiny model: what they journal, that they repeat and resume exactly, and how they stop."""
 
+import itertools
 import json
 import math
 import os
@@ -8,10 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_core.analysis.summary import run_status
 from grpo_core.journal import Journal, read_journal
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
@@ -192,6 +195,76 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_and_take
     assert [(record.kind, record.step) for record in records[:2]] == [("start", 0), ("resume", 0)]
     assert step_figures(records) == expected
     assert of_kind(records, "alert") == []
+
+
+def generated_by(run_dir):
+    """{step: completion tokens up to and including it}, counted in the completions tables."""
+    tables = [pandas.read_parquet(file) for file in sorted(run_dir.completions.glob("*.parquet"))]
+    return dict(enumerate(itertools.accumulate(int(table["tokens"].sum()) for table in tables), start=1))
+
+
+def bounded_by_tokens(tiny_run, options=None):
+    """(a run of 9 steps at most that has all its tokens at the third, a finished run of 4, {step: tokens up to it})."""
+    unbounded = tiny_run(options, name="unbounded")
+    train(unbounded)
+    counts = generated_by(unbounded)
+    most = counts[2] + 1  # one token more than two steps have
+    return tiny_run({**(options or {}), "training.steps": 9, "training.max_tokens": most}, name="bounded"), unbounded, counts
+
+
+def test_a_run_ends_finished_after_the_step_that_brings_the_last_of_its_tokens(tiny_run):
+    filtered = {"filtering.mask_truncated_completions": True, "evaluation.every_steps": 2, "evaluation.every_num_prompts": 3}
+    bounded, unbounded, counts = bounded_by_tokens(tiny_run, filtered)
+    records = train(bounded)
+    steps = of_kind(records, "step")
+    assert [step.metrics["progress/generated_tokens"] for step in steps] == [counts[number] for number in (1, 2, 3)]
+    assert steps[-1].metrics["progress/tokens"] < counts[3]  # truncated completions are generated and not trained on
+    assert step_figures(records) == step_figures(read_journal(unbounded.journal_file))[:3]
+    assert [record.step for record in of_kind(records, "eval")] == [2, 3]
+    reason = f"training.max_tokens {counts[2] + 1} reached at step 3: {counts[3]} tokens"
+    assert of_kind(records, "end")[0].data == {"status": "finished", "reason": reason}
+    assert newest_checkpoint(bounded).name == "step_000003"
+    now = run_status(bounded)
+    assert (now.state, now.step, now.steps, now.reason) == ("finished", 3, 9, reason)
+
+
+def test_a_run_that_has_all_its_tokens_does_nothing_when_it_is_resumed(tiny_run):
+    bounded, _, _ = bounded_by_tokens(tiny_run)
+    before = train(bounded)
+    weights = load_file(newest_checkpoint(bounded) / "policy" / "model.safetensors")
+    records = train(bounded)
+    assert of_kind(records, "step") == of_kind(before, "step")
+    first, second = of_kind(records, "end")
+    assert first.data == second.data
+    after = load_file(newest_checkpoint(bounded) / "policy" / "model.safetensors")
+    assert all(torch.equal(weights[key], after[key]) for key in weights)
+
+
+def test_a_killed_run_counts_its_tokens_from_the_checkpoint_on(tiny_run):
+    bounded, _, _ = bounded_by_tokens(tiny_run, {"training.checkpoint_every": 1, "training.keep_checkpoints": 9})
+    expected = step_figures(train(bounded))
+    killed = RunDir(bounded.path.parent / "killed")
+    shutil.copytree(bounded.path, killed.path)
+    for step in (2, 3):
+        shutil.rmtree(killed.checkpoints / f"step_{step:06d}")
+    lines = killed.journal_file.read_bytes().splitlines(keepends=True)
+    end = next(number for number, line in enumerate(lines) if json.loads(line)["kind"] == "step" and b'"step":3' in line)
+    killed.journal_file.write_bytes(b"".join(lines[:end]))
+    records = train(killed)
+    assert [record.step for record in of_kind(records, "resume")] == [1]
+    assert step_figures(records) == expected
+    assert of_kind(records, "alert") == []
+    assert_same_weights(killed, bounded)
+
+
+def test_a_run_that_has_not_its_tokens_by_its_last_step_says_so(tiny_run):
+    bound = 4 * 3 * 4 * 8  # every completion of every step at its full length
+    run_dir = tiny_run({"training.max_tokens": bound})
+    end = of_kind(train(run_dir), "end")[0]
+    tokens = generated_by(run_dir)[4]
+    assert tokens < bound
+    reason = f"training.steps 4 reached before training.max_tokens {bound}: {tokens} tokens"
+    assert end.data == {"status": "finished", "reason": reason}
 
 
 def good_in_the_middle(prompts, completions, **columns):

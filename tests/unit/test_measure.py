@@ -221,7 +221,9 @@ def test_a_single_update_has_no_kl_to_the_old_policy():
 
 
 def test_reference_and_progress_figures():
-    state = TrainingState(step=7, optimizer_step=14, prompts=70, tokens=900, sync_count=2, last_sync_step=5)
+    state = TrainingState(
+        step=7, optimizer_step=14, prompts=70, tokens=900, generated_tokens=950, sync_count=2, last_sync_step=5
+    )
     assert measure.reference_figures(state, None, 0.5) == {
         "ref/synced": 0.0, "ref/sync_count": 2.0, "ref/steps_since_sync": 2.0, "ref/param_distance": 0.5,
     }  # fmt: skip
@@ -230,6 +232,7 @@ def test_reference_and_progress_figures():
     assert (with_sync["ref/synced"], with_sync["ref/kl_before_sync"], with_sync["ref/kl_after_sync"]) == (1.0, 0.3, 0.0)
     assert measure.progress_figures(state) == {
         "progress/step": 7.0, "progress/optimizer_step": 14.0, "progress/prompts": 70.0, "progress/tokens": 900.0,
+        "progress/generated_tokens": 950.0,
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ completion/tokens/mean completion/tokens/max completion/truncated_frac completio
 ref/synced ref/sync_count ref/steps_since_sync ref/param_distance optim/lr optim/grad_norm
 time/rollout_seconds time/reward_seconds time/logps_seconds time/update_seconds time/sync_seconds time/step_seconds
 perf/completion_tokens_per_second perf/train_tokens_per_second perf/peak_memory_gib
-progress/step progress/optimizer_step progress/prompts progress/tokens
+progress/step progress/optimizer_step progress/prompts progress/tokens progress/generated_tokens
 """.split()  # noqa: SIM905
 )
 """The keys of a step as the design lists them, for the quickstart's reward function."""
