@@ -5,6 +5,7 @@ import fcntl
 import os
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -41,6 +42,20 @@ def lock_soon(file: IO[bytes]) -> bool:
             return False
         time.sleep(LOOKING_SECONDS / 10)
     return True
+
+
+@contextlib.contextmanager
+def waited_lock(path: Path, wait: Callable[[], None] = lambda: time.sleep(LOOKING_SECONDS / 10)) -> Iterator[None]:
+    """Hold the lock of a file, made where there is none, for as long as the block runs; wait until whoever holds it is done.
+
+    Args:
+        path: the file; it stays, since to remove it would take the lock from under those who wait.
+        wait: called again and again while somebody else holds it; what it raises ends the waiting.
+    """
+    with path.open("ab") as file:
+        while not try_lock(file):
+            wait()
+        yield
 
 
 def _let_go() -> None:

@@ -29,7 +29,7 @@ class ModelConfig(Section):
     """Which policy is trained."""
 
     source: str = "bundled:smollm2-135m"
-    """`bundled:<name>` (no download), a folder in transformers' format, or a hub id such as `org/name`."""
+    """`bundled:<name>` or `scratch:<name>` (no download), a folder in transformers' format, or a hub id such as `org/name`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of policy and reference alike; weights and optimizer state are float32 either way."""
     trust_remote_code: bool = False

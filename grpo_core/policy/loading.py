@@ -1,4 +1,4 @@
-"""Find and load a policy: a bundled model, a local folder or a hub id."""
+"""Find and load a policy: a bundled model, one made from nothing, a local folder or a hub id."""
 
 import hashlib
 from collections.abc import Iterable
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, shown
 from grpo_core.policy.bundled import PREFIX, bundled_model_path
+from grpo_core.policy.scratch import PREFIX as SCRATCH_PREFIX
+from grpo_core.policy.scratch import scratch_model_path
 
 if TYPE_CHECKING:
     import torch
@@ -16,10 +18,10 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
-    """Return the local folder of a model, downloading or converting it where needed.
+    """Return the local folder of a model, downloading, converting or making it where needed.
 
     Args:
-        source: `bundled:<name>`, a folder, or a hub id such as `org/name`.
+        source: `bundled:<name>`, `scratch:<name>`, a folder, or a hub id such as `org/name`.
         trust_remote_code: also fetch the Python files of a hub repository.
 
     Raises:
@@ -27,6 +29,8 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
     """
     if source.startswith(PREFIX):
         return bundled_model_path(source.removeprefix(PREFIX))
+    if source.startswith(SCRATCH_PREFIX):
+        return scratch_model_path(source.removeprefix(SCRATCH_PREFIX))
     folder = _folder_of(source)
     if folder is not None:
         if not (folder / "config.json").exists():
@@ -51,9 +55,9 @@ def _download(source: str, trust_remote_code: bool) -> Path:
         return Path(snapshot_download(source, allow_patterns=wanted))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
-            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a folder of "
-            f"that name (none), the hub ({type(error).__name__}: {_first_line(error)}). Check the spelling, or give a local "
-            "path"
+            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), one made from "
+            f"nothing ({SCRATCH_PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {_first_line(error)}). "
+            "Check the spelling, or give a local path"
         ) from error
 
 
