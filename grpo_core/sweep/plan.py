@@ -142,7 +142,7 @@ def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     idle = [config for config in configs if _kl_is_zero(config)]
     if BETA in sweep.axes and idle:
         raise ConfigError(
-            f"axes.{BETA}: in {len(idle)} of {len(configs)} arms the KL is identically 0 (reference.sync_steps 1, "
+            f"axes.{BETA}: in {len(idle)} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
             "the same arm there; sync more rarely, or sweep something else"
         )

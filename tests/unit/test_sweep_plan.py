@@ -116,8 +116,8 @@ def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
     axes = {"loss.beta": {"low": 0.001, "high": 1.0, "log": True}, "rollout.group_size": {"low": 2, "high": 8, "step": 2}}
     plan = make_plan({"base": "quickstart", "axes": axes, "hold": "prompts", "sampler": "random", "trials": 7})
     assert plan.num_arms == 7
+    axes["rollout.group_size"]["high"] = 10
     with pytest.raises(ConfigError, match="10 does not divide the 72"):
-        axes["rollout.group_size"]["high"] = 10
         make_plan({"base": "quickstart", "axes": axes, "hold": "completions", "sampler": "random", "trials": 7})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -100,9 +101,9 @@ def test_an_arm_over_its_bound_is_not_what_the_search_looks_for(open_study: Open
             beta = arm.values["loss.beta"]
             values.append(beta)
             study.tell(arm.number, 1 - beta, over_bound=(0.5 - beta) if is_told else None)  # better below 0.5, and not allowed
-        found[name] = values[20:]
-    assert sum(beta >= 0.5 for beta in found["bounded"]) > 30
-    assert sum(beta >= 0.5 for beta in found["free"]) < 10
+        found[name] = fmean(values[20:])
+    assert found["bounded"] > 0.4, "it looks around the bound, where the best allowed arm is"
+    assert found["free"] < 0.3
 
 
 def test_a_study_is_not_looked_for_where_it_was_not_made(
