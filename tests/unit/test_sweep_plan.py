@@ -39,7 +39,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ),
         (
             {"axes": {"loss.beta": [0.1, 0.2], "reference.sync_steps": [1, 5]}},
-            ["axes.loss.beta", "2 of 4 arms", "identically 0"],
+            ["axes.loss.beta", "2 of 4 arms", "always 0"],
         ),
         ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
         ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
