@@ -53,6 +53,7 @@ def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Pi
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.tests["wordy"] = lambda cell: len(cell) > 24 and any(map(str.isalpha, cell))
     return environment.get_template("report.html.j2").render(
         facts=findings.facts, plan=_plan(findings), answer=answer, sections=sections
     )
@@ -162,7 +163,10 @@ EFFECT_NOTE = (
     "% interval of this difference alone; thin, wide enough for all of them at once; orange stands after Holm's "
     "correction. No line: one seed, or no spread."
 )
-PAIRS_NOTE = "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds."
+PAIRS_NOTE = (
+    "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds, which includes what a seed does "
+    "to all cells. Within a seed only settings of the other knobs enter that are complete in every cell."
+)
 FRONTIER_NOTE = (
     "Small: runs. Large: means of arms, ± 1 standard error over seeds. The line joins the arms that no other beats in "
     "both; their numbers are those of the table of arms. Up and left is better. After a reference sync the left "

@@ -103,10 +103,10 @@ def _best_lines(findings: Findings, best: Best) -> list[str]:
     elif not others:
         sure = "it is the only arm with that many seeds"
     elif not doubtful:
-        sure = f"all {others} other arms are worse" if others > 1 else "the other arm is worse"
+        sure = f"arm by arm, all {others} others are worse" if others > 1 else "the other arm is worse"
     elif doubtful == others:
-        sure = f"{'none' if others > 1 else 'the other arm'} {'of the other arms ' if others > 1 else ''}"
-        sure += f"{'is' if others > 1 else 'is not'} distinguishable from it with {best.seeds} seeds"
+        none = "arm by arm, none of the others is" if others > 1 else "the other arm is not"
+        sure = f"{none} distinguishable from it with {best.seeds} seeds"
     else:
         verb = "arm is" if doubtful == 1 else "arms are"
         sure = f"{doubtful} other {verb} not distinguishable from it with {best.seeds} seeds"
@@ -159,7 +159,7 @@ def _rest_words(rest: list[Comparison], after_claims: bool) -> list[str]:
 
 def _pair(found: Comparison) -> str:
     winner, loser, sign = _ordered(found)
-    return f"{winner} and {loser} ({winner} {_amount(found, sign)})"
+    return f"{winner} and {loser} ({winner} ahead by {_amount(found, sign)})"
 
 
 def _between(found: Comparison) -> str:
