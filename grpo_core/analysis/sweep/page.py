@@ -53,7 +53,6 @@ def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Pi
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.tests["wordy"] = lambda cell: len(cell) > 24 and any(map(str.isalpha, cell))
     return environment.get_template("report.html.j2").render(
         facts=findings.facts, plan=_plan(findings), answer=answer, sections=sections
     )
