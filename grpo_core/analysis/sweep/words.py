@@ -187,6 +187,8 @@ def _association_words(found: Association) -> str:
 
 
 def _drift_lines(findings: Findings) -> list[str]:
+    if not findings.facts.knobs:
+        return []
     for measure, unit in DRIFTS.items():
         effects = findings.effects.get(measure)
         knob = BETA if BETA in findings.facts.knobs else findings.facts.knobs[0]
