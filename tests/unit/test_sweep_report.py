@@ -18,7 +18,7 @@ from grpo_core.analysis.sweep.costs import machine_share
 from grpo_core.analysis.sweep.curves import kl_figure, panels_of
 from grpo_core.analysis.sweep.effects import OUTCOMES
 from grpo_core.analysis.sweep.facts import SweepFacts
-from grpo_core.analysis.sweep.numbers import estimate_text, p_text, plain
+from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
 from grpo_core.analysis.sweep.report import SweepReport, write_report
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import paired_estimate
@@ -135,7 +135,7 @@ def test_a_planted_effect_is_said_with_the_figures_of_the_table(tmp_path: Path) 
     row = effects[(effects["outcome"] == "objective") & (effects["knob"] == "loss.beta")].iloc[0]
     said = line(written.answer, "β: ")
     assert said.startswith(f"β: 0.01 beats 0.5 by {-row['difference']:.3f} [{-row['high']:.3f}, {-row['low']:.3f}]")
-    assert f"Holm p = {p_text(row['holm_p'])}, at least {plain(-row['together_high'])} with all comparisons at once" in said
+    assert f"Holm {p_words(row['holm_p'])}, at least {plain(-row['together_high'])} with all comparisons at once" in said
     assert row["holm_p"] < 0.05
     page = html.unescape(written.page.read_text())
     assert all(f"<li>{text}</li>" in page for text in written.answer)

@@ -236,6 +236,21 @@ def test_sampled_knobs_are_associated_and_not_contrasted() -> None:
     assert beta.holm_p == pytest.approx(2 * beta.correlation.p)
 
 
+def test_a_reference_that_never_syncs_ranks_as_the_longest_period() -> None:
+    syncs = [5, 10, 20, None, 40, None]
+    levels = [(0.1 * (arm + 1), sync) for arm, sync in enumerate(syncs)]
+    rows = [
+        {"arm": arm, "seed": 0, "status": "finished", "objective": arm, KNOBS[0]: beta, KNOBS[2]: sync}
+        for arm, (beta, sync) in enumerate(levels)
+    ]
+    rows = [row | {"other": row["arm"]} for row in rows]
+    sweep = SweepRuns(facts((0,), (KNOBS[0], KNOBS[2], "other")), pandas.DataFrame(rows))
+    found = knob_effects(sweep).association(KNOBS[2])
+    assert found is not None
+    assert (found.left_out, found.correlation.count) == (0, 6)
+    assert found.correlation.rho == pytest.approx(stats.spearmanr([5, 10, 20, 99, 40, 99], range(6)).statistic)
+
+
 def test_tables_have_the_same_columns_whether_or_not_there_is_anything_in_them() -> None:
     full, empty = SweepRuns(facts(), runs(noisy())), SweepRuns(facts(), runs(noisy()).assign(status="failed"))
     for table, found in ((effects_table, [knob_effects(full)]), (differences_table, arm_differences(full))):

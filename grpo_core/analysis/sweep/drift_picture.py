@@ -53,12 +53,6 @@ FRONTIERS = {"kl_ref_seq": "current reference", "kl_init_seq": "initial policy"}
 MEASURE_NAMES = {"reward": "reward, last steps", "accuracy": "held-out accuracy", "objective": "objective"}
 
 
-def frontier_arms(sweep: SweepRuns, measure: str, cost: str) -> list[Arm]:
-    """Return the arms on the frontier of a measure against sqrt(KL), by rising drift."""
-    points = [_means(sweep, arm, cost, measure)[:2] for arm in sweep.arms]
-    return [sweep.arms[index] for index in frontier([(x, y) for x, y in points])]
-
-
 def _means(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> tuple[float, float, float, float]:
     """Return the means over seeds of sqrt(KL) and the measure, and their standard errors, of runs in which both are known."""
     points = _root_and_gain(sweep, arm, cost, measure)

@@ -76,7 +76,7 @@ class Association:
     outcome: str
     correlation: RankCorrelation
     left_out: int
-    """Arms whose level is not a number (null)."""
+    """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
     holm_p: float = math.nan
 
     @property
@@ -301,7 +301,10 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict
 
 def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]]) -> Association:
     points = arm_points(sweep, knob, values)
-    numbers = [(float(level), mean) for level, mean in points if is_number(level)]
+    # A reference that never syncs has the longest period; ranks need no more than that.
+    longest = math.inf if knob == "reference.sync_steps" else None
+    ranked = [(longest if level is None else level, mean) for level, mean in points]
+    numbers = [(float(level), mean) for level, mean in ranked if is_number(level) or level == math.inf]
     correlation = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
     return Association(knob=knob, outcome=outcome, correlation=correlation, left_out=len(points) - len(numbers))
 

@@ -72,6 +72,16 @@ def p_text(p: float) -> str:
     return "< 0.0001" if 0 < p < 1e-4 else f"{p:.2g}"
 
 
+def p_words(p: float) -> str:
+    """Return a p-value as a sentence has it.
+
+    >>> p_words(0.0234), p_words(1e-9)
+    ('p = 0.023', 'p < 0.0001')
+    """
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def duration(seconds: float) -> str:
     """Return a time with its unit.
 

@@ -13,7 +13,7 @@ from grpo_core.analysis.sweep.effects import (
     mean_and_error,
 )
 from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, SweepFacts, knob_name
-from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_text, plain, with_error
+from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_words, plain, with_error
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 
 MOST_SAID = 3
@@ -142,7 +142,7 @@ def _claim_words(claim: Comparison) -> str:
     winner, loser, sign = _ordered(claim)
     at_least = sign * (claim.together_low if sign > 0 else claim.together_high)
     surely = f", at least {plain(at_least)} with all comparisons at once" if at_least > 0 else ""
-    return f"{winner} beats {loser} by {_amount(claim, sign)} (Holm p = {p_text(claim.holm_p)}{surely})"
+    return f"{winner} beats {loser} by {_amount(claim, sign)} (Holm {p_words(claim.holm_p)}{surely})"
 
 
 def _rest_words(rest: list[Comparison], after_claims: bool) -> list[str]:
@@ -153,7 +153,7 @@ def _rest_words(rest: list[Comparison], after_claims: bool) -> list[str]:
         return [f"identical in every seed between {pairs}"]
     seeds = min(found.estimate.seeds for found in rest)
     if not after_claims:
-        return [f"no difference that {seeds} seeds can show (largest {_between(rest[0])}, Holm p = {p_text(rest[0].holm_p)})"]
+        return [f"no difference that {seeds} seeds can show (largest {_between(rest[0])}, Holm {p_words(rest[0].holm_p)})"]
     return [f"no difference that {seeds} seeds can show between " + _listed([_pair(found) for found in rest])]
 
 
@@ -178,7 +178,7 @@ def _association_words(found: Association) -> str:
     correlation = found.correlation
     if math.isnan(correlation.p):
         return f"sampled, and {counted(correlation.count, 'arm')} cannot show an association"
-    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} sampled arms, Holm p = {p_text(found.holm_p)}"
+    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} sampled arms, Holm {p_words(found.holm_p)}"
     left_out = f"; {counted(found.left_out, 'arm')} with null left out" if found.left_out else ""
     if not found.is_claim:
         return f"no association that {correlation.count} arms can show ({facts}{left_out})"
@@ -214,7 +214,7 @@ def _drift_lines(findings: Findings) -> list[str]:
 def _lower_words(found: Comparison, knob: str) -> str:
     winner, loser, sign = _ordered(found)
     amount = estimate_text(found.estimate, sign)
-    return f"{knob_name(knob)} {loser} holds it lower than {winner} by {amount} (Holm p = {p_text(found.holm_p)})"
+    return f"{knob_name(knob)} {loser} holds it lower than {winner} by {amount} (Holm {p_words(found.holm_p)})"
 
 
 def _confound_lines(findings: Findings) -> list[str]:
