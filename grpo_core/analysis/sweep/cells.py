@@ -11,6 +11,8 @@ from grpo_core.analysis.sweep.words import Best, Findings
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""
+WORDY = frozenset(["levels", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"])
+"""Headings of columns of words."""
 OUTCOME_NAMES = {
     "objective": "objective",
     "accuracy": "held-out accuracy",
@@ -33,6 +35,11 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     strong: frozenset[int] = frozenset()
     """Rows to stress."""
+
+    @property
+    def texts(self) -> frozenset[int]:
+        """Columns of words, which stand left; figures stand right."""
+        return frozenset(index for index, name in enumerate(self.head) if name in WORDY or index == 0)
 
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
@@ -57,7 +64,7 @@ def cost_table(sweep: SweepRuns, best: Best | None) -> Table:
         "train_seconds": ("training steps", "time"),
         "wall_seconds": ("whole run", "time"),
         "zero_std_frac": ("groups with equal rewards", "share"),
-        "advantage_rms_factor": ("advantage_rms_factor", ""),
+        "advantage_rms_factor": ("advantage RMS factor", ""),
         "effective_beta": ("effective β", ""),
     }
     return _arm_table(sweep, "Arms: what they used and what else differs (means over seeds)", measures, best)
@@ -140,11 +147,12 @@ def difference_table(findings: Findings, best: Best) -> Table:
     shown = [*with_best, *others][:MOST_DIFFERENCES]
     rows = tuple(_difference_row(found, best.arm.number) for found in shown)
     total = len(findings.differences)
+    tested = sum(not math.isnan(found.holm_p) for found in findings.differences)
     some = f" (the first {len(shown)} of {total}; all in differences.parquet)" if total > len(shown) else ""
     return Table(
         caption=f"Arms against each other: paired differences in the objective{some}",
         head=("arm", "minus arm", "difference [95 %]", "all at once", "p", "Holm p", "seeds"),
-        units=("", "", "unadjusted", "Bonferroni", "paired t", f"{total} pairs", ""),
+        units=("", "", "unadjusted", "Bonferroni", "paired t", f"{tested} pairs", ""),
         rows=rows,
         strong=frozenset(index for index, found in enumerate(shown) if found.is_claim),
     )

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
+from grpo_core.analysis.sweep.colours import PALETTE
 from grpo_core.analysis.sweep.effects import mean_and_error
 from grpo_core.analysis.sweep.numbers import duration
-from grpo_core.analysis.sweep.pictures import PALETTE
 from grpo_core.analysis.sweep.runs import SweepRuns
 
 

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.analysis.sweep.colours import PALETTE, Colours
 from grpo_core.analysis.sweep.effects import MAX_LEVELS
 from grpo_core.analysis.sweep.facts import knob_name, level_name
-from grpo_core.analysis.sweep.pictures import PALETTE, Colours
 from grpo_core.analysis.sweep.runs import SweepRuns
 
 MOST_PANELS = 24

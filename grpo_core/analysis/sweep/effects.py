@@ -12,10 +12,10 @@ all pairs of arms.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import pandas
@@ -76,7 +76,7 @@ class Association:
     outcome: str
     correlation: RankCorrelation
     left_out: int
-    """Arms whose level is not a number (null)."""
+    """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
     holm_p: float = math.nan
 
     @property
@@ -150,25 +150,30 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
     return tuple(_adjusted(comparison, p, size) for comparison, p in zip(found, adjusted, strict=True))
 
 
-def level_means(sweep: SweepRuns, knob: str, outcome: str = "objective") -> pandas.DataFrame:
-    """Return the mean of an outcome by seed (rows) and level (columns), for pictures.
+def balanced_means(
+    sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objective"
+) -> dict[tuple[Level, ...], dict[int, float]]:
+    """Return levels of some knobs -> seed -> mean of an outcome over the other knobs, for pictures.
 
-    Within a seed only combinations of the other knobs that are complete at every level enter, so that a line through the levels
-    compares like with like. Where no seed has such a combination, every complete run enters.
+    Within a seed only settings of the other knobs enter that are complete at every combination of these levels, so that the
+    means compare like with like. Where no seed has such a setting, every complete run enters.
     """
-    values, levels = sweep.values(outcome), sweep.levels(knob)
+    values, indices = sweep.values(outcome), [sweep.facts.knobs.index(knob) for knob in knobs]
+    rest: dict[tuple[Level, ...], dict[tuple[Level, ...], list[int]]] = {}
+    for arm in sweep.arms:
+        others = tuple(level for index, level in enumerate(arm.levels) if index not in indices)
+        rest.setdefault(others, {}).setdefault(tuple(arm.levels[index] for index in indices), []).append(arm.number)
+    keys = {key for cells in rest.values() for key in cells}
     seeds = sorted({seed for found in values.values() for seed in found})
-    combos = _combinations(sweep, knob)
-    matched = {
-        seed: [means for arms in combos.values() if len(means := _cell_means(arms, values, seed)) == len(levels)]
-        for seed in seeds
-    }
-    if not any(matched.values()):
-        matched = {seed: [_cell_means(arms, values, seed) for arms in combos.values()] for seed in seeds}
-    rows = {
-        seed: [_mean(means[level] for means in cells if level in means) for level in levels] for seed, cells in matched.items()
-    }
-    return pandas.DataFrame.from_dict(rows, orient="index", columns=[level_name(knob, level) for level in levels])
+    by_seed = {seed: [_cell_means(cells, values, seed) for cells in rest.values()] for seed in seeds}
+    matched = {seed: [means for means in cells if len(means) == len(keys)] for seed, cells in by_seed.items()}
+    chosen = matched if any(matched.values()) else by_seed
+    found: dict[tuple[Level, ...], dict[int, float]] = {key: {} for key in keys}
+    for seed, cells in chosen.items():
+        for key in keys:
+            if known := [means[key] for means in cells if key in means]:
+                found[key][seed] = _mean(known)
+    return found
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
@@ -256,6 +261,9 @@ def _typed(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.astype(types)
 
 
+_Key = TypeVar("_Key", bound=Hashable)
+
+
 class _Paired(TypedDict):
     differences: tuple[float, ...]
     estimate: PairedEstimate
@@ -293,7 +301,10 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict
 
 def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]]) -> Association:
     points = arm_points(sweep, knob, values)
-    numbers = [(float(level), mean) for level, mean in points if is_number(level)]
+    # A reference that never syncs has the longest period; ranks need no more than that.
+    longest = math.inf if knob == "reference.sync_steps" else None
+    ranked = [(longest if level is None else level, mean) for level, mean in points]
+    numbers = [(float(level), mean) for level, mean in ranked if is_number(level) or level == math.inf]
     correlation = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
     return Association(knob=knob, outcome=outcome, correlation=correlation, left_out=len(points) - len(numbers))
 
@@ -336,7 +347,7 @@ def _grouped(items: Iterable[tuple[tuple[Level, ...], Level, int]]) -> _Combinat
     return found
 
 
-def _cell_means(arms: dict[Level, list[int]], values: dict[int, dict[int, float]], seed: int) -> dict[Level, float]:
+def _cell_means(arms: Mapping[_Key, list[int]], values: dict[int, dict[int, float]], seed: int) -> dict[_Key, float]:
     known = {level: [values[arm][seed] for arm in numbers if seed in values[arm]] for level, numbers in arms.items()}
     return {level: _mean(found) for level, found in known.items() if found}
 

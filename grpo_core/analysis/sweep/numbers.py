@@ -45,13 +45,12 @@ def interval(mean: float, low: float, high: float) -> str:
     """Return a mean with its interval, all with the decimals that the width calls for; without it where there is none.
 
     >>> interval(0.1234, 0.05, 0.19), interval(0.1234, float("nan"), float("nan")), interval(0.00012, 0.00008, 0.00016)
-    ('0.123 [0.050, 0.190]', '0.123', '0.000120 [0.000080, 0.000160]')
+    ('0.123 [0.050, 0.190]', '0.123', '0.00012 [0.00008, 0.00016]')
     """
     if math.isnan(low):
         return plain(mean)
     largest = max(abs(mean), abs(low), abs(high))
-    decimals = 3 if largest == 0 or largest >= 0.01 else min(2 - math.floor(math.log10(largest)), 10)
-    decimals = 3 if largest < 10 and decimals < 3 else decimals
+    decimals = 3 if largest == 0 or largest >= 0.01 else min(1 - math.floor(math.log10(largest)), 10)
     decimals = decimals if largest < 10 else 2 if largest < 100 else 0
     return f"{_signed(mean, decimals)} [{_signed(low, decimals)}, {_signed(high, decimals)}]"
 
@@ -71,6 +70,16 @@ def p_text(p: float) -> str:
     if math.isnan(p):
         return UNKNOWN
     return "< 0.0001" if 0 < p < 1e-4 else f"{p:.2g}"
+
+
+def p_words(p: float) -> str:
+    """Return a p-value as a sentence has it.
+
+    >>> p_words(0.0234), p_words(1e-9)
+    ('p = 0.023', 'p < 0.0001')
+    """
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def duration(seconds: float) -> str:

@@ -162,7 +162,10 @@ EFFECT_NOTE = (
     "% interval of this difference alone; thin, wide enough for all of them at once; orange stands after Holm's "
     "correction. No line: one seed, or no spread."
 )
-PAIRS_NOTE = "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds."
+PAIRS_NOTE = (
+    "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds, which includes what a seed does "
+    "to all cells. Within a seed only settings of the other knobs enter that are complete in every cell."
+)
 FRONTIER_NOTE = (
     "Small: runs. Large: means of arms, ± 1 standard error over seeds. The line joins the arms that no other beats in "
     "both; their numbers are those of the table of arms. Up and left is better. After a reference sync the left "

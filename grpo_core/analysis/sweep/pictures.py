@@ -1,62 +1,24 @@
-"""Pictures of what a sweep found: effects of knobs, pairs of knobs, reward against drift."""
+"""Pictures of what knobs do: effects of one, heat maps of two."""
 
 import math
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from grpo_core.analysis.sweep.colours import PALETTE, spans_decades
 from grpo_core.analysis.sweep.effects import (
-    MAX_LEVELS,
     Comparison,
     arm_points,
-    level_means,
+    balanced_means,
     mean_and_error,
 )
-from grpo_core.analysis.sweep.facts import Level, is_number, knob_name, knob_title, level_name, level_order
-from grpo_core.analysis.sweep.frontier import frontier
+from grpo_core.analysis.sweep.facts import is_number, knob_name, knob_title, level_name, level_order
 from grpo_core.analysis.sweep.numbers import plain
-from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import t_interval
 from grpo_core.analysis.sweep.words import Findings
-
-MARKERS = "osD^vP*X"
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b5a2b")
-"""Okabe and Ito's colours, which people with any kind of colour vision can tell apart, dark ones first."""
-LOG_FROM = 100
-"""An axis is logarithmic if its values span more than this factor."""
-
-
-class Colours:
-    """A colour per level of a knob: distinct ones for few levels, a scale for a continuous range."""
-
-    def __init__(self, sweep: SweepRuns, knob: str | None) -> None:
-        """Assign colours to the levels of a knob; one colour for all without a knob."""
-        levels = sweep.levels(knob) if knob else []
-        self.knob = knob
-        self.levels = levels if len(levels) <= MAX_LEVELS else []
-        numbers = [float(level) for level in levels if is_number(level)] if not self.levels else []
-        self.scale = None
-        if numbers:
-            norm = (LogNorm if spans_decades(numbers) else Normalize)(min(numbers), max(numbers))
-            self.scale = mpl.cm.ScalarMappable(norm, mpl.colormaps["viridis"])
-
-    def of(self, level: Level) -> str:
-        """Return the colour of a level; grey where the scale has no place for it."""
-        if self.levels:
-            return PALETTE[self.levels.index(level)]
-        if self.scale is not None and is_number(level):
-            return to_hex(self.scale.to_rgba(np.asarray([float(level)]))[0])
-        return "#777777" if self.knob else PALETTE[0]
-
-
-def spans_decades(values: Sequence[float]) -> bool:
-    """Return whether a logarithmic axis suits the values: all above 0, the largest over 100 times the smallest."""
-    return min(values) > 0 and max(values) / min(values) > LOG_FROM
 
 
 def effect_figure(findings: Findings, knob: str) -> Figure:
@@ -79,7 +41,8 @@ def effect_figure(findings: Findings, knob: str) -> Figure:
 def heat_figure(sweep: SweepRuns, rows: str, columns: str) -> Figure:
     """Return the mean objective by the levels of two knobs, over all else, +- half its 95 % interval over seeds."""
     down, across = sweep.levels(rows), sweep.levels(columns)
-    cells = [[_cell(sweep, {rows: one, columns: other}) for other in across] for one in down]
+    found = balanced_means(sweep, (rows, columns))
+    cells = [[_mean_and_half_width(list(found.get((one, other), {}).values())) for other in across] for one in down]
     means = np.array([[mean for mean, _ in row] for row in cells])
     figure = Figure(figsize=(2.2 + 1.15 * len(across), 1.5 + 0.62 * len(down)), layout="constrained")
     axes = figure.subplots()
@@ -97,98 +60,21 @@ def heat_figure(sweep: SweepRuns, rows: str, columns: str) -> Figure:
     return figure
 
 
-def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
-    """Return reward or accuracy against the root of the KL, to the current reference and to the initial policy.
-
-    Reward against sqrt(KL) is the view of Gao, Schulman & Hilton 2022 (arXiv:2210.10760). Small: runs; large: means of arms
-    +- 1 standard error over seeds; the line joins the arms that no other beats in both.
-    """
-    knobs = sweep.facts.knobs
-    colours = Colours(sweep, knobs[0] if knobs else None)
-    marks = _marks(sweep, knobs[1] if len(knobs) > 1 else None)
-    figure = Figure(figsize=(10, 5.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (cost, title) in zip(panels, FRONTIERS.items(), strict=True):
-        points = []
-        for arm in sweep.arms:
-            first, second = (*arm.levels, None, None)[:2]
-            look = {"colour": colours.of(first), "mark": marks.get(second, "o")}
-            points.append(_draw_arm(axes, sweep, arm, cost=cost, measure=measure, **look))
-        best = frontier(points)
-        axes.plot(
-            [points[index][0] for index in best], [points[index][1] for index in best], color="0.35", linewidth=1.2, zorder=1
-        )
-        for index in best:
-            axes.annotate(str(sweep.arms[index].number), points[index], xytext=(7, 6), textcoords="offset points", fontsize=9)
-        axes.set(xlabel=f"√(nats per completion) to the {title}")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel(MEASURE_NAMES[measure])
-    _legend(figure, sweep, colours, marks)
-    return figure
-
-
-FRONTIERS = {"kl_ref_seq": "current reference", "kl_init_seq": "initial policy"}
-MEASURE_NAMES = {"reward": "reward, last steps", "accuracy": "held-out accuracy", "objective": "objective"}
-
-
-def frontier_arms(sweep: SweepRuns, measure: str, cost: str) -> list[Arm]:
-    """Return the arms on the frontier of a measure against sqrt(KL), by rising drift."""
-    points = [_means(sweep, arm, cost, measure)[:2] for arm in sweep.arms]
-    return [sweep.arms[index] for index in frontier([(x, y) for x, y in points])]
-
-
-def _means(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> tuple[float, float, float, float]:
-    """Return the means over seeds of sqrt(KL) and the measure, and their standard errors, of runs in which both are known."""
-    points = _root_and_gain(sweep, arm, cost, measure)
-    x, x_error = mean_and_error(root for root, _ in points)
-    y, y_error = mean_and_error(gain for _, gain in points)
-    return x, y, x_error, y_error
-
-
-def _draw_arm(
-    axes: Axes, sweep: SweepRuns, arm: Arm, *, cost: str, measure: str, colour: str, mark: str
-) -> tuple[float, float]:
-    x, y, x_error, y_error = _means(sweep, arm, cost, measure)
-    if math.isnan(x):
-        return x, y
-    roots, gains = zip(*_root_and_gain(sweep, arm, cost, measure), strict=True)
-    axes.scatter(roots, gains, s=14, marker=mark, color=colour, alpha=0.4, linewidths=0, zorder=2)
-    look = {"markersize": 8, "markeredgecolor": "white", "elinewidth": 1}
-    axes.errorbar(x, y, yerr=_known(y_error), xerr=_known(x_error), fmt=mark, color=colour, zorder=3, **look)  # type: ignore[arg-type]
-    return x, y
-
-
-def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[tuple[float, float]]:
-    """Return (sqrt(KL), gain) of the runs in which both are known."""
-    drift, gain = sweep.values(cost)[arm.number], sweep.values(measure)[arm.number]
-    # k3 has no negative terms; a mean below 0 is rounding.
-    return [(math.sqrt(max(drift[seed], 0.0)), gain[seed]) for seed in drift if seed in gain]
-
-
 def _levels_panel(axes: Axes, sweep: SweepRuns, knob: str) -> None:
-    table = level_means(sweep, knob)
-    places = np.arange(len(table.columns))
-    for seed, row in table.iterrows():
-        axes.plot(
-            places,
-            row,
-            color="0.6",
-            linewidth=1,
-            marker=".",
-            markersize=4,
-            zorder=1,
-            label="a seed" if seed == table.index[0] else None,
-        )
-    means = table.mean()
-    halves = [_half_width([value for value in table[column] if math.isfinite(value)]) for column in table]
+    levels, found = sweep.levels(knob), balanced_means(sweep, (knob,))
+    for index, seed in enumerate(sorted({seed for means in found.values() for seed in means})):
+        line = [found[(level,)].get(seed, math.nan) for level in levels]
+        axes.plot(line, color="0.6", linewidth=1, marker=".", markersize=4, zorder=1, label=None if index else "a seed")
+    means, halves = zip(*(_mean_and_half_width(list(found[(level,)].values())) for level in levels), strict=True)
+    places = range(len(levels))
     axes.errorbar(
         places, means, yerr=halves, color=PALETTE[0], linewidth=2.5, marker="o", capsize=4, zorder=2, label="mean, 95 %"
     )
-    axes.set_xticks(places, list(table.columns))
-    axes.margins(x=0.12)
+    axes.set_xticks(places, [level_name(knob, level) for level in levels])
+    axes.margins(x=0.12, y=0.2)
     axes.set(xlabel=knob_title(knob), ylabel="objective")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper center", ncols=2)
 
 
 def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
@@ -236,49 +122,7 @@ def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     return figure
 
 
-def _cell(sweep: SweepRuns, levels: dict[str, Level]) -> tuple[float, float]:
-    """Return the mean over seeds of the arms with these levels, and half the width of its interval."""
-    indices = {sweep.facts.knobs.index(knob): level for knob, level in levels.items()}
-    arms = [arm for arm in sweep.arms if all(arm.levels[index] == level for index, level in indices.items())]
-    values = sweep.values("objective")
-    seeds = sorted({seed for arm in arms for seed in values[arm.number]})
-    means = [float(np.mean([values[arm.number][seed] for arm in arms if seed in values[arm.number]])) for seed in seeds]
-    return (float(np.mean(means)), _half_width(means)) if means else (math.nan, math.nan)
-
-
-def _half_width(values: Sequence[float]) -> float:
+def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean over seeds and half the width of its interval; NaN where there is none."""
     low, high = t_interval(values)
-    return (high - low) / 2
-
-
-def _known(error: float) -> float | None:
-    return None if math.isnan(error) else error
-
-
-def _marks(sweep: SweepRuns, knob: str | None) -> dict[Level, str]:
-    levels = sweep.levels(knob) if knob else []
-    return dict(zip(levels, MARKERS, strict=False)) if len(levels) <= len(MARKERS) else {}
-
-
-def _legend(figure: Figure, sweep: SweepRuns, colours: Colours, marks: dict[Level, str]) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            marker="o",
-            linestyle="",
-            color=colours.of(level),
-            label=f"{knob_name(colours.knob)} {level_name(colours.knob, level)}",
-        )
-        for level in colours.levels
-        if colours.knob
-    ]
-    handles += [
-        Line2D([], [], marker=mark, linestyle="", color="0.4", label=f"{knob_name(knob)} {level_name(knob, level)}")
-        for knob in sweep.facts.knobs[1:2]
-        for level, mark in marks.items()
-    ]
-    handles.append(Line2D([], [], color="0.35", label="frontier (numbers: arms)"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize="small")
-    if colours.scale is not None:
-        figure.colorbar(colours.scale, ax=figure.axes, label=knob_title(colours.knob or ""))
+    return mean_and_error(values)[0], (high - low) / 2

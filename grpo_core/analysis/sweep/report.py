@@ -11,12 +11,13 @@ import matplotlib as mpl
 import pandas
 from matplotlib.figure import Figure
 
-from grpo_core.analysis.sweep import pictures
 from grpo_core.analysis.sweep.costs import cost_figure
 from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure
+from grpo_core.analysis.sweep.drift_picture import MEASURE_NAMES, frontier_figure
 from grpo_core.analysis.sweep.effects import MAX_LEVELS, OUTCOMES, differences_table, effects_table
 from grpo_core.analysis.sweep.facts import SweepFacts, knob_name
 from grpo_core.analysis.sweep.page import Picture, render_page
+from grpo_core.analysis.sweep.pictures import effect_figure, heat_figure
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.words import Findings, answer, find
 
@@ -100,7 +101,7 @@ def _effect_drawings(findings: Findings) -> list[_Drawing]:
             name=f"effect_{_file_name(knob)}",
             section=f"effect {knob}",
             alt=f"The objective over {knob_name(knob)}, and paired differences between levels, as in the table below.",
-            draw=partial(pictures.effect_figure, findings, knob),
+            draw=partial(effect_figure, findings, knob),
         )
         for knob in varied
         if findings.effects["objective"].of(knob) or findings.effects["objective"].association(knob)
@@ -110,7 +111,7 @@ def _effect_drawings(findings: Findings) -> list[_Drawing]:
             name=f"heat_{_file_name(rows)}_{_file_name(columns)}",
             section="pairs",
             alt=f"Heat map: mean objective by {knob_name(rows)} and {knob_name(columns)}, written in each cell.",
-            draw=partial(pictures.heat_figure, sweep, rows, columns),
+            draw=partial(heat_figure, sweep, rows, columns),
         )
         for rows, columns in combinations(varied, 2)
         if max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS
@@ -123,9 +124,9 @@ def _frontier_drawings(sweep: SweepRuns) -> list[_Drawing]:
         _Drawing(
             name=f"frontier_{measure}",
             section="frontier",
-            alt=f"Scatter: {pictures.MEASURE_NAMES[measure]} of every run and arm against the square root of the KL, to the "
+            alt=f"Scatter: {MEASURE_NAMES[measure]} of every run and arm against the square root of the KL, to the "
             "current reference and to the initial policy. The figures are in the table of arms.",
-            draw=partial(pictures.frontier_figure, sweep, measure),
+            draw=partial(frontier_figure, sweep, measure),
         )
         for measure in ("reward", "accuracy")
         if any(sweep.values(measure).values()) and any(sweep.values("kl_ref_seq").values())

@@ -13,7 +13,7 @@ from grpo_core.analysis.sweep.effects import (
     mean_and_error,
 )
 from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, SweepFacts, knob_name
-from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_text, plain, with_error
+from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_words, plain, with_error
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 
 MOST_SAID = 3
@@ -103,10 +103,10 @@ def _best_lines(findings: Findings, best: Best) -> list[str]:
     elif not others:
         sure = "it is the only arm with that many seeds"
     elif not doubtful:
-        sure = f"all {others} other arms are worse" if others > 1 else "the other arm is worse"
+        sure = f"arm by arm, all {others} others are worse" if others > 1 else "the other arm is worse"
     elif doubtful == others:
-        sure = f"{'none' if others > 1 else 'the other arm'} {'of the other arms ' if others > 1 else ''}"
-        sure += f"{'is' if others > 1 else 'is not'} distinguishable from it with {best.seeds} seeds"
+        none = "arm by arm, none of the others is" if others > 1 else "the other arm is not"
+        sure = f"{none} distinguishable from it with {best.seeds} seeds"
     else:
         verb = "arm is" if doubtful == 1 else "arms are"
         sure = f"{doubtful} other {verb} not distinguishable from it with {best.seeds} seeds"
@@ -142,7 +142,7 @@ def _claim_words(claim: Comparison) -> str:
     winner, loser, sign = _ordered(claim)
     at_least = sign * (claim.together_low if sign > 0 else claim.together_high)
     surely = f", at least {plain(at_least)} with all comparisons at once" if at_least > 0 else ""
-    return f"{winner} beats {loser} by {_amount(claim, sign)} (Holm p = {p_text(claim.holm_p)}{surely})"
+    return f"{winner} beats {loser} by {_amount(claim, sign)} (Holm {p_words(claim.holm_p)}{surely})"
 
 
 def _rest_words(rest: list[Comparison], after_claims: bool) -> list[str]:
@@ -153,13 +153,13 @@ def _rest_words(rest: list[Comparison], after_claims: bool) -> list[str]:
         return [f"identical in every seed between {pairs}"]
     seeds = min(found.estimate.seeds for found in rest)
     if not after_claims:
-        return [f"no difference that {seeds} seeds can show (largest {_between(rest[0])}, Holm p = {p_text(rest[0].holm_p)})"]
+        return [f"no difference that {seeds} seeds can show (largest {_between(rest[0])}, Holm {p_words(rest[0].holm_p)})"]
     return [f"no difference that {seeds} seeds can show between " + _listed([_pair(found) for found in rest])]
 
 
 def _pair(found: Comparison) -> str:
     winner, loser, sign = _ordered(found)
-    return f"{winner} and {loser} ({winner} {_amount(found, sign)})"
+    return f"{winner} and {loser} ({winner} ahead by {_amount(found, sign)})"
 
 
 def _between(found: Comparison) -> str:
@@ -178,7 +178,7 @@ def _association_words(found: Association) -> str:
     correlation = found.correlation
     if math.isnan(correlation.p):
         return f"sampled, and {counted(correlation.count, 'arm')} cannot show an association"
-    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} sampled arms, Holm p = {p_text(found.holm_p)}"
+    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} sampled arms, Holm {p_words(found.holm_p)}"
     left_out = f"; {counted(found.left_out, 'arm')} with null left out" if found.left_out else ""
     if not found.is_claim:
         return f"no association that {correlation.count} arms can show ({facts}{left_out})"
@@ -187,6 +187,8 @@ def _association_words(found: Association) -> str:
 
 
 def _drift_lines(findings: Findings) -> list[str]:
+    if not findings.facts.knobs:
+        return []
     for measure, unit in DRIFTS.items():
         effects = findings.effects.get(measure)
         knob = BETA if BETA in findings.facts.knobs else findings.facts.knobs[0]
@@ -212,7 +214,7 @@ def _drift_lines(findings: Findings) -> list[str]:
 def _lower_words(found: Comparison, knob: str) -> str:
     winner, loser, sign = _ordered(found)
     amount = estimate_text(found.estimate, sign)
-    return f"{knob_name(knob)} {loser} holds it lower than {winner} by {amount} (Holm p = {p_text(found.holm_p)})"
+    return f"{knob_name(knob)} {loser} holds it lower than {winner} by {amount} (Holm {p_words(found.holm_p)})"
 
 
 def _confound_lines(findings: Findings) -> list[str]:

@@ -1,0 +1,107 @@
+"""Reward or accuracy against drift, a point a run and an arm."""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from grpo_core.analysis.sweep.colours import FILLS, MARKERS, Colours, Look
+from grpo_core.analysis.sweep.effects import mean_and_error
+from grpo_core.analysis.sweep.facts import Level, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.frontier import frontier
+from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+
+LABEL = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+
+
+def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
+    """Return reward or accuracy against the root of the KL, to the current reference and to the initial policy.
+
+    Reward against sqrt(KL) is the view of Gao, Schulman & Hilton 2022 (arXiv:2210.10760). Small: runs; large: means of arms
+    +- 1 standard error over seeds; the line joins the arms that no other beats in both.
+    """
+    knobs = sweep.facts.knobs
+    colours = Colours(sweep, knobs[0] if knobs else None)
+    marks, fills = (_looks(sweep, place, looks) for place, looks in ((1, MARKERS), (2, FILLS)))
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (cost, title) in zip(panels, FRONTIERS.items(), strict=True):
+        points = []
+        for arm in sweep.arms:
+            first, second, third = (*arm.levels, None, None, None)[:3]
+            look = Look(colour=colours.of(first), mark=marks.get(second, "o"), fill=fills.get(third, "full"))
+            points.append(_draw_arm(axes, sweep, arm, cost=cost, measure=measure, look=look))
+        best = frontier(points)
+        axes.plot(
+            [points[index][0] for index in best], [points[index][1] for index in best], color="0.35", linewidth=1.2, zorder=1
+        )
+        for place, index in enumerate(best):
+            offset = (6, 7) if place % 2 else (6, -15)
+            axes.annotate(
+                str(sweep.arms[index].number), points[index], offset, textcoords="offset points", zorder=4, bbox=LABEL
+            )
+        axes.set(xlabel=f"√(nats per completion) to the {title}")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(MEASURE_NAMES[measure])
+    _legend(figure, sweep, colours, marks, fills)
+    return figure
+
+
+FRONTIERS = {"kl_ref_seq": "current reference", "kl_init_seq": "initial policy"}
+MEASURE_NAMES = {"reward": "reward, last steps", "accuracy": "held-out accuracy", "objective": "objective"}
+
+
+def _means(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> tuple[float, float, float, float]:
+    """Return the means over seeds of sqrt(KL) and the measure, and their standard errors, of runs in which both are known."""
+    points = _root_and_gain(sweep, arm, cost, measure)
+    x, x_error = mean_and_error(root for root, _ in points)
+    y, y_error = mean_and_error(gain for _, gain in points)
+    return x, y, x_error, y_error
+
+
+def _draw_arm(axes: Axes, sweep: SweepRuns, arm: Arm, *, cost: str, measure: str, look: Look) -> tuple[float, float]:
+    x, y, x_error, y_error = _means(sweep, arm, cost, measure)
+    if math.isnan(x):
+        return x, y
+    points = _root_and_gain(sweep, arm, cost, measure)
+    places, gains = [place for place, _ in points], [gain for _, gain in points]
+    axes.scatter(places, gains, s=14, marker=look.mark, color=look.colour, alpha=0.4, linewidths=0, zorder=2)
+    axes.errorbar(x, y, yerr=_known(y_error), xerr=_known(x_error), color=look.colour, elinewidth=1, zorder=2)
+    axes.add_line(look.line(x, y, edge="white" if look.fill == "full" else None))
+    return x, y
+
+
+def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[tuple[float, float]]:
+    """Return (sqrt(KL), gain) of the runs in which both are known."""
+    drift, gain = sweep.values(cost)[arm.number], sweep.values(measure)[arm.number]
+    # k3 has no negative terms; a mean below 0 is rounding.
+    return [(math.sqrt(max(drift[seed], 0.0)), gain[seed]) for seed in drift if seed in gain]
+
+
+def _known(error: float) -> float | None:
+    return None if math.isnan(error) else error
+
+
+def _looks(sweep: SweepRuns, place: int, looks: Sequence[str]) -> dict[Level, str]:
+    """Return level -> look of the knob at that place; empty where there is none or it has more levels than looks."""
+    levels = sweep.levels(sweep.facts.knobs[place]) if place < len(sweep.facts.knobs) else []
+    return dict(zip(levels, looks, strict=False)) if len(levels) <= len(looks) else {}
+
+
+def _legend(figure: Figure, sweep: SweepRuns, colours: Colours, marks: dict[Level, str], fills: dict[Level, str]) -> None:
+    looks = [{level: Look(colour=colours.of(level)) for level in colours.levels}]
+    looks += [
+        {level: Look(mark=mark) for level, mark in marks.items()},
+        {level: Look(fill=fill) for level, fill in fills.items()},
+    ]
+    handles = [
+        look.line(label=f"{knob_name(knob)} {level_name(knob, level)}")
+        for knob, of_level in zip(sweep.facts.knobs, looks, strict=False)
+        for level, look in of_level.items()
+    ]
+    handles.append(Line2D([], [], color="0.35", label="frontier (numbers: arms)"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize="small")
+    if colours.scale is not None:
+        figure.colorbar(colours.scale, ax=figure.axes, label=knob_title(colours.knob or ""))

@@ -1,0 +1,303 @@
+"""Words, pictures and page of a sweep, from frames made by hand."""
+
+import html
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from matplotlib import pyplot
+
+from grpo_core.analysis.sweep.costs import machine_share
+from grpo_core.analysis.sweep.curves import kl_figure, panels_of
+from grpo_core.analysis.sweep.effects import OUTCOMES
+from grpo_core.analysis.sweep.facts import SweepFacts
+from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
+from grpo_core.analysis.sweep.report import SweepReport, write_report
+from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.analysis.sweep.statistics import paired_estimate
+from grpo_core.analysis.sweep.words import answer, find
+
+KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
+FACTS = SweepFacts(
+    name="a <sweep>",
+    question="Which β?",
+    knobs=KNOBS,
+    seeds=(0, 1, 2),
+    objective="held-out pass@1",
+    hold="completions",
+    sampler="grid",
+    concurrency=2,
+    elapsed_seconds=1000.0,
+    notes=("a note of the plan",),
+    planned_runs=24,
+)
+NOTHING = pandas.DataFrame()
+
+
+def run(arm: int, seed: int, levels: Sequence[Any], objective: float) -> dict[str, Any]:
+    """Return a finished run with every column."""
+    figures = {
+        "objective": objective,
+        "accuracy": objective,
+        "accuracy_before": 0.3,
+        "reward": objective - 0.1,
+        "kl_ref": 0.1,
+        "kl_init": 0.2,
+        "kl_ref_seq": 1.0 + arm / 10,
+        "kl_init_seq": 2.0 + arm / 10,
+        "probe_kl_init": math.nan,
+        "zero_std_frac": 0.5,
+        "advantage_rms_factor": math.sqrt(1 - 1 / levels[1]) if len(levels) > 1 and levels[1] else math.nan,
+        "effective_beta": f"{levels[0]} per token",
+        "steps": 20,
+        "tokens": 4000,
+        "completions": 400,
+        "train_seconds": 50.0,
+        "wall_seconds": 60.0,
+    }
+    keys = {"arm": arm, "seed": seed, "status": "finished", "cause": None, "run_dir": f"runs/{arm}", "mlflow_run_id": None}
+    return keys | figures | dict(zip(KNOBS, levels, strict=False))
+
+
+def grid(effect: float = 0.0, seeds: Sequence[int] = (0, 1, 2), betas: Sequence[float] = (0.01, 0.5)) -> pandas.DataFrame:
+    """Return a full grid in which beta 0.5 has an effect."""
+    random = np.random.default_rng(1)
+    of_seed = random.normal(0, 0.05, len(seeds))
+    rows = []
+    for arm, levels in enumerate(itertools.product(betas, (4, 8), (10, None))):
+        for place, seed in enumerate(seeds):
+            rows.append(run(arm, seed, levels, 0.6 + effect * (levels[0] == 0.5) + of_seed[place] + random.normal(0, 0.005)))
+    return pandas.DataFrame(rows)
+
+
+def curves(runs: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """Return the steps and syncs of runs."""
+    keys = list(zip(runs["arm"], runs["seed"], strict=True))
+    steps = [
+        {"arm": arm, "seed": seed, "step": step, "kl/ref/k3": step / 100, "kl/init/k3": step / 50, "reward/mean": step / 20}
+        for arm, seed in keys
+        for step in range(1, 21)
+    ]
+    syncs = [{"arm": arm, "seed": seed, "step": 10, "kl_before": 0.1, "kl_after": 0.0} for arm, seed in keys if arm % 2 == 0]
+    return pandas.DataFrame(steps), pandas.DataFrame(syncs)
+
+
+def report(folder: Path, runs: pandas.DataFrame, facts: SweepFacts = FACTS) -> SweepReport:
+    """Write a report without curves, which take the longest to draw."""
+    return write_report(facts, runs, NOTHING, NOTHING, folder)
+
+
+def words_of(runs: pandas.DataFrame, facts: SweepFacts = FACTS) -> tuple[str, ...]:
+    """Return the answer alone, which needs no pictures."""
+    return answer(find(SweepRuns(facts, runs), OUTCOMES))
+
+
+def line(words: Sequence[str], start: str) -> str:
+    """Return the only line that starts so."""
+    (found,) = [text for text in words if text.startswith(start)]
+    return found
+
+
+class Page(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+# Words
+
+
+def test_a_planted_effect_is_said_with_the_figures_of_the_table(tmp_path: Path) -> None:
+    written = report(tmp_path, grid(effect=-0.2))
+    effects = pandas.read_parquet(written.tables["effects"])
+    row = effects[(effects["outcome"] == "objective") & (effects["knob"] == "loss.beta")].iloc[0]
+    said = line(written.answer, "β: ")
+    assert said.startswith(f"β: 0.01 beats 0.5 by {-row['difference']:.3f} [{-row['high']:.3f}, {-row['low']:.3f}]")
+    assert f"Holm {p_words(row['holm_p'])}, at least {plain(-row['together_high'])} with all comparisons at once" in said
+    assert row["holm_p"] < 0.05
+    page = html.unescape(written.page.read_text())
+    assert all(f"<li>{text}</li>" in page for text in written.answer)
+
+
+def test_a_planted_null_is_no_difference_that_the_seeds_can_show() -> None:
+    words = words_of(grid())
+    for start in ("β: ", "group size: ", "sync period: "):
+        assert line(words, start).startswith(f"{start}no difference that 3 seeds can show (largest ")
+
+
+def test_the_best_arm_and_how_sure_it_is() -> None:
+    frame = grid()
+    best = frame.groupby("arm")["objective"].agg(["mean", "sem"]).sort_values("mean").iloc[-1]
+    first = words_of(frame)[0]
+    assert first.startswith("best of 8 arms: β=")
+    assert (
+        f": {best['mean']:.3f} ± {best['sem']:.3f} (± standard error over 3 seeds); arm by arm, none of the others is" in first
+    )
+
+
+def test_arms_that_are_surely_worse_are_counted_out() -> None:
+    rows = [
+        run(arm, seed, (beta, 8, None), 0.5 - 0.1 * arm + 0.01 * seed)
+        for arm, beta in enumerate((0.1, 0.5))
+        for seed in range(8)
+    ]
+    for row in rows[8:]:
+        row["objective"] += 0.001 * row["seed"]
+    facts = replace(FACTS, seeds=tuple(range(8)))
+    words = words_of(pandas.DataFrame(rows), facts)
+    assert words[0].endswith("; the other arm is worse")
+    assert line(words, "group size: ") == "group size: one level only, nothing to compare"
+
+
+def test_an_arm_with_fewer_seeds_is_not_ranked() -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 3), "objective"] += 1
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 0), ["status", "cause"]] = ["pruned", "median"]
+    words = words_of(frame)
+    assert words[0].startswith("best of 7 arms")
+    assert line(words, "1 arm with fewer").endswith("is not ranked: β=0.01, G=8, sync never (arm 3)")
+    assert "1 run (1 pruned); pruned runs were stopped because they looked worse" in line(words, "not in the statistics")
+
+
+def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
+    written = report(tmp_path, grid(effect=-0.2, seeds=(0,)), replace(FACTS, seeds=(0,)))
+    assert written.answer[0].endswith("; one seed shows no spread, so it ranks no arms")
+    assert "one seed shows no spread, so no level is preferred (largest difference 0." in line(written.answer, "β: ")
+    assert pandas.read_parquet(written.tables["effects"])[["low", "p", "holm_p"]].isna().all(axis=None)
+
+
+def test_identical_and_constant_differences_are_called_that() -> None:
+    frame = grid()
+    frame["objective"] = 0.5 + 0.1 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"]
+    words = words_of(frame)
+    assert line(words, "group size: ") == "group size: identical in every seed between 4 and 8"
+    assert "0.100 [0.100, 0.100], the same in every seed (an interval of width 0, the t test's p is 0)" in line(words, "β: ")
+
+
+@pytest.mark.parametrize(
+    ("hold", "said"),
+    [("completions", "fewer prompts"), ("prompts", "more completions"), ("tokens", "tokens"), (None, "nothing")],
+)
+def test_what_was_held_constant_is_said(hold: str | None, said: str) -> None:
+    words = words_of(grid(), replace(FACTS, hold=hold))
+    confounds = [text for text in words if text.startswith("confound: ")]
+    assert said in confounds[0]
+    assert "(0.866 at G=4, 0.935 at G=8)" in confounds[1]
+
+
+def test_drift_says_which_beta_holds_the_policy_closer() -> None:
+    frame = grid()
+    frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
+    said = line(words_of(frame), "drift, ")
+    assert "β 0.5 holds it lower than 0.01 by 2.99" in said
+
+
+def test_no_finished_run_is_said_and_the_page_is_written(tmp_path: Path) -> None:
+    written = report(tmp_path, grid().assign(status="failed", cause="no memory", objective=math.nan))
+    assert written.answer[0] == "no run finished with a known objective: nothing can be compared"
+    assert "24 runs (24 failed)" in written.answer[1]
+    assert "failed: no memory" in written.page.read_text()
+
+
+def test_sampled_arms_are_an_association(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = [
+        run(arm, seed, (beta, 2 + arm, None), 0.7 - 0.1 * math.log10(beta / 1e-4) + 0.001 * seed)
+        for arm, beta in enumerate(10 ** random.uniform(-4, 0, 12))
+        for seed in (0, 1)
+    ]
+    facts = replace(FACTS, seeds=(0, 1), sampler="random")
+    written = report(tmp_path, pandas.DataFrame(rows), facts)
+    said = line(written.answer, "β: ")
+    assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 12 sampled arms, Holm p")
+    assert said.endswith("an association, the arms were not matched")
+    assert "effect_loss_beta.png" in [figure.name for figure in written.figures]
+
+
+# Files
+
+
+def test_the_page_is_one_file_that_says_what_its_pictures_show(tmp_path: Path) -> None:
+    frame = grid()
+    written = write_report(FACTS, frame, *curves(frame), tmp_path)
+    page = Page(written.page.read_text())
+    assert page.open == []
+    assert len(page.all("img")) == len(written.figures) > 8
+    assert all((image["src"] or "").startswith("data:image/png;base64,") and image["alt"] for image in page.all("img"))
+    assert page.all("script") == page.all("link") == []
+    anchors = {section.get("id") for section in page.all("section")}
+    assert {(link["href"] or "")[1:] for link in page.all("a")} == anchors - {None}
+    assert len(page.all("caption")) == len(page.all("table")) > 5
+    assert "prefers-color-scheme: dark" in written.page.read_text()
+    assert "a &lt;sweep&gt;" in written.page.read_text()
+    assert pyplot.get_fignums() == []
+    assert all(figure.read_bytes().startswith(b"\x89PNG") and figure.parent == tmp_path for figure in written.figures)
+
+
+def test_a_frame_with_only_what_is_required_is_enough() -> None:
+    frame = grid()[["arm", "seed", "status", "objective", *KNOBS]]
+    assert words_of(frame)[0].startswith("best of 8 arms")
+
+
+def test_the_differences_hold_every_pair_of_arms(tmp_path: Path) -> None:
+    written = report(tmp_path, grid())
+    table = pandas.read_parquet(written.tables["differences"])
+    assert len(table) == 8 * 7 / 2
+    assert {"arm_a", "arm_b", "difference", "low", "high", "holm_p", "seeds"} <= set(table)
+
+
+# Figures
+
+
+def test_kl_curves_have_a_panel_an_arm_with_its_seeds_and_syncs() -> None:
+    frame = grid()
+    sweep = SweepRuns(FACTS, frame)
+    figure = kl_figure(sweep, *curves(frame))
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == [f"{arm.number}: {arm.name}" for arm in sweep.arms]
+    # Three seeds with two curves each, and the one sync of even arms.
+    assert [len(axes.lines) for axes in panels] == [7, 6] * 4
+    assert list(panels[0].lines[-1].get_xdata()) == [10.5, 10.5]
+
+
+def test_many_arms_share_a_panel_per_level() -> None:
+    frame = grid(betas=[index / 10 for index in range(1, 8)])
+    panels = panels_of(SweepRuns(FACTS, frame))
+    assert [panel.title for panel in panels] == [f"β 0.{index}" for index in range(1, 8)]
+    assert sorted(arm for panel in panels for arm in panel.arms) == list(range(28))
+
+
+def test_the_share_of_the_machine_is_of_all_journalled_training() -> None:
+    frame = grid()
+    frame.loc[0, "status"] = "failed"
+    assert machine_share(SweepRuns(FACTS, frame)) == pytest.approx(24 * 50 / (1000 * 2))
+    assert machine_share(SweepRuns(replace(FACTS, elapsed_seconds=None), frame)) is None
+
+
+def test_turning_a_difference_round_swaps_its_bounds() -> None:
+    estimate = paired_estimate([0.1, 0.2, 0.4])
+    forth, back = estimate_text(estimate), estimate_text(estimate, -1)
+    low, high = forth.split("[")[1].rstrip("]").split(", ")
+    assert back == f"-0.233 [-{high}, {low.lstrip('-')}]"

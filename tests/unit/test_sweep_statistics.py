@@ -1,0 +1,323 @@
+"""Statistics of a sweep against SciPy's tests, cases computed by hand, and simulations with a known truth."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from grpo_core.analysis.sweep.effects import (
+    arm_differences,
+    balanced_means,
+    differences_table,
+    effects_table,
+    knob_effects,
+)
+from grpo_core.analysis.sweep.facts import SweepFacts
+from grpo_core.analysis.sweep.frontier import frontier
+from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.analysis.sweep.statistics import (
+    BOOTSTRAP_FROM,
+    holm,
+    paired_estimate,
+    rank_correlation,
+    smallest_t,
+    t_interval,
+)
+
+KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
+BETAS, GROUPS, SYNCS = (0.01, 0.5), (4, 8, 16), (10, None)
+Objective = Callable[[float, int, int | None, int], float]
+
+
+def facts(seeds: Sequence[int] = (0, 1, 2), knobs: tuple[str, ...] = KNOBS) -> SweepFacts:
+    """Return the facts of a sweep by hand."""
+    return SweepFacts(
+        name="s",
+        question="",
+        knobs=knobs,
+        seeds=tuple(seeds),
+        objective="pass@1",
+        hold=None,
+        sampler="grid",
+        concurrency=1,
+        elapsed_seconds=None,
+        notes=(),
+        planned_runs=None,
+    )
+
+
+def runs(objective: Objective, seeds: Sequence[int] = (0, 1, 2), betas: Sequence[float] = BETAS) -> pandas.DataFrame:
+    """Return a full grid, each run with the objective that a function gives it."""
+    rows = []
+    for arm, (beta, group, sync) in enumerate(itertools.product(betas, GROUPS, SYNCS)):
+        for seed in seeds:
+            row = {"arm": arm, "seed": seed, "status": "finished", "objective": objective(beta, group, sync, seed)}
+            rows.append(row | dict(zip(KNOBS, (beta, group, sync), strict=True)))
+    return pandas.DataFrame(rows)
+
+
+def noisy(effect: float = 0.0, noise: float = 0.02, start: int = 0) -> Objective:
+    """Return an objective with an effect of beta 0.5, one of the seed, and noise."""
+    random = np.random.default_rng(start)
+    of_seed = random.normal(0, 0.1, 100)
+    return lambda beta, group, sync, seed: 0.6 + effect * (beta == 0.5) + of_seed[seed] + random.normal(0, noise)
+
+
+# One difference
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=BOOTSTRAP_FROM - 1).filter(lambda values: np.ptp(values) > 1e-3))
+def test_the_interval_and_p_value_are_scipys(values: list[float]) -> None:
+    found = paired_estimate(values)
+    wanted = stats.ttest_1samp(values, 0)
+    interval = wanted.confidence_interval(0.95)
+    assert found.p == pytest.approx(wanted.pvalue, rel=1e-6, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
+    assert (found.method, found.spread) == ("t", "varies")
+
+
+def test_a_bonferroni_interval_is_scipys_at_a_higher_confidence() -> None:
+    values = [0.1, 0.3, 0.25, 0.2]
+    wanted = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 6)
+    assert t_interval(values, comparisons=6) == pytest.approx((wanted.low, wanted.high))
+    assert smallest_t(4, 6) == pytest.approx(stats.t.ppf(1 - 0.05 / 12, 3))
+
+
+def test_one_seed_has_a_mean_and_nothing_else() -> None:
+    found = paired_estimate([0.3])
+    assert (found.mean, found.spread, found.method) == (0.3, "one seed", "none")
+    assert all(map(math.isnan, (found.low, found.high, found.p, found.family_p)))
+
+
+def test_seeds_that_agree_on_zero_are_identical() -> None:
+    found = paired_estimate([0.0, 0.0, 0.0])
+    assert (found.spread, found.low, found.high, found.p) == ("identical", 0, 0, 1)
+
+
+def test_seeds_that_agree_on_a_difference_have_no_width_and_the_sign_tests_p_in_the_family() -> None:
+    # As subtraction leaves them: not equal to the last bit.
+    found = paired_estimate([0.3 - 0.2, 0.5 - 0.4, 0.7 - 0.6])
+    assert (found.spread, found.p) == ("constant", 0)
+    assert found.low == found.high == pytest.approx(0.1)
+    assert found.family_p == stats.binomtest(3, 3).pvalue
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf, 0.0]])
+def test_what_has_no_mean_is_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        paired_estimate(values)
+
+
+def test_ten_seeds_are_bootstrapped_and_nine_are_not() -> None:
+    values = np.random.default_rng(0).exponential(1, BOOTSTRAP_FROM)
+    few, many = paired_estimate(values[:-1]), paired_estimate(values)
+    assert (few.method, many.method) == ("t", "BCa")
+    wanted = stats.bootstrap((values,), np.mean, method="BCa", n_resamples=9999, rng=np.random.default_rng(0))
+    assert (many.low, many.high) == (wanted.confidence_interval.low, wanted.confidence_interval.high)
+    assert paired_estimate(values) == many
+    # What a t interval cannot do: follow the longer tail.
+    assert many.high - many.mean > many.mean - many.low
+
+
+# Many comparisons
+
+
+def test_holm_by_hand() -> None:
+    # 4 x 0.005, 3 x 0.01, 2 x 0.03, and 1 x 0.04, which may not be below the one before.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, math.nan, 0.02])[::2] == pytest.approx([0.5, 0.04])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_no_correction_and_bonferronis(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= q <= min(1, len(p_values) * p) + 1e-12 for p, q in zip(p_values, adjusted, strict=True))
+    ordered = [q for _, q in sorted(zip(p_values, adjusted, strict=True))]
+    assert ordered == sorted(ordered)
+
+
+def test_rank_correlation_is_scipys_and_its_p_value_is_exact_for_few_points() -> None:
+    x, y = [1, 2, 3, 4, 5], [0.1, 0.3, 0.2, 0.5, 0.9]
+    found = rank_correlation(x, y)
+    assert found.rho == pytest.approx(stats.spearmanr(x, y).statistic)
+    rhos = [stats.spearmanr(x, order).statistic for order in itertools.permutations(y)]
+    tails = [np.mean([rho >= found.rho - 1e-9 for rho in rhos]), np.mean([rho <= found.rho + 1e-9 for rho in rhos])]
+    assert found.p == pytest.approx(2 * min(tails))
+
+
+@pytest.mark.parametrize("y", [[1.0, 1.0, 1.0], [1.0, 2.0]])
+def test_what_cannot_be_ranked_has_no_correlation(y: list[float]) -> None:
+    assert math.isnan(rank_correlation(range(len(y)), y).rho)
+
+
+# Effects
+
+
+def test_a_contrast_is_the_paired_test_on_means_over_matched_arms() -> None:
+    frame = runs(noisy(effect=-0.05))
+    (found,) = knob_effects(SweepRuns(facts(), frame)).of("loss.beta")
+    means = frame.pivot_table(index="seed", columns="loss.beta", values="objective")
+    assert found.estimate.mean == pytest.approx(float((means[0.5] - means[0.01]).mean()))
+    assert found.estimate.p == pytest.approx(stats.ttest_rel(means[0.5], means[0.01]).pvalue)
+    assert (found.pairs, found.planned_pairs, found.estimate.seeds) == (18, 18, 3)
+
+
+def test_null_is_a_level_of_its_own() -> None:
+    (found,) = knob_effects(SweepRuns(facts(), runs(noisy()))).of("reference.sync_steps")
+    assert (found.first_name, found.second_name) == ("10", "never")
+
+
+@pytest.mark.parametrize("status", ["stopped", "pruned", "failed", "running", "missing"])
+def test_a_run_that_did_not_finish_leaves_with_its_partner(status: str) -> None:
+    # Combinations are a thousand apart, so a mean over unmatched ones would show it.
+    frame = runs(lambda beta, group, sync, seed: 1000.0 * group + (beta == 0.5) * (1 + seed))
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 1), "status"] = status
+    sweep = SweepRuns(facts(), frame)
+    (found,) = knob_effects(sweep).of("loss.beta")
+    assert found.differences == (1, 2, 3)
+    assert (found.pairs, found.planned_pairs) == (17, 18)
+    assert [(run.arm.number, run.seed, run.reason) for run in sweep.left_out()] == [(0, 1, status)]
+
+
+def test_a_planned_run_without_a_row_is_left_out_as_missing() -> None:
+    frame = runs(noisy()).iloc[1:]
+    assert [(run.seed, run.reason[:7]) for run in SweepRuns(facts(), frame).left_out()] == [(0, "missing")]
+
+
+def test_pictures_show_means_of_matched_runs_only() -> None:
+    frame = runs(lambda beta, group, sync, seed: 1000.0 * group + 0.25 * (beta == 0.5))
+    frame = frame[(frame["arm"] != 0) | (frame["seed"] != 1)]
+    found = balanced_means(SweepRuns(facts(), frame), ("loss.beta",))
+    assert [found[(0.5,)][seed] - found[(0.01,)][seed] for seed in (0, 1, 2)] == [0.25, 0.25, 0.25]
+
+
+def test_differences_between_arms_are_paired_by_seed_and_adjusted_over_all_pairs() -> None:
+    frame = runs(noisy())
+    found = arm_differences(SweepRuns(facts(), frame))
+    assert len(found) == 12 * 11 // 2
+    by_arm = {arm: group.sort_values("seed")["objective"] for arm, group in frame.groupby("arm")}
+    p_values = [stats.ttest_rel(by_arm[pair.second], by_arm[pair.first]).pvalue for pair in found]
+    assert [pair.estimate.p for pair in found] == pytest.approx(p_values)
+    smallest = min(range(len(found)), key=lambda index: p_values[index])
+    assert found[smallest].holm_p == pytest.approx(min(1, len(found) * p_values[smallest]))
+
+
+def test_the_family_of_the_knobs_holds_all_their_contrasts() -> None:
+    effects = knob_effects(SweepRuns(facts(), runs(noisy())))
+    assert len(effects.contrasts) == 1 + 3 + 1
+    smallest = min(effects.contrasts, key=lambda found: found.estimate.p)
+    assert smallest.holm_p == pytest.approx(min(1, 5 * smallest.estimate.p))
+    wanted = t_interval(smallest.differences, comparisons=5)
+    assert (smallest.together_low, smallest.together_high) == wanted
+
+
+def test_sampled_knobs_are_associated_and_not_contrasted() -> None:
+    random = np.random.default_rng(3)
+    arms = [(float(beta), int(group)) for beta, group in zip(random.uniform(0, 1, 12), range(2, 14), strict=True)]
+    rows = [
+        {"arm": arm, "seed": seed, "status": "finished", "objective": -beta + seed, KNOBS[0]: beta, KNOBS[1]: group}
+        for arm, (beta, group) in enumerate(arms)
+        for seed in (0, 1)
+    ]
+    effects = knob_effects(SweepRuns(facts((0, 1), KNOBS[:2]), pandas.DataFrame(rows)))
+    assert effects.contrasts == ()
+    beta, group = effects.associations
+    assert beta.correlation.rho == pytest.approx(-1)
+    assert beta.is_claim
+    wanted = stats.spearmanr([size for _, size in arms], [-rate for rate, _ in arms]).statistic
+    assert group.correlation.rho == pytest.approx(wanted)
+    assert beta.holm_p == pytest.approx(2 * beta.correlation.p)
+
+
+def test_a_reference_that_never_syncs_ranks_as_the_longest_period() -> None:
+    syncs = [5, 10, 20, None, 40, None]
+    levels = [(0.1 * (arm + 1), sync) for arm, sync in enumerate(syncs)]
+    rows = [
+        {"arm": arm, "seed": 0, "status": "finished", "objective": arm, KNOBS[0]: beta, KNOBS[2]: sync}
+        for arm, (beta, sync) in enumerate(levels)
+    ]
+    rows = [row | {"other": row["arm"]} for row in rows]
+    sweep = SweepRuns(facts((0,), (KNOBS[0], KNOBS[2], "other")), pandas.DataFrame(rows))
+    found = knob_effects(sweep).association(KNOBS[2])
+    assert found is not None
+    assert (found.left_out, found.correlation.count) == (0, 6)
+    assert found.correlation.rho == pytest.approx(stats.spearmanr([5, 10, 20, 99, 40, 99], range(6)).statistic)
+
+
+def test_tables_have_the_same_columns_whether_or_not_there_is_anything_in_them() -> None:
+    full, empty = SweepRuns(facts(), runs(noisy())), SweepRuns(facts(), runs(noisy()).assign(status="failed"))
+    for table, found in ((effects_table, [knob_effects(full)]), (differences_table, arm_differences(full))):
+        nothing = table([knob_effects(empty)] if table is effects_table else arm_differences(empty))
+        assert len(nothing) == 0
+        assert table(found).dtypes.to_dict() == nothing.dtypes.to_dict()
+
+
+def test_a_frame_without_a_knob_or_with_a_seed_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"lacks the columns loss\.beta"):
+        SweepRuns(facts(), runs(noisy()).drop(columns="loss.beta"))
+    frame = runs(noisy())
+    with pytest.raises(ValueError, match="arm 0 with seed 0 more than once"):
+        SweepRuns(facts(), pandas.concat([frame, frame.head(1)]))
+
+
+# The truth is known
+
+
+def test_under_the_null_one_sweep_in_twenty_claims_anything_about_knobs() -> None:
+    sweeps, false = 250, 0
+    for start in range(sweeps):
+        effects = knob_effects(SweepRuns(facts(), runs(noisy(start=start))))
+        false += any(found.is_claim for found in effects.contrasts)
+    assert false <= stats.binom.ppf(0.999, sweeps, 0.05)
+
+
+def test_under_the_null_a_coarse_score_makes_no_claims_either() -> None:
+    """A share of 10 prompts often differs by the same amount in both seeds; the t test alone would call that certain."""
+
+    def coarse(start: int) -> Objective:
+        fine = noisy(noise=0.05, start=start)
+        return lambda *run: round(fine(*run), 1)
+
+    sweeps, false, certain = 60, 0, 0
+    for start in range(sweeps):
+        found = arm_differences(SweepRuns(facts((0, 1)), runs(coarse(start), seeds=(0, 1))))
+        false += any(pair.is_claim for pair in found)
+        certain += any(pair.estimate.spread == "constant" for pair in found)
+    assert certain > sweeps / 2
+    assert false <= stats.binom.ppf(0.999, sweeps, 0.05)
+
+
+def test_a_planted_effect_is_found_and_its_interval_covers_it() -> None:
+    claims, covered, sweeps = 0, 0, 60
+    for start in range(sweeps):
+        (found,) = knob_effects(SweepRuns(facts(), runs(noisy(effect=-0.2, start=start)))).of("loss.beta")
+        claims += found.is_claim and found.estimate.mean < 0
+        covered += found.estimate.low <= -0.2 <= found.estimate.high
+    assert claims >= 0.9 * sweeps
+    assert covered >= stats.binom.ppf(0.001, sweeps, 0.95)
+
+
+# Frontier
+
+
+def test_the_frontier_by_hand() -> None:
+    points = [(1.0, 0.5), (2.0, 0.4), (3.0, 0.9), (0.5, 0.1), (3.0, 0.8), (1.0, 0.5), (math.nan, 2.0)]
+    assert frontier(points) == [3, 0, 5, 2]
+    assert frontier([]) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_the_frontier_is_what_no_point_dominates(points: list[tuple[int, int]]) -> None:
+    def dominated(point: tuple[int, int]) -> bool:
+        return any(other != point and other[0] <= point[0] and other[1] >= point[1] for other in points)
+
+    kept = frontier(points)
+    assert sorted(kept) == [index for index, point in enumerate(points) if not dominated(point)]
+    assert [points[index][0] for index in kept] == sorted(points[index][0] for index in kept)
