@@ -1,0 +1,195 @@
+"""Sweeps through the command: killed and gone on with, failing and pruned, with a real Prefect and a real MLflow store."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import yaml
+
+from grpo_core.analysis.comparison import compare_journals
+from grpo_core.config import apply_overrides
+from grpo_core.errors import GrpoError
+from grpo_core.journal import read_journal
+from grpo_core.rundir import RunDir
+from grpo_core.sweep.folder import SweepDir
+from tests.e2e.conftest import ROOT, Finished
+
+SECONDS = 150.0
+
+
+def write_sweep(folder: Path, tiny_values: dict[str, Any], base: dict[str, Any], **keys: Any) -> None:
+    """Write tiny.yaml, without held-out prompts so that a run is one process, and sweep.yaml, which varies it."""
+    folder.mkdir(exist_ok=True)
+    values = apply_overrides(tiny_values, {"data.eval_fraction": 0.0, "tracking.log_policy": False, **base})
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(values))
+    sweep = {"base": "tiny.yaml", "objective": {"metric": "reward/mean"}, **keys}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def steps_of(run_dir: RunDir) -> int:
+    try:
+        return sum(record.kind == "step" for record in read_journal(run_dir.journal_file))
+    except GrpoError:  # not there yet
+        return 0
+
+
+@pytest.fixture(scope="module")
+def resumed(
+    grpo: Callable[..., Finished], prefect_api: str, tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SweepDir, Finished]:
+    """(a sweep of 2 x 2 arms that was killed twice, the command that ended it)."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_sweep(
+        folder,
+        tiny_values,
+        {"training.steps": 6, "training.checkpoint_every": 2},
+        question="Which β?",
+        axes={"loss.beta": [0.01, 0.5], "rollout.group_size": [2, 4]},
+        hold="completions",
+        seeds=[0, 3],
+        runs={"concurrency": 2},
+    )
+    sweep_dir = SweepDir(folder / "runs" / "one")
+    command: list[str] = ["sweep.yaml", "--sweep-dir", "runs/one"]
+    for arm, seed, steps in ((0, 0, 3), (2, 0, 1)):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", "sweep", *command],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        until(lambda: steps_of(sweep_dir.run_dir(arm, seed)) >= steps or process.poll() is not None)  # noqa: B023
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        command = ["--resume", "runs/one"]
+    return sweep_dir, grpo("sweep", *command, cwd=folder)
+
+
+def test_every_arm_and_seed_is_there_exactly_once(resumed: tuple[SweepDir, Finished]) -> None:
+    sweep_dir, done = resumed
+    assert done.returncode == 0, done.stderr
+    runs = pandas.read_parquet(sweep_dir.results / "runs.parquet")
+    assert sorted(zip(runs["arm"], runs["seed"], strict=True)) == [(arm, seed) for arm in range(4) for seed in (0, 3)]
+    assert set(runs["status"]) == {"finished"}
+    steps = pandas.read_parquet(sweep_dir.results / "steps.parquet")
+    assert steps.groupby(["arm", "seed"])["step"].apply(list).tolist() == [[1, 2, 3, 4, 5, 6]] * 8
+    lines = [json.loads(line) for line in sweep_dir.outcomes_file.read_text().splitlines()]
+    assert len(lines) == 8
+    assert "8 finished" in done.stdout
+    assert (sweep_dir.report / "report.html").stat().st_size > 50_000
+
+
+def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Finished]) -> None:
+    from mlflow import MlflowClient
+
+    sweep_dir, _ = resumed
+    tracked = json.loads(sweep_dir.tracking_file.read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    children = client.search_runs([tracked["experiment_id"]], f"tags.`mlflow.parentRunId` = '{tracked['run_id']}'")
+    assert len(children) == 8
+    assert {run.info.status for run in children} == {"FINISHED"}
+    swept = ("arm", "loss.beta", "rollout.group_size", "training.seed")
+    assert len({tuple(run.data.params[key] for key in swept) for run in children}) == 8
+    for run in children:
+        assert run.data.tags["loss.beta"] == run.data.params["loss.beta"]
+        assert run.data.tags["sweep"] == sweep_dir.read().id
+        assert run.data.metrics["sweep/objective"] == pytest.approx(
+            sum(point.value for point in client.get_metric_history(run.info.run_id, "reward/mean")[-5:]) / 5
+        )
+    parent = client.get_run(tracked["run_id"])
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["answer"].startswith("best of 4 arms")
+    paths = {
+        file.path for folder in ("results", "report", "tables") for file in client.list_artifacts(tracked["run_id"], folder)
+    }
+    assert {"results/runs.parquet", "results/steps.parquet", "report/report.html", "tables/results.json"} <= paths
+
+
+def test_a_run_of_the_sweep_is_the_run_of_its_configuration(
+    resumed: tuple[SweepDir, Finished], grpo: Callable[..., Finished]
+) -> None:
+    """An arm that was killed and resumed inside the sweep, and the same settings by hand, step by step."""
+    sweep_dir, _ = resumed
+    overrides = ("loss.beta=0.01", "rollout.group_size=2", "rollout.num_prompts_per_step=6", "training.seed=0")
+    done = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/hand", cwd=sweep_dir.path.parents[1])
+    assert done.returncode == 0, done.stderr
+    by_hand = read_journal(RunDir(sweep_dir.path.parent / "hand").journal_file)
+    compared = compare_journals(by_hand, read_journal(sweep_dir.run_dir(0, 0).journal_file))
+    assert compared.steps == 6
+    assert compared.is_identical, compared.differences[:3]
+
+
+def test_arms_that_differ_in_beta_alone_share_their_first_rollouts(resumed: tuple[SweepDir, Finished]) -> None:
+    sweep_dir, _ = resumed
+    shared = ["prompt_id", "completion", "reward"]
+    for one, other in ((0, 2), (1, 3)):
+        tables = [
+            pandas.read_parquet(sorted(sweep_dir.run_dir(arm, 3).completions.glob("*.parquet"))[0]) for arm in (one, other)
+        ]
+        pandas.testing.assert_frame_equal(tables[0][shared], tables[1][shared])
+    different_seed = pandas.read_parquet(sorted(sweep_dir.run_dir(0, 0).completions.glob("*.parquet"))[0])
+    assert different_seed["completion"].tolist() != tables[0]["completion"].tolist()
+
+
+def test_group_sizes_share_prompts_and_random_numbers_where_their_shapes_allow(
+    grpo: Callable[..., Finished], resumed: tuple[SweepDir, Finished]
+) -> None:
+    sweep_dir, _ = resumed
+    small, large = (pandas.read_parquet(sorted(sweep_dir.run_dir(arm, 0).completions.glob("*.parquet"))[0]) for arm in (0, 1))
+    first = {prompt: group["completion"].tolist() for prompt, group in small.groupby("prompt_id")}
+    for prompt, group in large.groupby("prompt_id"):
+        assert group["completion"].tolist()[:2] == first[prompt]
+
+
+def test_a_failing_run_is_recorded_and_a_pruned_one_keeps_its_data(
+    grpo: Callable[..., Finished], tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    write_sweep(
+        tmp_path,
+        tiny_values,
+        {"training.steps": 40, "optimizer.lr": 0.05},
+        axes={"training.python": [sys.executable, "/nowhere/python"]},
+        seeds=[0, 1],
+        failed_runs_allowed=1,
+        pruner={"kl_budget": 1e-6, "first_step": 2, "window": 1},
+        objective={"metric": "reward/mean", "kl_metric": "kl/init/k3"},
+    )
+    done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/bad", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "failed_runs_allowed: 1, and 2 run(s) have failed" in done.stderr
+    assert "/nowhere/python cannot be started" in done.stderr
+    runs = pandas.read_parquet(tmp_path / "runs" / "bad" / "results" / "runs.parquet").set_index(["arm", "seed"])
+    assert runs.loc[(0, 0), "status"] == "pruned"
+    assert "over pruner.kl_budget 1e-06" in runs.loc[(0, 0), "cause"]
+    assert 2 <= runs.loc[(0, 0), "steps"] < 40
+    assert runs.loc[(1, 0), "status"] == "failed"
+    assert (tmp_path / "runs" / "bad" / "report" / "report.html").exists(), "also a sweep that failed is reported"
+    again = grpo("sweep", "--resume", "runs/bad", cwd=tmp_path)
+    assert again.returncode == 2, "finished and failed runs are not run again by themselves"
+    assert len((tmp_path / "runs" / "bad" / "outcomes.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_sweep_that_makes_no_sense_leaves_nothing(
+    grpo: Callable[..., Finished], tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    write_sweep(tmp_path, tiny_values, {}, axes={"loss.bta": [0.1, 0.2]})
+    done = grpo("sweep", "sweep.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "loss.bta: unknown key; did you mean loss.beta" in done.stderr
+    assert not (tmp_path / "runs").exists()
