@@ -1,7 +1,8 @@
 """Models that are made here from nothing, so that whole experiments run in seconds on one core, without any download.
 
 `scratch:sums` is a Llama of 80,000 weights that reads and writes characters. It begins random and is given a short supervised
-warm start after which a third of its completions are rewarded: GRPO has something to reinforce and something to learn. It is made once, from its recipe alone, and kept in the cache folder.
+warm start, after which a third of its completions are right: GRPO has something to reinforce and something to learn. It is made
+once, from its recipe alone, and kept in the cache folder.
 
 A recipe and a build of torch decide the weights bit for bit; another processor may round otherwise. A run records their digest.
 """
