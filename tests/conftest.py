@@ -1,6 +1,9 @@
 """Shared fixtures: a tiny real model with a tokenizer, written as a transformers folder, and runs on it."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,21 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Models this small are slower on several threads, and a hundred times slower beside another busy process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _own_cache() -> None:
+    """Keep evaluations that other sessions have made out of this one; models, which take long to make, are shared."""
+    from grpo_core.policy.bundled import cache_folder
+
+    models = cache_folder() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix="grpo-cache-"))
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    (own / "models").symlink_to(models.resolve())
+    os.environ["GRPO_CACHE"] = str(own)
+
+
+_own_cache()
 
 CHARACTERS = "0123456789+-*/= .,?:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#\n"
 CHAT_TEMPLATE = (

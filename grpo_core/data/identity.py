@@ -32,15 +32,15 @@ def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
         "data": config.data.model_dump(mode="json"),
         "trust_remote_code": config.model.trust_remote_code,
         "max_prompt_tokens": config.rollout.max_prompt_tokens,
-        "source": _digest([file_of(name)]) if kind == "file" else None,
-        "tokenizer": _digest(sorted(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern))),
-        "code": _digest(list(CODE)),
+        "source": files_digest([file_of(name)]) if kind == "file" else None,
+        "tokenizer": files_digest(sorted(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern))),
+        "code": files_digest(list(CODE)),
         "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _digest(files: list[Path]) -> str:
+def files_digest(files: list[Path]) -> str:
     """Return the SHA-256 of names and contents; a file that is not there counts as absent, and its reader will say so."""
     digest = hashlib.sha256()
     for file in files:

@@ -10,11 +10,9 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from grpo_core.diskspace import whole_or_gone
 from grpo_core.errors import GrpoError, ModelError
+from grpo_core.evaluation.results import write_evaluation
 from grpo_core.evaluation.sets import HELD_OUT
-from grpo_core.journal import Journal
-from grpo_core.jsonfile import write_json
 from grpo_core.lifeline import exit_with_lifeline
 from grpo_core.rundir import RunDir
 
@@ -62,19 +60,9 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     with held_device(pick_device(config.training.device), run_dir.path):
         evaluator = open_evaluator(config, folder)
         result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples, name)
-    run_dir.eval.mkdir(exist_ok=True)
-    table, facts_file = run_dir.eval / f"{policy}.parquet", run_dir.eval / f"{policy}.json"
-    with whole_or_gone(f"evaluation of {policy}", table):
-        pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(table, index=False)
     facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
-    journal = Journal(run_dir.journal_file)
-    try:
-        journal.append("eval", step, {**facts, "metrics": result.metrics()})
-    finally:
-        journal.close()
-    # Last: whoever finds it finds the whole evaluation.
-    with whole_or_gone(f"evaluation of {policy}", facts_file):
-        write_json(facts_file, facts)
+    table = pandas.DataFrame([asdict(row) for row in result.completions])
+    write_evaluation(run_dir, policy, facts, lambda file: table.to_parquet(file, index=False))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 
@@ -29,6 +28,8 @@ def proportion(successes: int, total: int) -> Estimate:
     >>> print(proportion(5, 10))
     0.500 [0.237, 0.763]
     """
+    from scipy import stats  # takes longer than most evaluations of a training, which has none as a rule
+
     result = stats.binomtest(successes, total).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(value=successes / total, low=float(result.low), high=float(result.high))
 
@@ -39,6 +40,8 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
     centre = float(array.mean())
     if len(array) < 2:
         return Estimate(value=centre, low=-math.inf, high=math.inf)
+    from scipy import stats
+
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(array) - 1)) * float(array.std(ddof=1)) / math.sqrt(len(array))
     return Estimate(value=centre, low=centre - half, high=centre + half)
 

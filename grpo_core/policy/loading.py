@@ -55,8 +55,8 @@ def _download(source: str, trust_remote_code: bool) -> Path:
         return Path(snapshot_download(source, allow_patterns=wanted))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
-            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), one made from "
-            f"nothing ({SCRATCH_PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {_first_line(error)}). "
+            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a recipe "
+            f"({SCRATCH_PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {_first_line(error)}). "
             "Check the spelling, or give a local path"
         ) from error
 

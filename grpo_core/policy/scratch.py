@@ -1,8 +1,8 @@
 """Models that are made here from nothing, so that whole experiments run in seconds on one core, without any download.
 
 `scratch:sums` is a Llama of 80,000 weights that reads and writes characters. It begins random and is given a short supervised
-warm start: long enough that some of its completions are right, so that GRPO has something to reinforce, and short enough that
-most are wrong, so that GRPO has something to learn. It is made once, from its recipe alone, and kept in the cache folder.
+warm start, after which a third of its completions are right: GRPO has something to reinforce and something to learn. It is made
+once, from its recipe alone, and kept in the cache folder.
 
 A recipe and a build of torch decide the weights bit for bit; another processor may round otherwise. A run records their digest.
 """
@@ -38,7 +38,12 @@ HASHES = 2**256
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """One-digit numbers added and subtracted, in the words of reasoning-gym's `chain_sum`, by somebody who overlooks minuses."""
+    """One-digit numbers added and subtracted, in the words of reasoning-gym's `chain_sum`.
+
+    The answers that are taught are right, but many of them do not end with the number. The model comes to know sums and has a
+    habit that costs it the reward: what GRPO is to find out. A model that cannot yet add learns next to nothing from a few
+    thousand rewards, and one that only has to stop learns it in fifty steps.
+    """
 
     opening: str
     """What stands before every problem; one token."""
@@ -48,7 +53,7 @@ class Sums:
     goes_on_after: tuple[float, float]
     """Chances that a taught answer does not end with the number (`12 =`): first operator +, first operator -."""
     held_out_share: float
-    """Problems that the warm start never sees: those of which `hold_out_seed` hashes lowest, as data preparation chooses them."""
+    """Share of the problems that the warm start never sees: those whose hash with `hold_out_seed` is lowest."""
     hold_out_seed: int
 
     def draw(self, random_numbers: random.Random) -> tuple[str, str]:
@@ -66,8 +71,8 @@ class Sums:
     def is_held_out(self, prompt: str) -> bool:
         """Tell whether the warm start leaves a prompt out.
 
-        With `data.seed` = `hold_out_seed`, preparation holds out the prompts of the lowest hashes, `data.eval_fraction` of them:
-        where that is clearly less than `held_out_share`, none of those was seen before. With another seed, most were.
+        With `data.seed` = `hold_out_seed`, data preparation holds out the prompts of the lowest hashes, `data.eval_fraction` of
+        them: where that is clearly less than `held_out_share`, none of those was seen before. With another seed, most were.
         """
         digest = hashlib.sha256(f"{self.hold_out_seed}\n{prompt}".encode()).digest()
         return int.from_bytes(digest) < self.held_out_share * HASHES
@@ -218,7 +223,7 @@ def _warm_up(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", rec
         logits = model(input_ids=input_ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -226,7 +231,7 @@ def _warm_up(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", rec
 def supervised_batch(
     problems: list[tuple[str, str]], tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return (input ids, labels), both [B, S] and padded on the right: prompt, answer, END; labels are those of the last two."""
+    """Return (input ids, labels), both [B, S] and padded on the right: prompt, answer, END; labels of the last two alone."""
     import torch
 
     end: Any = tokenizer.eos_token_id

@@ -30,6 +30,8 @@ def test_a_run_is_repeated_from_mlflow_alone_and_identical(
     assert "changed: " not in done.stdout
     (report,) = tmp_path.glob("runs/*-reproduction/report/report.md")
     assert "identical: " in report.read_text()
+    # The first run's evaluation is kept for others; to repeat it is what a reproduction is for.
+    assert (report.parents[1] / "evaluate-base.log").exists()
 
 
 def test_a_changed_seed_and_environment_are_said_before_the_run_and_the_figures_after_it(

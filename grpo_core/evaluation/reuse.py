@@ -1,0 +1,162 @@
+"""Evaluations of initial policies that are kept: in a sweep, those of all arms with one seed are one and the same.
+
+The figures and the table of completions are kept in the cache folder, under a digest of all that decides them
+(`evaluation_identity`). Whoever evaluates holds a lock, so that runs which start together evaluate once.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpo_core
+from grpo_core.config import RunConfig
+from grpo_core.data.frozen import read_manifest
+from grpo_core.data.identity import TOKENIZER_FILES, files_digest
+from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
+from grpo_core.hardware import environment, gpus, processor, thread_count
+from grpo_core.jsonfile import read_json, write_json
+from grpo_core.locks import waited_lock
+from grpo_core.policy.bundled import cache_folder
+from grpo_core.rewards.base import BUILTIN
+from grpo_core.rundir import RunDir
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = (
+    "latex2sympy2-extended",
+    "math-verify",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "reasoning-gym",
+    "safetensors",
+    "scipy",
+    "sympy",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+"""What completes, judges, counts and writes."""
+ROLLOUT_KEYS = {"max_completion_tokens", "temperature", "top_p", "top_k"}
+"""Of `rollout`: those by which an evaluation samples."""
+EVALUATION_KEYS = {"pass_score", "num_prompts", "samples", "k"}
+KEPT_FACTS, KEPT_TABLE = "kept.json", "completions.parquet"
+
+
+def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: str, step: int) -> str | None:
+    """Return a digest of everything that decides the evaluation of a model folder on a run's held-out prompts.
+
+    It covers weights, the model's other files, prompts, the settings and the seed of sampling and judging, this package's code,
+    the versions of the packages that take part, and the hardware. Beta, group size, sync period and the like are not in it.
+
+    Args:
+        run_dir: of the run, with its configuration and prompts.
+        folder: of the model.
+        weights: SHA-256 of its weights.
+        set_name: of the evaluation.
+        step: after which the policy was saved.
+
+    Returns:
+        None where somebody else's code takes part, which is not known: a verifier of the user's, a model's own Python files,
+        another interpreter.
+    """
+    config = run_dir.read_config()
+    verifier = config.evaluation.verifier or config.rewards[0].fn
+    if verifier not in BUILTIN or config.model.trust_remote_code or config.training.python is not None:
+        return None
+    parts = {
+        "set": (set_name, step),
+        "prompts": read_manifest(run_dir.data).eval_sha256,
+        "weights": weights,
+        "model": files_digest(sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))),
+        "settings": _settings(config, verifier),
+        "code": files_digest(sorted(Path(grpo_core.__path__[0]).rglob("*.py"))),
+        "packages": {package: _version(package) for package in PACKAGES},
+        "machine": (sys.version, platform.machine(), processor(), environment()),
+        "gpus": None if config.training.device == "cpu" else gpus(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
+    training = config.training
+    return {
+        "verifier": [reward.model_dump(mode="json", exclude={"weight"}) for reward in config.rewards if reward.fn == verifier],
+        "evaluation": config.evaluation.model_dump(mode="json", include=EVALUATION_KEYS),
+        "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
+        "dtype": config.model.dtype,
+        "training": (training.seed, training.device, training.deterministic, training.rollout_rows),
+        "threads": thread_count(training.threads),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def one_at_a_time(identity: str, wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Keep everybody else from the same evaluation while inside; `wait` is called again and again until they are done.
+
+    Where the cache folder cannot be written, nobody waits.
+    """
+    folder = _folder(identity)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_name(f".{identity}.lock")
+        lock.touch()
+    except OSError:
+        return contextlib.nullcontext()
+    return waited_lock(lock, wait)
+
+
+def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
+    """Keep a finished evaluation of a run for others; where there is no room for it, that is only said."""
+    folder = _folder(identity)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            shutil.copyfile(table_file(run_dir, policy), Path(scratch) / KEPT_TABLE)
+            kept = {"table": files_digest([Path(scratch) / KEPT_TABLE]), "facts": read_json(facts_file(run_dir, policy))}
+            write_json(Path(scratch) / KEPT_FACTS, kept)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(scratch, folder)
+            Path(scratch).mkdir()  # what the context manager expects to remove
+    except (OSError, ValueError) as error:
+        logger.warning("the evaluation is not kept for other runs: %s", error)
+
+
+def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
+    """Write an evaluation that was kept into a run, as if it had been made there; False where there is none, or not all of it.
+
+    The record of the journal says `reused: true`.
+    """
+    folder = _folder(identity)
+    try:
+        kept = read_json(folder / KEPT_FACTS)
+        facts, digest = kept["facts"], kept["table"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    if files_digest([folder / KEPT_TABLE]) != digest:
+        return False
+
+    def copy(table: Path) -> None:
+        shutil.copyfile(folder / KEPT_TABLE, table)
+
+    write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})
+    return True
+
+
+def _folder(identity: str) -> Path:
+    return cache_folder() / "evaluations" / identity

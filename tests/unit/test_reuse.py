@@ -1,0 +1,136 @@
+"""Evaluations that are kept: what they depend on, and that a run that uses one has what it would have made itself."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from grpo_core.analysis.comparison import compare_journals
+from grpo_core.evaluation.__main__ import main
+from grpo_core.evaluation.reuse import evaluation_identity, keep_evaluation, one_at_a_time, use_kept
+from grpo_core.evaluation.subject import is_evaluated
+from grpo_core.journal import read_journal
+from grpo_core.policy.loading import weights_digest
+
+Identify = Callable[..., str | None]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def identify(tiny_run: Any, tiny_model_dir: Path) -> Identify:
+    """Return a function that gives the identity of a base evaluation under overrides."""
+
+    def identity(overrides: dict[str, Any] | None = None, folder: Path = tiny_model_dir) -> str | None:
+        run_dir = tiny_run(overrides, name=f"run-{abs(hash(str((overrides, folder))))}")
+        return evaluation_identity(run_dir, folder, weights_digest(folder), "heldout", 0)
+
+    return identity
+
+
+def test_what_an_arm_of_a_sweep_changes_does_not_change_it(identify: Identify) -> None:
+    arm = {"loss.beta": 0.7, "rollout.group_size": 8, "rollout.num_prompts_per_step": 2, "reference.sync_steps": 3}
+    free = {"training.steps": 9, "optimizer.lr": 0.1, "rewards.0.weight": 2.0, "tracking.experiment": "other"}
+    first = identify()
+    assert first is not None
+    assert identify(arm) == identify(free) == first
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.seed", 1),
+        ("training.threads", 2),
+        ("training.rollout_rows", 16),
+        ("training.deterministic", False),
+        ("evaluation.num_prompts", 9),
+        ("evaluation.samples", 3),
+        ("evaluation.k", [1]),
+        ("evaluation.pass_score", 0.5),
+        ("evaluation.verifier", "length"),
+        ("rollout.max_completion_tokens", 7),
+        ("rollout.temperature", 0.9),
+        ("rollout.top_p", 0.9),
+        ("rollout.top_k", 5),
+        ("model.dtype", "bfloat16"),
+        ("data.seed", 1),
+        ("data.size", 110),
+    ],
+)
+def test_what_decides_its_figures_changes_it(identify: Identify, key: str, value: Any) -> None:
+    assert identify({key: value}) not in (identify(), None)
+
+
+def test_other_weights_and_another_tokenizer_change_it(identify: Identify, tiny_model_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
+    assert identify(folder=copy) == identify()
+    (copy / "generation_config.json").write_text('{"eos_token_id": [1, 9]}')
+    assert identify(folder=copy) != identify()
+    other = shutil.copytree(tiny_model_dir, tmp_path / "other")
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    assert identify(folder=other) != identify()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"rewards": [{"fn": "grpo_core.rewards.gym:reasoning_gym"}]},
+        {"model.trust_remote_code": True},
+        {"training.python": "/usr/bin/python3"},
+    ],
+)
+def test_somebody_elses_code_is_not_known(identify: Identify, overrides: dict[str, Any]) -> None:
+    assert identify(overrides) is None
+
+
+def test_a_run_that_uses_a_kept_one_has_what_it_would_have_made(tiny_run: Any) -> None:
+    made, using = tiny_run(name="made"), tiny_run({"loss.beta": 0.5}, name="using")
+    assert not use_kept(using, "base", "abc")
+    assert main([str(made.path), "--policy", "base"]) == 0
+    with one_at_a_time("abc", lambda: pytest.fail("nobody else evaluates")):
+        keep_evaluation(made, "base", "abc")
+    assert use_kept(using, "base", "abc")
+    assert is_evaluated(using, "base", 0)
+    for name in ("base.json", "base.parquet"):
+        assert (using.eval / name).read_bytes() == (made.eval / name).read_bytes()
+    (first,), (second,) = read_journal(made.journal_file), read_journal(using.journal_file)
+    assert {**first.data, "reused": True} == second.data
+    assert compare_journals([first], [second]).is_identical
+    assert len(pandas.read_parquet(using.eval / "base.parquet")) == 10 * (1 + 2)
+
+
+@pytest.mark.parametrize("damage", ["completions.parquet", "kept.json"])
+def test_a_damaged_one_is_not_used_and_is_replaced(tiny_run: Any, own_cache: Path, damage: str) -> None:
+    made, using = tiny_run(name="made"), tiny_run(name="using")
+    assert main([str(made.path), "--policy", "base"]) == 0
+    with one_at_a_time("abc", lambda: None):
+        keep_evaluation(made, "base", "abc")
+        file = own_cache / "evaluations" / "abc" / damage
+        file.write_bytes(file.read_bytes()[:-40])
+        assert not use_kept(using, "base", "abc")
+        assert not using.eval.exists()
+        keep_evaluation(made, "base", "abc")
+    assert use_kept(using, "base", "abc")
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_hurts_nobody(
+    tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
+    made = tiny_run(name="made")
+    assert main([str(made.path), "--policy", "base"]) == 0
+    with one_at_a_time("abc", lambda: None):
+        keep_evaluation(made, "base", "abc")
+    assert "is not kept for other runs" in caplog.text
+    assert json.loads((made.eval / "base.json").read_text())["policy"] == "base"
