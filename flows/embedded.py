@@ -5,7 +5,6 @@ import signal
 import subprocess
 import threading
 
-from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
 
 POLL_SECONDS = 0.1
@@ -21,6 +20,8 @@ def start_embedded_server() -> None:
     """
     if PREFECT_API_URL.value() or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         return
+    from prefect.server.api.server import SubprocessASGIServer  # seconds of imports that a command with a server does not need
+
     errors: list[Exception] = []
 
     def start() -> None:

@@ -24,7 +24,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from grpo_core.backends.trl_observer import ROWS, Observer, as_trl_prompt
 from grpo_core.backends.trl_settings import trl_arguments
 from grpo_core.errors import TrainingError
-from grpo_core.policy.checkpoint import TrainingState
+from grpo_core.policy.saved import TrainingState
 from grpo_core.training.loop import checkpoint
 from grpo_core.training.session import Session
 from grpo_core.training.step import prompts_for

@@ -30,35 +30,23 @@ from transformers import PreTrainedModel
 
 from grpo_core.diskspace import whole_or_gone
 from grpo_core.errors import ModelError, cause, name_of, shown
-from grpo_core.jsonfile import build, read_json
+from grpo_core.jsonfile import read_json
 from grpo_core.policy.reference import Reference, frozen_copy
+from grpo_core.policy.saved import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    TrainingState,
+    checkpoint_name,
+    list_checkpoints,
+    read_state,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MANIFEST_FILE, STATE_FILE, OPTIMIZER_FILE = "manifest.json", "state.json", "optimizer.pt"
+OPTIMIZER_FILE = "optimizer.pt"
 POLICY_FILE, REFERENCE_FILE, INITIAL_FILE = "policy/model.safetensors", "reference.safetensors", "initial.safetensors"
 NEEDED_FILES = (POLICY_FILE, REFERENCE_FILE, OPTIMIZER_FILE, STATE_FILE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingState:
-    """The counters of a checkpoint."""
-
-    step: int
-    optimizer_step: int
-    prompts: int
-    tokens: int
-    """Completion tokens trained on."""
-    sync_count: int
-    last_sync_step: int
-    generated_tokens: int = 0
-    """Completion tokens sampled, those left out of the loss included."""
-    skipped_updates: int = 0
-    """How many of the newest updates in a row were not applied."""
-    best_step: int | None = None
-    """The evaluated step with the highest held-out accuracy so far, the first of equals; its checkpoint is kept."""
-    best_accuracy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +69,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     Raises:
         DiskFullError: the disk is full; nothing of the new checkpoint is left, and every older one is.
     """
-    target = folder / str(_name(state.step))
+    target = folder / str(checkpoint_name(state.step))
     scratch = folder / f".{target.name}.partial"
     remove_leftovers(folder)
     with whole_or_gone(f"checkpoint {target.name}", scratch):
@@ -89,7 +77,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     _to_disk(folder)
-    _drop_others(target, keep, _name(state.best_step))
+    _drop_others(target, keep, checkpoint_name(state.best_step))
     return target
 
 
@@ -98,11 +86,6 @@ def remove_leftovers(folder: Path) -> None:
     for path in (*folder.glob(".step_*.partial"), *folder.glob("step_*")):
         if path.name.startswith(".") or not (path / MANIFEST_FILE).exists():
             shutil.rmtree(path)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the whole checkpoints in `folder`, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if (path / MANIFEST_FILE).exists())
 
 
 def _write(folder: Path, live: Trainable, state: TrainingState) -> None:
@@ -129,13 +112,6 @@ def set_aside(checkpoint: Path) -> Path:
     return checkpoint.rename(aside)
 
 
-def find_best(folder: Path) -> Path | None:
-    """Return the checkpoint with the best held-out accuracy; None where no step was evaluated, or it is not there."""
-    checkpoints = list_checkpoints(folder)
-    best = folder / str(_name(read_state(checkpoints[-1]).best_step)) if checkpoints else None
-    return best if best in checkpoints else None
-
-
 def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     """Restore `live` from a checkpoint and return its counters.
 
@@ -154,18 +130,6 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     _load_weights(live.reference.model, load_file(checkpoint / REFERENCE_FILE))
     live.reference.sync_count, live.reference.last_sync_step = state.sync_count, state.last_sync_step
     return state
-
-
-def read_state(checkpoint: Path) -> TrainingState:
-    """Return the counters of a checkpoint.
-
-    Raises:
-        ModelError: state.json is missing or holds something else.
-    """
-    try:
-        return build(TrainingState, read_json(checkpoint / STATE_FILE))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{checkpoint}: {STATE_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
 
 
 def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
@@ -205,10 +169,6 @@ def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
     except (OSError, ValueError) as error:  # a name that no file can have; a folder
         return f"{name_of(name)} cannot be read ({cause(error, 80)})"
     return None if found == sha256 else f"the SHA-256 of {name} is not the manifest's"
-
-
-def _name(step: int | None) -> str | None:
-    return None if step is None else f"step_{step:06d}"
 
 
 def _drop_others(newest: Path, keep: int, best: str | None) -> None:

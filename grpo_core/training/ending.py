@@ -6,7 +6,7 @@ from grpo_core.config import TrainingConfig
 from grpo_core.journal import Record
 
 if TYPE_CHECKING:
-    from grpo_core.policy.checkpoint import TrainingState
+    from grpo_core.policy.saved import TrainingState
 
 
 def is_over(settings: TrainingConfig, state: "TrainingState") -> bool:

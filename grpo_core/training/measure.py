@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std
 from grpo_core.algorithm.kl import k1, k2, k3
-from grpo_core.policy.checkpoint import TrainingState
+from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import RolloutBatch
 from grpo_core.training.clock import Clock
 from grpo_core.training.update import OptimizerStep

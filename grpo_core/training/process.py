@@ -25,7 +25,7 @@ from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
 
 if TYPE_CHECKING:
-    from grpo_core.policy.checkpoint import TrainingState
+    from grpo_core.policy.saved import TrainingState
     from grpo_core.training.session import Session
 
 Train = Callable[["Session", "TrainingState"], tuple["TrainingState", str | None]]
@@ -114,7 +114,7 @@ def _explain(error: GrpoError, run_dir: RunDir) -> str:
     """Return the message of an error; of a full disk, with what is left of the run and what to do."""
     if not isinstance(error, DiskFullError):
         return str(error)
-    from grpo_core.policy.checkpoint import list_checkpoints
+    from grpo_core.policy.saved import list_checkpoints
 
     checkpoints = list_checkpoints(run_dir.checkpoints)
     newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"

@@ -10,7 +10,7 @@ from grpo_core.data.order import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
 from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey
-from grpo_core.policy.checkpoint import TrainingState
+from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
 from grpo_core.training.batch import RolloutBatch
 from grpo_core.training.clock import Clock

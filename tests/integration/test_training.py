@@ -18,7 +18,7 @@ from grpo_core.analysis.summary import run_status
 from grpo_core.journal import Journal, read_journal
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
-from grpo_core.policy.checkpoint import find_best
+from grpo_core.policy.saved import find_best
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from grpo_core.journal import Record, read_journal, supersede
 from grpo_core.metrics import find_metric
-from grpo_core.policy.checkpoint import list_checkpoints
+from grpo_core.policy.saved import list_checkpoints
 from grpo_core.rundir import RunDir
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.checkpoint import MANIFEST_FILE, list_checkpoints, verify_checkpoint
+from grpo_core.policy.checkpoint import verify_checkpoint
+from grpo_core.policy.saved import MANIFEST_FILE, list_checkpoints
 from grpo_core.rundir import RunDir
 
 

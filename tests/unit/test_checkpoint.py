@@ -13,17 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.checkpoint import (
-    Trainable,
-    TrainingState,
-    find_best,
-    list_checkpoints,
-    load_checkpoint,
-    read_state,
-    save_checkpoint,
-    verify_checkpoint,
-)
+from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference, frozen_copy
+from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
 
 
 def state_at(step):

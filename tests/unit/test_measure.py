@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_core.policy.checkpoint import TrainingState
+from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training import measure
 from grpo_core.training.batch import RolloutBatch

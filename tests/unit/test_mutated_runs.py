@@ -25,15 +25,9 @@ from grpo_core.data.frozen import load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.evaluation.subject import find_subject
 from grpo_core.journal import KINDS, Journal, JournalTail, Record, read_journal
-from grpo_core.policy.checkpoint import (
-    Trainable,
-    TrainingState,
-    list_checkpoints,
-    load_checkpoint,
-    read_state,
-    verify_checkpoint,
-)
+from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
+from grpo_core.policy.saved import TrainingState, list_checkpoints, read_state
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
 from tests.conftest import build_model

@@ -1,0 +1,58 @@
+"""Which checkpoints there are, and where each was taken: known without loading torch, which takes a flow seconds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_core.errors import ModelError, cause
+from grpo_core.jsonfile import build, read_json
+
+MANIFEST_FILE, STATE_FILE = "manifest.json", "state.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """The counters of a checkpoint."""
+
+    step: int
+    optimizer_step: int
+    prompts: int
+    tokens: int
+    """Completion tokens trained on."""
+    sync_count: int
+    last_sync_step: int
+    generated_tokens: int = 0
+    """Completion tokens sampled, those left out of the loss included."""
+    skipped_updates: int = 0
+    """How many of the newest updates in a row were not applied."""
+    best_step: int | None = None
+    """The evaluated step with the highest held-out accuracy so far, the first of equals; its checkpoint is kept."""
+    best_accuracy: float | None = None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the whole checkpoints in `folder`, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if (path / MANIFEST_FILE).exists())
+
+
+def find_best(folder: Path) -> Path | None:
+    """Return the checkpoint with the best held-out accuracy; None where no step was evaluated, or it is not there."""
+    checkpoints = list_checkpoints(folder)
+    best = folder / str(checkpoint_name(read_state(checkpoints[-1]).best_step)) if checkpoints else None
+    return best if best in checkpoints else None
+
+
+def read_state(checkpoint: Path) -> TrainingState:
+    """Return the counters of a checkpoint.
+
+    Raises:
+        ModelError: state.json is missing or holds something else.
+    """
+    try:
+        return build(TrainingState, read_json(checkpoint / STATE_FILE))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{checkpoint}: {STATE_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+
+
+def checkpoint_name(step: int | None) -> str | None:
+    """Return the folder name of the checkpoint after a step; None for None."""
+    return None if step is None else f"step_{step:06d}"
