@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
 from grpo_core.config.findings import is_single_update
 from grpo_core.config.loading import explain, read_values
+from grpo_core.config.presets import find_sweep
 from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, PROMPTS, Arm, arm_config
@@ -45,13 +46,7 @@ def load_sweep(path: Path | str, overrides: Mapping[str, Any] | None = None) -> 
         ConfigError: the file cannot be read, a key is unknown, an axis is empty, misspelt or without effect, or an arm
             contradicts itself.
     """
-    return make_plan(apply_overrides(read_values(_find(path)), overrides or {}))
-
-
-def _find(path: Path | str) -> Path:
-    if Path(path).suffix or len(Path(path).parts) > 1:
-        return Path(path)
-    return find_config(Path("configs") / "sweeps" / f"{path}.yaml")
+    return make_plan(apply_overrides(read_values(find_sweep(path)), overrides or {}))
 
 
 def make_plan(values: Mapping[str, Any]) -> Plan:

@@ -1,6 +1,7 @@
 """A sweep is refused before its first run, with the key, the bound and the value; what is kept is what was said."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import Outcome
-from grpo_core.sweep.plan import make_plan
+from grpo_core.sweep.plan import load_sweep, make_plan
 from grpo_core.sweep.schedule import has_ended, next_run, original_of, runs_in_order
 
+SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 BASE: dict[str, Any] = {
     "base": "quickstart",
     "axes": {"loss.beta": [0.01, 0.1], "rollout.group_size": [3, 6], "reference.sync_steps": [None, 10]},
@@ -65,6 +67,28 @@ def test_a_sweep_that_makes_no_sense_is_refused_by_name(changes: dict[str, Any],
         make_plan({**ONE_AXIS, **changes})
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [file.stem for file in SWEEPS.glob("*.yaml")])
+def test_every_shipped_sweep_is_valid_wherever_the_command_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = load_sweep(name)
+    assert plan.num_runs == plan.num_arms * len(plan.sweep.seeds) >= 30
+    assert plan.sweep.question
+    assert not plan.notes
+
+
+def test_the_tiny_sweep_is_the_one_that_the_readme_promises() -> None:
+    sweep = load_sweep("beta_group_sync_tiny").sweep
+    assert [len(axis) for axis in sweep.axes.values()] == [3, 2, 3]
+    assert len(sweep.seeds) == 3
+
+
+def test_an_unknown_sweep_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"sweep beta_group_sync_tny: no such preset; did you mean beta_group_sync_tiny\?"):
+        load_sweep("beta_group_sync_tny")
 
 
 def test_completions_that_a_group_size_does_not_divide_are_refused() -> None:
