@@ -117,7 +117,7 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
     figures["zero_std_frac"] = float(steps["group/zero_std_frac"].mean())
     figures["effective_beta"] = effective_beta(config, figures["zero_std_frac"])
     figures["steps"] = int(steps.index[-1])
-    figures["tokens"] = float(steps["progress/tokens"].iloc[-1])
+    figures["tokens"] = float(steps["progress/generated_tokens"].iloc[-1])
     figures["completions"] = float(len(steps) * config.rollout.num_prompts_per_step * config.rollout.group_size)
     figures["train_seconds"] = float(steps["time/step_seconds"].sum())
     return figures

@@ -49,5 +49,5 @@ def spent_tokens(sweep_dir: SweepDir, arms: Mapping[int, Arm], sweep: SweepConfi
         for seed in sweep.seeds:
             file = sweep_dir.run_dir(number, seed).journal_file
             steps = [record for record in read_journal(file) if record.kind == "step"] if file.exists() else []
-            total += int(steps[-1].metrics["progress/tokens"]) if steps else 0
+            total += int(steps[-1].metrics["progress/generated_tokens"]) if steps else 0
     return total
