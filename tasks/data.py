@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import RunConfig
 from grpo_core.rundir import RunDir
 from tasks.caching import by_identity
+from tasks.progress import say
 
 if TYPE_CHECKING:
     from grpo_core.data.frozen import DataManifest
@@ -31,7 +32,10 @@ def prompts_of(config: RunConfig) -> "PromptSplit":
     """Return the prompts of a configuration, from the cache where its inputs are those of an earlier run."""
     from grpo_core.data.identity import data_identity
     from grpo_core.policy.loading import resolve_model
+    from grpo_core.policy.scratch import is_made
 
+    if not is_made(config.model.source):
+        say(f"making the model {config.model.source}, once: about half a minute on one core")
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     return read_prompts(config, data_identity(config, folder))
 

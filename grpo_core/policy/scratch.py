@@ -129,6 +129,16 @@ RECIPES = {
 }
 
 
+def is_made(source: str) -> bool:
+    """Tell whether a `model.source` needs nothing to be made: it is no recipe's, or its model is in the cache."""
+    recipe = RECIPES.get(source.removeprefix(PREFIX)) if source.startswith(PREFIX) else None
+    return recipe is None or (_folder(source.removeprefix(PREFIX), recipe) / "config.json").exists()
+
+
+def _folder(name: str, recipe: Recipe) -> Path:
+    return cache_folder() / "models" / f"{name}-{recipe.digest[:16]}"
+
+
 def scratch_model_path(name: str) -> Path:
     """Return the folder of a model in transformers' format, making it on first use; a process that comes second waits.
 
@@ -138,7 +148,7 @@ def scratch_model_path(name: str) -> Path:
     if name not in RECIPES:
         raise ModelError(f"model.source {PREFIX}{name}: no such recipe; known: {', '.join(sorted(RECIPES))}")
     recipe = RECIPES[name]
-    target = cache_folder() / "models" / f"{name}-{recipe.digest[:16]}"
+    target = _folder(name, recipe)
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

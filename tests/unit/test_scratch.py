@@ -14,7 +14,15 @@ from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import open_evaluator
 from grpo_core.policy import scratch
 from grpo_core.policy.loading import load_policy, load_tokenizer, resolve_model, weights_digest
-from grpo_core.policy.scratch import IGNORED, RECIPES, build_model, build_tokenizer, scratch_model_path, supervised_batch
+from grpo_core.policy.scratch import (
+    IGNORED,
+    RECIPES,
+    build_model,
+    build_tokenizer,
+    is_made,
+    scratch_model_path,
+    supervised_batch,
+)
 
 SUMS = RECIPES["sums"]
 SHORT = replace(SUMS, warm_up_steps=3, batch_size=8)
@@ -29,7 +37,9 @@ def short_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_recipe")
 def test_a_model_is_made_once_and_loads_as_any_other(tmp_path: Path) -> None:
+    assert not is_made("scratch:sums")
     folder = resolve_model("scratch:sums")
+    assert is_made("scratch:sums")
     made = (folder / "model.safetensors").stat().st_mtime_ns
     assert resolve_model("scratch:sums") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
