@@ -21,7 +21,7 @@ from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
 from tasks.reporting import REPORT_RETRIES, RunSummary
-from tasks.setup import EVALUATION, make_folder
+from tasks.setup import EVALUATION, NOT_OF_A_SWEEP, make_folder
 from tasks.tracking import TrackedRun
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
 
@@ -64,7 +64,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         base, resolved = _configure(subject, config, overrides)
         prompts = _choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-        named = {"tracking.run_name": f"{subject.name} on {name}", **overrides}
+        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         RunDir(path).create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)))
     except BaseException:

@@ -17,7 +17,7 @@ from grpo_core.errors import JournalError
 from grpo_core.jsonfile import write_json
 from grpo_core.rundir import RunDir
 from tasks.progress import say
-from tasks.setup import claim, folder_of_this_flow_run, make_folder
+from tasks.setup import NOT_OF_A_SWEEP, claim, folder_of_this_flow_run, make_folder
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
@@ -55,6 +55,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         named = {
             "tracking.experiment": f"{base.tracking.experiment}-reproduce",
             "tracking.run_name": f"again: {base.tracking.run_name or run_name(base, origin)}",
+            **NOT_OF_A_SWEEP,
         }
         config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
         repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)))

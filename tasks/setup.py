@@ -21,6 +21,8 @@ from tasks.progress import say
 RUNS_FOLDER = Path("runs")
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
+NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
+"""What a run that is made of another one does not take over: it is not one of the sweep's."""
 POLL_SECONDS = 0.5
 
 

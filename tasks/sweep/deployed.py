@@ -19,6 +19,7 @@ from prefect.states import Cancelling
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.locks import lock_holder
+from tasks.away import prefect_may_be_away
 from tasks.sweep.launcher import Ended, Job
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ LOST = (StateType.CRASHED, StateType.CANCELLED)
 
 class DeploymentLauncher:
     """Starts flow runs."""
+
+    outlives_the_sweep = True
 
     def __init__(self, sweep_id: str, deployment: str) -> None:
         """Start runs of a deployment of the flow `grpo`, for example `grpo/train`."""
@@ -74,9 +77,9 @@ class DeploymentLauncher:
 
     def interrupt(self) -> None:
         """Cancel the runs: each finishes its step and checkpoints; their workers see to that."""
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
+        with prefect_may_be_away(), get_client(sync_client=True) as client:
             for run_id in self._jobs:
-                client.set_flow_run_state(run_id, Cancelling(message="its sweep was cancelled"))
+                client.set_flow_run_state(UUID(run_id), Cancelling(message="its sweep was cancelled"))
 
     def _end(self, run: FlowRun) -> Ended | None:
         job, state = self._jobs[str(run.id)], run.state

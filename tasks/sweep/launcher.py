@@ -47,6 +47,9 @@ class Ended:
 class Launcher(Protocol):
     """Starts runs and tells of their ends."""
 
+    outlives_the_sweep: bool
+    """Whether runs go on by themselves when the sweep fails, to be found again when it goes on."""
+
     def start(self, job: Job) -> None:
         """Begin a run, or go on with one that was begun before."""
         ...

@@ -39,6 +39,8 @@ class _Child:
 class LocalLauncher:
     """Starts processes."""
 
+    outlives_the_sweep = False
+
     def __init__(self, api: str | None = None) -> None:
         """Let the runs report to a Prefect API; None = that of this process."""
         self._children: list[_Child] = []

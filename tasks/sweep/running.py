@@ -16,7 +16,7 @@ from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir, run_facts
 from grpo_core.sweep.results import outcome_of
 from grpo_core.sweep.schedule import Key, has_ended, next_run, original_of
-from tasks.cancellation import CancelWatch
+from tasks.cancellation import CancelWatch, RunCancelledError
 from tasks.progress import say
 from tasks.sweep.launcher import Ended, Job, Launcher
 from tasks.sweep.opening import sign_of_life
@@ -89,8 +89,10 @@ def _launcher(stored: StoredSweep) -> Launcher:
 def _interrupted_with(launcher: Launcher) -> Iterator[None]:
     try:
         yield
-    except BaseException:
-        launcher.interrupt()
+    except BaseException as error:
+        cancelled = isinstance(error, RunCancelledError) or not isinstance(error, Exception)
+        if cancelled or not launcher.outlives_the_sweep:
+            launcher.interrupt()
         raise
 
 

@@ -58,28 +58,27 @@ def search(study: SweepStudy, count: int) -> list[dict[str, Any]]:
 
 
 def test_a_search_that_is_opened_again_at_every_trial_suggests_the_same(open_study: Open) -> None:
-    whole = search(open_study("whole"), 24)
-    again = [search(open_study("again"), 1)[0] for _ in range(24)]
+    whole = search(open_study("whole"), 15)
+    again = [search(open_study("again"), 1)[0] for _ in range(15)]
     assert again == whole
     assert len({str(values) for values in whole}) > 12
-    assert whole != search(open_study("other", sampler_seed=1), 24)
+    assert whole[:3] != search(open_study("other", sampler_seed=1), 3)
 
 
 def test_a_search_learns(open_study: Open) -> None:
-    study = open_study("learns", trials=40)
-    values = [value_of(Arm(number=0, values=found)) for found in search(study, 40)]
-    assert sum(values[-15:]) / 15 > sum(values[:10]) / 10
+    values = [value_of(Arm(number=0, values=found)) for found in search(open_study("learns"), 24)]
+    assert fmean(values[-10:]) > fmean(values[:10])
 
 
 def test_a_trial_that_was_left_half_suggested_is_completed_as_it_would_have_been(open_study: Open) -> None:
-    whole = search(open_study("whole"), 15)
+    whole = search(open_study("whole"), 12)
     cut = open_study("cut")
-    assert search(cut, 14) == whole[:14]
+    assert search(cut, 11) == whole[:11]
     trial = cut._study.ask()  # killed after the first key
     trial._suggest("loss.beta", cut._distributions["loss.beta"])
     arms = open_study("cut").arms()
-    assert dict(arms[14].values) == whole[14]
-    assert open_study("cut").open_arms() == {14}
+    assert dict(arms[11].values) == whole[11]
+    assert open_study("cut").open_arms() == {11}
 
 
 def test_a_grid_is_asked_for_in_order(open_study: Open) -> None:
@@ -91,17 +90,17 @@ def test_a_grid_is_asked_for_in_order(open_study: Open) -> None:
 
 
 def test_an_arm_over_its_bound_is_not_what_the_search_looks_for(open_study: Open) -> None:
-    bounded = {"trials": 60, "objective": {"kl_bound": 1.0}, "axes": {"loss.beta": {"low": 0.0, "high": 1.0}}}
+    bounded = {"trials": 30, "objective": {"kl_bound": 1.0}, "axes": {"loss.beta": {"low": 0.0, "high": 1.0}}}
     found = {}
     for name, is_told in (("bounded", True), ("free", False)):
         study = open_study(name, **bounded)
         values = []
-        for _ in range(60):
+        for _ in range(30):
             arm = study.ask()
             beta = arm.values["loss.beta"]
             values.append(beta)
             study.tell(arm.number, 1 - beta, over_bound=(0.5 - beta) if is_told else None)  # better below 0.5, and not allowed
-        found[name] = fmean(values[20:])
+        found[name] = fmean(values[12:])
     assert found["bounded"] > 0.4, "it looks around the bound, where the best allowed arm is"
     assert found["free"] < 0.3
 
