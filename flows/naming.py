@@ -11,6 +11,7 @@ from grpo_core.config import find_origin, merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.rundir import RunDir
+from grpo_core.sweep.folder import SweepDir
 from tasks.away import prefect_may_be_away
 
 NAME_CHARACTERS = 200
@@ -21,9 +22,10 @@ def name_flow_run() -> str:
     given: dict[str, Any] = flow_run.parameters
     knobs = {name: given.get(name) for name in KNOBS}
     try:
-        return run_name(*find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {}))))
+        config, origin = find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
     except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
         return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
+    return config.tracking.run_name or run_name(config, origin)
 
 
 def name_resumed_run() -> str:
@@ -63,6 +65,15 @@ def tag_flow_run(run_path: Path) -> None:
     config = run_dir.read_config()
     labels = {f"{key}:{config.tracking.labels[key]}" for key in ("sweep", "arm") if key in config.tracking.labels}
     tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels}
+    _add_tags(tags)
+
+
+def tag_sweep(sweep_path: Path) -> None:
+    """Add a sweep's id and its worker to the tags of this flow run; its runs have the same tag."""
+    _add_tags({f"sweep:{SweepDir(sweep_path).read().id}"})
+
+
+def _add_tags(tags: set[str]) -> None:
     with prefect_may_be_away(), get_client(sync_client=True) as client:
         known = client.read_flow_run(flow_run.id)
         client.update_flow_run(known.id, tags={*known.tags, *tags, *worker_tags()})

@@ -9,7 +9,7 @@ from typing import cast
 from prefect import flow
 from prefect.states import Cancelled
 
-from flows.naming import name_resumed_sweep, name_sweep
+from flows.naming import name_resumed_sweep, name_sweep, tag_sweep
 from flows.parameters import NO_OVERRIDES, Name, Overrides
 from tasks.cancellation import RunCancelledError
 from tasks.sweep.opening import hold_sweep, open_sweep
@@ -47,6 +47,7 @@ def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary
 def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
     """Do what is left to do of the sweep in a folder."""
     with hold_sweep(sweep_path):
+        tag_sweep(sweep_path)
         tracked = track_sweep(sweep_path)
         try:
             with end_sweep(tracked):

@@ -18,9 +18,10 @@ PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")
 class Project:
     """A folder with the project in it, and commands that run there."""
 
-    def __init__(self, folder: Path) -> None:
-        """Link the project's parts into `folder`."""
+    def __init__(self, folder: Path, **variables: str) -> None:
+        """Link the project's parts into `folder`; `variables` are set for all that is started there."""
         self.folder = folder
+        self._variables = variables
         for part in PARTS:
             (folder / part).symlink_to(ROOT / part)
 
@@ -28,7 +29,14 @@ class Project:
         """Run a command line of the project's environment."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
         home = str(self.folder / "home")
-        environment = {**kept, "PWD": str(self.folder), "PYTHONPATH": str(ROOT), "PREFECT_HOME": home, "COLUMNS": "400"}
+        environment = {
+            **kept,
+            "PWD": str(self.folder),
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_HOME": home,
+            "COLUMNS": "400",
+            **self._variables,
+        }
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False

@@ -2,50 +2,42 @@
 
 import os
 import signal
-import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
+import optuna
+import pandas
 import pytest
 import yaml
 
 from grpo_core.config import apply_overrides
+from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
-SHORT = {"training.steps": 2, "evaluation.samples": 0, "evaluation.num_prompts": 2}
-WAITER = """
-import time
-from prefect import flow, get_client
-from prefect.deployments import run_deployment
-
-@flow(name="waiter")
-def waiter(deployment: str, count: int) -> list[str]:
-    "Start runs and wait for their end, as a sweep does."
-    started = [run_deployment(deployment, parameters={"config": "tiny", "seed": seed}, timeout=0).id for seed in range(count)]
-    with get_client(sync_client=True) as client:
-        while True:
-            states = [client.read_flow_run(run).state for run in started]
-            if all(state.is_final() for state in states):
-                return [state.name for state in states]
-            time.sleep(0.5)
-"""
+SHORT = {"training.steps": 2, "data.eval_fraction": 0.0}
+SWEEP = {
+    "base": "tiny",
+    "axes": {"loss.beta": [0.01, 0.5]},
+    "seeds": [0, 1],
+    "objective": {"metric": "reward/mean"},
+    "runs": {"where": "deployment", "concurrency": 4},
+}
+"""Four runs, all handed out at once."""
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) -> Iterator[Project]:
-    """One slot, two workers, and a flow that waits for runs in the queue of the sweeps."""
-    project = Project(tmp_path_factory.mktemp("project"))
-    (project.folder / "configs").mkdir()
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any], postgres_url: str) -> Iterator[Project]:
+    """One slot, two workers, studies in PostgreSQL."""
+    project = Project(tmp_path_factory.mktemp("project"), GRPO_STUDY_URL=postgres_url)
+    (project.folder / "configs" / "sweeps").mkdir(parents=True)
+    (project.folder / "configs" / "sweeps" / "betas.yaml").write_text(yaml.safe_dump(SWEEP))
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, SHORT)))
     done = project.grpo("up", "--slots", "1", "--workers", "2")
     try:
-        assert done.returncode == 0, done.stderr + done.stdout
-        (project.folder / "waiter.py").write_text(textwrap.dedent(WAITER))
-        queue = ("--pool", "grpo", "--work-queue", "sweeps")
-        done = project.run("prefect", "--no-prompt", "deploy", "waiter.py:waiter", "--name", "wait", *queue)
         assert done.returncode == 0, done.stderr + done.stdout
         yield project
     finally:
@@ -78,7 +70,7 @@ def test_every_deployment_of_a_sweep_is_in_the_queue_without_a_limit(project: Pr
     flows = {flow["id"]: flow["name"] for flow in project.api("POST", "/flows/filter", {})}
     queues = {f"{flows[deployment['flow_id']]}/{deployment['name']}": deployment["work_queue_name"] for deployment in found}
     sweeps = {name for name, queue in queues.items() if queue == "sweeps"}
-    assert sweeps == {"grpo-sweep/sweep", "grpo-sweep/resume", "waiter/wait"}
+    assert sweeps == {"grpo-sweep/sweep", "grpo-sweep/resume"}
     assert queues["grpo/train"] == "default"
 
 
@@ -91,18 +83,38 @@ def test_status_shows_each_worker_and_up_with_another_number_is_refused(project:
     assert "is up with 2; run `grpo down` first" in refused.stderr
 
 
-def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project) -> None:
-    """Two sweeps at a time: each would hold the slot that the other one's runs need."""
-    sweeps = [project.start("waiter/wait", "deployment=grpo/train", "count=1") for _ in range(2)]
-    wait_for(lambda: all(project.flow_run(sweep)["state_type"] == "RUNNING" for sweep in sweeps))
-    assert [project.finished(sweep)["state_type"] for sweep in sweeps] == ["COMPLETED", "COMPLETED"]
-    trained = sorted((run for sweep in sweeps for run in runs(project, sweep)), key=lambda run: run["start_time"])
-    assert [run["state_type"] for run in trained] == ["COMPLETED"] * 2
-    first, second = trained
-    assert first["end_time"] <= second["start_time"]
-    for run in trained:
-        (worker,) = (tag for tag in run["tags"] if tag.startswith("worker:"))
-        assert worker in {"worker:grpo-local-1", "worker:grpo-local-2"}
+def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project, postgres_url: str) -> None:
+    sweep = project.start("grpo-sweep/sweep", "sweep=betas", "sweep_dir=runs/one")
+    ended = project.finished(sweep)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    assert any(tag.startswith("worker:") for tag in ended["tags"])
+    trained = sorted(runs(project, sweep), key=lambda run: run["start_time"])
+    assert [run["state_type"] for run in trained] == ["COMPLETED"] * 4
+    assert all(before["end_time"] <= after["start_time"] for before, after in pairwise(trained)), "one slot"
+    workers = {tag for run in trained for tag in run["tags"] if tag.startswith("worker:")}
+    assert workers <= {"worker:grpo-local-1", "worker:grpo-local-2"}
+    assert (
+        len(
+            {(arm, seed) for run in trained for arm in run["tags"] for seed in run["tags"] if "arm:" in arm and "seed:" in seed}
+        )
+        == 4
+    )
+    table = pandas.read_parquet(project.folder / "runs" / "one" / "results" / "runs.parquet")
+    assert table["status"].tolist() == ["finished"] * 4
+    stored = SweepDir(project.folder / "runs" / "one").read()
+    trials = optuna.load_study(study_name=stored.id, storage=postgres_url).trials
+    assert [trial.value for trial in trials] == pytest.approx(table.groupby("arm")["objective"].mean().tolist())
+
+
+def test_a_deployed_sweep_that_goes_on_finds_its_runs_instead_of_beginning_them_twice(project: Project) -> None:
+    sweep_dir = SweepDir(project.folder / "runs" / "one")
+    sweep_dir.outcomes_file.unlink()  # as if it had been killed before it took note of their ends
+    again = project.finished(project.start("grpo-sweep/resume", "sweep_dir=runs/one"))
+    assert again["state_type"] == "COMPLETED", again["state"]
+    assert {outcome.status for outcome in sweep_dir.read_outcomes().values()} == {"finished"}
+    assert (
+        len(project.api("POST", "/flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"sweep:{sweep_dir.read().id}"]}}})) == 4
+    )
 
 
 def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Project) -> None:
@@ -120,7 +132,7 @@ def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Proje
 
 
 def test_down_cancels_a_sweep_with_its_runs_and_ends_both_workers(project: Project) -> None:
-    project.start("waiter/wait", "deployment=grpo/train", "count=2")
+    project.start("grpo-sweep/sweep", "sweep=betas", 'overrides={"runs.concurrency": 1}')
     wait_for(
         lambda: any(
             run["state_type"] == "RUNNING"
