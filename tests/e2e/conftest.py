@@ -42,14 +42,14 @@ def prefect_api() -> Iterator[str]:
 def grpo(prefect_api: str) -> Callable[..., Finished]:
     """Return a function that runs the `grpo` command in a folder as a user would."""
 
-    def run(*arguments: str, cwd: Path, **environment: str) -> Finished:
+    def run(*arguments: str, cwd: Path, timeout: float = 240, **environment: str) -> Finished:
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", *arguments],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_api, **environment},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=timeout,
             check=False,
         )
         return Finished(done.returncode, done.stdout, done.stderr)

@@ -22,7 +22,6 @@ from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.conftest import ROOT, Finished
 
-SECONDS = 240.0
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -35,8 +34,9 @@ def write_sweep(folder: Path, tiny_values: dict[str, Any], base: dict[str, Any],
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
+def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
