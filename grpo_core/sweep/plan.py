@@ -18,6 +18,8 @@ from grpo_core.sweep.axes import MOST_ARMS, check_axes, count_arms, grid
 from grpo_core.sweep.schema import Range, SweepConfig
 
 BETA = "loss.beta"
+TPE_STARTUP = 10
+"""Trials that Optuna's TPE draws at random before it learns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,14 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
         for text in check_consistency(config):
             counts[text] = counts.get(text, 0) + 1
     notes = [f"{count} of {len(configs)} arms: {text}" for text, count in counts.items()]
+    crowded = sum(config.training.threads is None for config in configs)
+    if crowded and sweep.runs.where == "local" and sweep.runs.concurrency > 1:
+        notes.append(
+            f"{crowded} of {len(configs)} arms: training.threads: null lets each of {sweep.runs.concurrency} runs at a time use "
+            "every core; set it to their share"
+        )
+    if sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP:
+        notes.append(f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}")
     if len(sweep.seeds) == 1:
         notes.append("seeds: one seed shows no spread; no interval can be given, and no arm be called better")
     return notes

@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.locks import lock_holder
 from tasks.context import deployed_flow_run
+from tasks.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
 from tasks.sweep.launcher import Ended, Job
 
 COMMAND = "flows.cli"
@@ -34,6 +35,8 @@ POLL_SECONDS = 0.1
 class _Child:
     job: Job
     process: subprocess.Popen[bytes]
+    gpu: str
+    """Empty where there is none."""
 
 
 class LocalLauncher:
@@ -41,10 +44,12 @@ class LocalLauncher:
 
     outlives_the_sweep = False
 
-    def __init__(self, api: str | None = None) -> None:
-        """Let the runs report to a Prefect API; None = that of this process."""
+    def __init__(self, concurrency: int) -> None:
+        """Expect so many runs at a time; they report to the Prefect API of this process."""
+        self._concurrency = concurrency
         self._children: list[_Child] = []
-        self._api = api or prefect_api()
+        self._api = prefect_api()
+        self._gpus = visible_gpus()
         self._lifeline = os.pipe()
         """Its write end is held by this process alone."""
 
@@ -57,17 +62,18 @@ class LocalLauncher:
         while lock_holder(job.run_dir.lock_file) is not None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         read_end, _ = self._lifeline
+        gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
         with job.log_file.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", COMMAND, "train", *_arguments(job)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(read_end),
+                env={**self._environment(read_end), **gpu},
                 pass_fds=(read_end,),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
-        self._children.append(_Child(job=job, process=process))
+        self._children.append(_Child(job=job, process=process, gpu=gpu.get(VISIBLE_VARIABLE, "")))
 
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since this was last asked."""

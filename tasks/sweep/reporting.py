@@ -16,6 +16,8 @@ from tasks.tracking.store import TrackedRun
 from tasks.tracking.sweep import log_results, read_parent
 
 if TYPE_CHECKING:
+    import pandas
+
     from grpo_core.analysis.sweep.facts import SweepFacts
     from grpo_core.sweep.results import Results
 
@@ -51,10 +53,19 @@ def make_report(sweep_path: Path) -> tuple["Results", Path, tuple[str, ...]]:
     results = collect(sweep_dir, stored)
     sweep_dir.results.mkdir(exist_ok=True)
     for name, table in (("runs", results.runs), ("steps", results.steps), ("syncs", results.syncs)):
-        table.to_parquet(sweep_dir.results / f"{name}.parquet", index=False)
+        _storable(table).to_parquet(sweep_dir.results / f"{name}.parquet", index=False)
     results.runs.to_csv(sweep_dir.results / "runs.csv", index=False)
     report = write_report(_facts(sweep_dir, stored), results.runs, results.steps, results.syncs, sweep_dir.report)
     return results, report.page, report.answer
+
+
+def _storable(table: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return a table whose columns have one type each: values of different kinds, and lists, become text."""
+    columns = [column for column in table if table[column].dtype == object]
+    mixed = [column for column in columns if len({type(value) for value in table[column] if value is not None}) > 1]
+    lists = [column for column in columns if any(isinstance(value, list | dict) for value in table[column])]
+    text = {column: table[column].map(str, na_action="ignore") for column in dict.fromkeys([*mixed, *lists])}
+    return table.assign(**text)
 
 
 def _facts(sweep_dir: SweepDir, stored: StoredSweep) -> "SweepFacts":

@@ -79,7 +79,7 @@ def _launcher(stored: StoredSweep) -> Launcher:
     if runs.where == "local":
         from tasks.sweep.local import LocalLauncher
 
-        return LocalLauncher()
+        return LocalLauncher(runs.concurrency)
     from tasks.sweep.deployed import DeploymentLauncher
 
     return DeploymentLauncher(stored.id, runs.deployment)

@@ -23,6 +23,7 @@ from grpo_core.jsonfile import read_json, write_json
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import Range, SweepConfig
 
 STUDY_VARIABLE = "GRPO_STUDY_URL"
@@ -64,7 +65,7 @@ class ArmSampler(BaseSampler):
     def _searcher(self, seed: int) -> BaseSampler:
         if self._sweep.sampler == "random":
             return RandomSampler(seed=seed)
-        return TPESampler(seed=seed, multivariate=False)
+        return TPESampler(seed=seed, multivariate=False, n_startup_trials=TPE_STARTUP)
 
 
 def derived_seed(*parts: object) -> int:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 6000
 """Of a parameter's value, in every store that MLflow has."""
+NOTE_SECONDS = 2.0
 LABEL = "sweep"
 """Label of a sweep and of its runs: the sweep's id."""
 FIGURES = (
@@ -129,20 +130,25 @@ def _log_params(client: Any, tracked: TrackedRun, stored: StoredSweep) -> None:
 
 def drop_strays(tracked: TrackedRun, sweep_dir: SweepDir, stored: StoredSweep) -> None:
     """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
-    known = set()
-    for arm in sweep_dir.read_arms():
-        for seed in stored.plan.sweep.seeds:
-            file = sweep_dir.run_dir(arm, seed).tracking_file
-            if file.exists():
-                known.add(str(read_json(file)["run_id"]))
     client = make_client(tracked.uri)
     with short_retries():
-        for run in children(client, tracked):
-            if run.info.run_id not in known and not run.data.metrics:
-                client.delete_run(run.info.run_id)
+        empty = [run.info.run_id for run in _children(client, tracked) if not run.data.metrics]
+        if not empty:
+            return
+        time.sleep(NOTE_SECONDS)  # a run of a worker that has just been opened is noted in its folder now
+        known = _known_runs(sweep_dir, stored)
+        for run_id in empty:
+            if run_id not in known:
+                client.delete_run(run_id)
 
 
-def children(client: Any, tracked: TrackedRun) -> list[Any]:
+def _known_runs(sweep_dir: SweepDir, stored: StoredSweep) -> set[str]:
+    keys = [(arm, seed) for arm in sweep_dir.read_arms() for seed in stored.plan.sweep.seeds]
+    files = [sweep_dir.run_dir(*key).tracking_file for key in keys]
+    return {str(read_json(file)["run_id"]) for file in files if file.exists()}
+
+
+def _children(client: Any, tracked: TrackedRun) -> list[Any]:
     """Return the MLflow runs of a sweep."""
     found: list[Any] = []
     token: str | None = None

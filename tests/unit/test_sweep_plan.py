@@ -177,3 +177,12 @@ def test_an_arm_that_is_suggested_twice_runs_once() -> None:
     arms = {number: Arm(number=number, values={"loss.beta": 0.1}) for number in range(2)}
     assert original_of(arms[1], arms) == 0
     assert list(runs_in_order(sweep, arms, {})) == [(0, 0)]
+
+
+def test_what_runs_at_a_time_would_fight_over_is_said() -> None:
+    two = {**ONE_AXIS, "runs": {"concurrency": 2}}
+    assert any("training.threads" in note and "2 of 2 arms" in note for note in make_plan(two).notes)
+    assert not any("training.threads" in note for note in make_plan({**two, "overrides": {"training.threads": 1}}).notes)
+    search = {**ONE_AXIS, "sampler": "tpe", "trials": 10}
+    assert any("all drawn at random" in note for note in make_plan(search).notes)
+    assert not make_plan({**search, "trials": 11}).notes
