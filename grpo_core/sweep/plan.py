@@ -186,8 +186,8 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     crowded = sum(config.training.threads is None for config in configs)
     if crowded and sweep.runs.where == "local" and sweep.runs.concurrency > 1:
         notes.append(
-            f"{crowded} of {len(configs)} arms: training.threads: null lets each of {sweep.runs.concurrency} runs at a time use "
-            "every core; set it to their share"
+            f"{crowded} of {len(configs)} arms: training.threads: null lets each of {sweep.runs.concurrency} runs at a time "
+            "use every core; set it to their share"
         )
     if sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP:
         notes.append(f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}")

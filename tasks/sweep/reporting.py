@@ -64,7 +64,7 @@ def _storable(table: "pandas.DataFrame") -> "pandas.DataFrame":
     columns = [column for column in table if table[column].dtype == object]
     mixed = [column for column in columns if len({type(value) for value in table[column] if value is not None}) > 1]
     lists = [column for column in columns if any(isinstance(value, list | dict) for value in table[column])]
-    text = {column: table[column].map(str, na_action="ignore") for column in dict.fromkeys([*mixed, *lists])}
+    text = {str(column): table[column].map(str, na_action="ignore") for column in dict.fromkeys([*mixed, *lists])}
     return table.assign(**text)
 
 
