@@ -1,10 +1,14 @@
 """The folder of one sweep: where each thing lies, and nothing else.
 
-sweep.json  <base>.yaml  arms.json  outcomes.jsonl  sessions.json  runs/arm-000-seed-0/ ...  report/  tracking.json  study.db
+sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json
+study.db  runs/arm-000-seed-0/ ...  results/  report/
 """
 
+import contextlib
 import json
+import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +36,7 @@ class Outcome:
     cause: str | None = None
     """Why it was stopped or pruned, or how it failed."""
     wall_seconds: float = 0.0
-    """From its start to its end, in all sessions; 0.0 where it never ran."""
+    """From its start to its end, in all sessions, waiting for a slot included; 0.0 where it never ran."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class SweepDir:
     def outcomes_file(self) -> Path:
         """One JSON line a run that has ended."""
         return self.path / "outcomes.jsonl"
+
+    @property
+    def begun_file(self) -> Path:
+        """One JSON line a beginning of a run: when it was started, or went on."""
+        return self.path / "begun.jsonl"
 
     @property
     def sessions_file(self) -> Path:
@@ -180,6 +189,30 @@ class SweepDir:
                 raise SweepError(f"{self.outcomes_file}, line {number}: not an outcome ({cause(error)})") from error
             outcomes[outcome.arm, outcome.seed] = outcome
         return outcomes
+
+    def note_begin(self, arm: int, seed: int) -> None:
+        """Write down that a run begins, or goes on, now."""
+        with self.begun_file.open("a") as file:
+            file.write(json.dumps({"arm": arm, "seed": seed, "time": time.time()}) + "\n")
+
+    def wall_seconds(self, arm: int, seed: int) -> float:
+        """Return how long a run that has just ended was under way, in all sessions, waiting for a slot included."""
+        begun = [entry["time"] for entry in self._begun() if (entry["arm"], entry["seed"]) == (arm, seed)]
+        ends = [*begun[1:], time.time()]
+        return float(sum(min(self._session_end(start), end) - start for start, end in zip(begun, ends, strict=True)))
+
+    def _begun(self) -> list[Mapping[str, Any]]:
+        lines = self.begun_file.read_bytes().split(b"\n")[:-1] if self.begun_file.exists() else []
+        entries = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line that a kill has torn, and the next one behind it
+                entries.append(parse_json(line))
+        return entries
+
+    def _session_end(self, moment: float) -> float:
+        """Return the last sign of life of the session at work at a moment; without limit for the newest."""
+        sessions = self.sessions()
+        return next((max(end, moment) for start, end in sessions[:-1] if start <= moment <= end), math.inf)
 
     def sessions(self) -> list[list[float]]:
         """Return when the sweep was at work."""

@@ -8,9 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
-from grpo_core.config.findings import is_single_update
+from grpo_core.config.findings import is_changed, is_single_update
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
+from grpo_core.config.schema import Section
 from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, PROMPTS, Arm, arm_config
@@ -63,6 +64,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         raise ConfigError(listed(explain(error, SweepConfig))) from error
     check_axes(sweep)
     _check_sampler(sweep)
+    _check_idle(sweep)
     _check_hold(sweep)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_values(base_file), sweep.overrides)
@@ -77,17 +79,37 @@ def _check_sampler(sweep: SweepConfig) -> None:
         raise ConfigError(f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out")
     if sweep.sampler != "grid" and sweep.trials is None:
         raise ConfigError(f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20")
-    objective, pruner = sweep.objective, sweep.pruner
+    objective = sweep.objective
     if objective.kl_penalty is not None and objective.kl_bound is not None:
         raise ConfigError(
             f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a bound"
         )
-    if pruner.reward is None and pruner.kl_budget is None:
-        changed = [key for key in type(pruner).model_fields if getattr(pruner, key) != type(pruner).model_fields[key].default]
-        if changed:
-            raise ConfigError(f"pruner.{changed[0]}: has no effect without pruner.reward or pruner.kl_budget; set one of them")
-    if pruner.reward == "median" and pruner.reduction_factor != 2:
-        raise ConfigError(f"pruner.reduction_factor: {pruner.reduction_factor} has no effect with pruner.reward median")
+
+
+def _check_idle(sweep: SweepConfig) -> None:
+    """Refuse keys that do nothing beside the others."""
+    pruner = sweep.pruner
+    by_reward, by_budget, halves = (
+        pruner.reward is not None,
+        pruner.kl_budget is not None,
+        pruner.reward == "successive_halving",
+    )
+    idle = {
+        ("pruner", "first_step"): not (by_reward or by_budget) and "neither pruner.reward nor pruner.kl_budget",
+        ("pruner", "window"): not (by_reward or by_budget) and "neither pruner.reward nor pruner.kl_budget",
+        ("pruner", "every_steps"): not (by_budget or pruner.reward == "median") and "neither median nor pruner.kl_budget",
+        ("pruner", "min_arms"): not by_reward and "no pruner.reward",
+        ("pruner", "reduction_factor"): not halves and "no pruner.reward successive_halving",
+        ("runs", "deployment"): sweep.runs.where == "local" and "runs.where local",
+        ("", "sampler_seed"): sweep.sampler == "grid" and "sampler grid",
+    }
+    for (section, key), why in idle.items():
+        holder: Section = getattr(sweep, section) if section else sweep
+        if why and is_changed(holder, key):
+            name = f"{section}.{key}" if section else key
+            raise ConfigError(f"{name}: {getattr(holder, key)} has no effect with {why}; leave it out")
+    if "training.seed" in sweep.overrides:
+        raise ConfigError("overrides.training.seed: has no effect, the sweep sets it; give `seeds`")
 
 
 def _check_hold(sweep: SweepConfig) -> None:
@@ -188,6 +210,11 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
         notes.append(
             f"{crowded} of {len(configs)} arms: training.threads: null lets each of {sweep.runs.concurrency} runs at a time "
             "use every core; set it to their share"
+        )
+    unresumable = sum(config.training.engine != "native" for config in configs)
+    if unresumable:
+        notes.append(
+            f"{unresumable} of {len(configs)} arms: training.engine trl cannot go on, so a run that is killed has failed"
         )
     if sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP:
         notes.append(f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}")

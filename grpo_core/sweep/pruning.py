@@ -28,6 +28,11 @@ def prune_reason(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve], 
     return _over_budget(pruner, len(rewards), drift) or _poor(pruner, rewards, others)
 
 
+def budget_rungs(pruner: PrunerConfig, steps: int) -> list[int]:
+    """Return the steps at which the drift is compared with its budget, up to `steps`."""
+    return list(range(pruner.first_step, steps + 1, pruner.every_steps))
+
+
 def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
     """Return the steps at which rewards are compared, up to `steps`.
 
@@ -37,7 +42,7 @@ def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
     [10, 20, 40]
     """
     if pruner.reward != "successive_halving":
-        return list(range(pruner.first_step, steps + 1, pruner.every_steps))
+        return budget_rungs(pruner, steps)
     found, step = [], pruner.first_step
     while step <= steps:
         found.append(step)
@@ -46,12 +51,13 @@ def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
 
 
 def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float]) -> str | None:
-    if pruner.kl_budget is None or steps < pruner.first_step:
+    if pruner.kl_budget is None:
         return None
-    recent = [value for step, value in drift.items() if steps - pruner.window < step <= steps]
-    if not recent or not fmean(recent) > pruner.kl_budget:
-        return None
-    return f"{PRUNED}drift {fmean(recent):.4g} at step {steps} is over pruner.kl_budget {pruner.kl_budget:g}"
+    for rung in budget_rungs(pruner, steps):
+        recent = [value for step, value in drift.items() if rung - pruner.window < step <= rung]
+        if recent and fmean(recent) > pruner.kl_budget:
+            return f"{PRUNED}drift {fmean(recent):.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
+    return None
 
 
 def _poor(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve]) -> str | None:

@@ -11,13 +11,15 @@ from grpo_core.analysis.summary import run_status
 from grpo_core.analysis.tables import step_table, sync_table
 from grpo_core.config import RunConfig
 from grpo_core.config.consistency import advantage_rms_factor
-from grpo_core.errors import GrpoError
+from grpo_core.errors import GrpoError, JournalError
 from grpo_core.journal import Record, read_journal
 from grpo_core.jsonfile import read_json
+from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.pruning import PRUNED
+from grpo_core.sweep.schedule import original_of
 from grpo_core.sweep.schema import ObjectiveConfig
 
 ACCURACY = "eval/heldout/greedy_accuracy"
@@ -55,22 +57,31 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
     """Return the tables of all runs that the sweep has begun or is to begin with the arms chosen so far.
 
     Raises:
-        GrpoError: a journal is damaged.
+        SweepError: the sweep's own files are damaged.
     """
     outcomes, rows, steps, syncs = sweep_dir.read_outcomes(), [], [], []
-    for arm in sweep_dir.read_arms().values():
+    arms = sweep_dir.read_arms()
+    for arm in arms.values():
+        if original_of(arm, arms) != arm.number:
+            continue  # suggested once more; its runs are those of the first
         for seed in stored.plan.sweep.seeds:
             run_dir = sweep_dir.run_dir(arm.number, seed)
-            records = read_records_of(run_dir)
+            records = _readable(run_dir)
             mine = {"arm": arm.number, "seed": seed}
             rows.append(run_row(stored, run_dir, arm, seed, outcomes.get((arm.number, seed))))
             steps.append(step_table(records).reset_index().assign(**mine))
             syncs.append(sync_table(records).assign(**mine))
     return Results(
-        runs=pandas.DataFrame(rows),
+        runs=pandas.DataFrame(rows, columns=_columns(stored)),
         steps=_stacked(steps, ["arm", "seed", "step"]),
         syncs=_stacked(syncs, ["arm", "seed", "step"]),
     )
+
+
+def _columns(stored: StoredSweep) -> list[str]:
+    knobs = stored.plan.sweep.knobs
+    rest = ("steps", "advantage_rms_factor", "wall_seconds", "run_dir", "mlflow_run_id")
+    return ["arm", "seed", *knobs, "status", "cause", *MEASURED_NAN, *rest]
 
 
 def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: Outcome | None) -> dict[str, Any]:
@@ -89,13 +100,16 @@ def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: 
     if run_dir.config_file.exists():
         config = run_dir.read_config()
         row["advantage_rms_factor"] = advantage_rms_factor(config) or math.nan
-        row |= measure(read_records_of(run_dir), config, stored.plan.sweep.objective)
+        row |= measure(_readable(run_dir), config, stored.plan.sweep.objective)
     return row
 
 
-def read_records_of(run_dir: RunDir) -> list[Record]:
-    """Return a run's journal, empty where it has none yet."""
-    return read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
+def _readable(run_dir: RunDir) -> list[Record]:
+    """Return a run's journal, empty where it has none, or a damaged one, which the run's cause of failure says."""
+    try:
+        return read_journal(run_dir.journal_file)
+    except JournalError:
+        return []
 
 
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:
@@ -162,7 +176,9 @@ def _last_mean(steps: pandas.DataFrame, key: str, count: int) -> float:
 def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:
     if outcome is not None:
         return {"status": outcome.status, "cause": outcome.cause}
-    return {"status": "running" if run_dir.journal_file.exists() else "missing", "cause": None}
+    if not run_dir.journal_file.exists():
+        return {"status": "missing", "cause": None}
+    return {"status": "running" if lock_holder(run_dir.lock_file) is not None else "interrupted", "cause": None}
 
 
 def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None, wall_seconds: float) -> Outcome:

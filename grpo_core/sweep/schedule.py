@@ -34,6 +34,12 @@ def original_of(arm: Arm, arms: Mapping[int, Arm]) -> int:
     return min(number for number, other in arms.items() if dict(other.values) == dict(arm.values))
 
 
+def count_runs(num_arms: int, sweep: SweepConfig, arms: Mapping[int, Arm]) -> int:
+    """Return how many runs the sweep has, as far as its arms are chosen: one that was suggested again has none of its own."""
+    repeated = sum(original_of(arm, arms) != number for number, arm in arms.items())
+    return (num_arms - repeated) * len(sweep.seeds)
+
+
 def has_ended(arm: int, sweep: SweepConfig, outcomes: Mapping[Key, Outcome]) -> bool:
     """Tell whether all of an arm's runs have ended, or it was pruned and none of them is to come."""
     mine = [outcome for outcome in outcomes.values() if outcome.arm == arm]

@@ -20,8 +20,17 @@ class Range(Section):
     step: int | float | None = Field(default=None, gt=0)
     """Only low, low + step, ...; null = every number (whole numbers where low and high are)."""
 
+    @field_validator("low", "high", mode="before")
+    @classmethod
+    def _is_number(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("low and high must be numbers; list true and false as values")
+        return value
+
     @model_validator(mode="after")
     def _in_order(self) -> "Range":
+        if self.step is not None and self.step > self.high - self.low:
+            raise ValueError(f"step {self.step} is larger than from low {self.low} to high {self.high}, so nothing varies")
         if self.low >= self.high:
             raise ValueError(f"low {self.low} must be below high {self.high}")
         if self.log and self.low <= 0:

@@ -14,6 +14,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 2.0
 MOST_ATTEMPTS = 20
-LOST = (StateType.CRASHED, StateType.CANCELLED)
 
 
 class DeploymentLauncher:
@@ -38,30 +38,59 @@ class DeploymentLauncher:
         """Start runs of a deployment of the flow `grpo`, for example `grpo/train`."""
         self._sweep_id = sweep_id
         self._deployment = deployment
+        self._waiting: list[Job] = []
+        """Not handed out yet: Prefect is away."""
         self._jobs: dict[str, Job] = {}
         """By flow run id."""
+        self._cancelling: set[str] = set()
+        """Flow runs that were on their way out when they were found."""
+        self._hopeless: list[Ended] = []
         self._next_ask = 0.0
 
     def start(self, job: Job) -> None:
-        """Begin a run, or go on with one of an earlier session.
+        """Begin a run, or go on with one of an earlier session; while Prefect is away it waits.
 
         Raises:
-            SweepError: there is no such deployment, or Prefect does not answer.
+            SweepError: there is no such deployment.
         """
-        try:
-            known = self._attempts(job)
-            newest = known[-1] if known else None
-            if newest is None or _state(newest) in LOST:
-                newest = self._run(job, attempt=len(known) + 1)
-        except Exception as error:  # Prefect's client raises unrelated types
-            raise SweepError(f"runs.deployment {self._deployment}: cannot be run ({cause(error)}); is the stack up?") from error
+        self._waiting.append(job)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            try:
+                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+                    self._begin(self._waiting[0])
+            except ObjectNotFound as error:
+                raise SweepError(f"runs.deployment {self._deployment}: there is no such deployment ({cause(error)})") from error
+            except Exception:
+                logger.warning("Prefect does not take a run; it is handed out again", exc_info=True)
+                return
+            self._waiting.pop(0)
+
+    def _begin(self, job: Job) -> None:
+        known = self._attempts(job)
+        newest = known[-1] if known else None
+        if newest is not None and _is_over(newest) and not _lives(job):
+            if len(known) == MOST_ATTEMPTS:
+                self._hopeless.append(Ended(job=job, failure=f"{MOST_ATTEMPTS} attempts have come to nothing"))
+                return
+            newest = None
+        if newest is None:
+            newest = self._run(job, attempt=len(known) + 1)
+        elif _state(newest) == StateType.CANCELLING:
+            self._cancelling.add(str(newest.id))
         self._jobs[str(newest.id)] = job
 
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since this was last asked; nothing while Prefect is away."""
-        if not self._jobs or time.monotonic() < self._next_ask:
+        if time.monotonic() < self._next_ask:
             return []
         self._next_ask = time.monotonic() + ASK_SECONDS
+        self._hand_out()
+        hopeless, self._hopeless = self._hopeless, []
+        if not self._jobs:
+            return hopeless
         try:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
                 runs = client.read_flow_runs(
@@ -69,16 +98,20 @@ class DeploymentLauncher:
                 )
         except Exception:  # an outage of any kind: the runs go on, and so does asking
             logger.warning("Prefect does not answer; the runs are asked for again", exc_info=True)
-            return []
+            return hopeless
+        found = {str(run.id) for run in runs}
+        gone = [job for run_id, job in self._jobs.items() if run_id not in found and not _lives(job)]
         ended = [end for run in runs if (end := self._end(run)) is not None]
+        ended += [Ended(job=job, failure="its flow run is gone from Prefect", crashed=True) for job in gone]
         for end in ended:
             self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key != end.job.key}
-        return ended
+        return [*hopeless, *ended]
 
     def interrupt(self) -> None:
-        """Cancel the runs: each finishes its step and checkpoints; their workers see to that."""
-        with prefect_may_be_away(), get_client(sync_client=True) as client:
-            for run_id in self._jobs:
+        """Cancel the runs: each finishes its step and checkpoints; their workers see to that, and nobody waits here."""
+        self._waiting.clear()
+        for run_id in self._jobs:
+            with prefect_may_be_away(), get_client(sync_client=True) as client:
                 client.set_flow_run_state(UUID(run_id), Cancelling(message="its sweep was cancelled"))
 
     def _end(self, run: FlowRun) -> Ended | None:
@@ -87,9 +120,12 @@ class DeploymentLauncher:
             return None
         if state.is_completed():
             return Ended(job=job)
-        if state.is_crashed() and lock_holder(job.run_dir.lock_file) is not None:
+        if state.is_crashed() and _lives(job):
             return None  # Prefect lost sight of it, for example in a long outage; its lock shows that it lives
-        return Ended(job=job, failure=f"flow run {run.name}: {state.name}: {state.message}", crashed=state.is_crashed())
+        said = f"flow run {run.name}: {state.name}: {state.message}"
+        if state.is_cancelled() and str(run.id) not in self._cancelling:
+            return Ended(job=job, cancelled=True)
+        return Ended(job=job, failure=said, crashed=state.is_crashed() or state.is_cancelled())
 
     def _attempts(self, job: Job) -> Sequence[FlowRun]:
         keys = [self._key(job, attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
@@ -114,6 +150,16 @@ class DeploymentLauncher:
 
     def _key(self, job: Job, attempt: int) -> str:
         return f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}"
+
+
+def _is_over(run: FlowRun) -> bool:
+    """Tell whether a flow run has ended without having come to its end."""
+    return run.state is not None and run.state.is_final() and not run.state.is_completed()
+
+
+def _lives(job: Job) -> bool:
+    """Tell whether a flow holds the run's folder, whatever Prefect believes of it."""
+    return lock_holder(job.run_dir.lock_file) is not None
 
 
 def _state(run: FlowRun) -> StateType | None:

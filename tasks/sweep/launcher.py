@@ -40,6 +40,8 @@ class Ended:
     job: Job
     failure: str | None = None
     """Why its flow failed; None where it came to its end."""
+    cancelled: bool = False
+    """Whether a person has cancelled it."""
     crashed: bool = False
     """Whether its process was lost, so that it is worth another try."""
 

@@ -90,12 +90,13 @@ class LocalLauncher:
         try:
             while any(child.process.poll() is None for child in self._children):
                 if deadline is not None and time.monotonic() > deadline:
-                    return  # they go on without this process, which is about to be killed, for as long as a step takes
+                    return  # their flows end with this process, which is about to be killed; the trainings finish their step
                 time.sleep(POLL_SECONDS)
-        finally:
+        except BaseException:  # a second Ctrl-C
             for child in self._children:
                 if child.process.poll() is None:
                     child.process.kill()
+            raise
 
     def _environment(self, lifeline: int) -> dict[str, str]:
         root = str(Path(__file__).resolve().parents[2])

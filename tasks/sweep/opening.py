@@ -61,9 +61,10 @@ def hold_sweep(sweep_path: Path) -> Iterator[None]:
     """Keep every other flow out of a sweep while inside, and count the time as one of its sessions.
 
     Raises:
-        SweepError: another flow works on it.
+        SweepError: it is none, or another flow works on it.
     """
     sweep_dir = SweepDir(sweep_path)
+    sweep_dir.read()  # nothing is written into a folder that is no sweep's
     with sweep_dir.lock_file.open("wb") as lock:
         if not lock_soon(lock):
             raise SweepError(f"sweep dir {sweep_path}: {holder_of(lock)} works on this sweep; wait for it, or end it first")

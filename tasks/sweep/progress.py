@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from grpo_core.journal import read_journal
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
-from grpo_core.sweep.schedule import Key
+from grpo_core.sweep.schedule import Key, count_runs
 from tasks.progress import minutes
 
 SHOWN_CHARACTERS = 160
@@ -15,10 +15,11 @@ SHOWN_CHARACTERS = 160
 class SweepPace:
     """How fast runs end, and so how long the rest takes."""
 
-    def __init__(self, stored: StoredSweep, outcomes: Mapping[Key, Outcome]) -> None:
+    def __init__(self, stored: StoredSweep, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> None:
         """Begin to count with what earlier sessions have left."""
         self._stored = stored
         self._outcomes = outcomes
+        self._arms = arms
         self._before = len(outcomes)
         self._started = time.monotonic()
 
@@ -29,7 +30,7 @@ class SweepPace:
             "pruned": f"pruned: {outcome.cause}",
             "stopped": f"stopped: {outcome.cause}",
         }.get(outcome.status, "finished")
-        done, total = len(self._outcomes), self._stored.plan.num_runs
+        done, total = len(self._outcomes), self._total()
         return f"[{done}/{total}] {arm.name} seed={outcome.seed}: {said}{self._reached(outcome, sweep_dir)}; {self._left()}"
 
     def _reached(self, outcome: Outcome, sweep_dir: SweepDir) -> str:
@@ -44,8 +45,11 @@ class SweepPace:
             f"{figures['kl_init_seq']:.2f} nats a completion, {outcome.wall_seconds:.0f} s"
         )
 
+    def _total(self) -> int:
+        return count_runs(self._stored.plan.num_arms, self._stored.plan.sweep, self._arms)
+
     def _left(self) -> str:
         elapsed = time.monotonic() - self._started
         done = len(self._outcomes) - self._before
-        left = (self._stored.plan.num_runs - len(self._outcomes)) * elapsed / max(1, done)
+        left = (self._total() - len(self._outcomes)) * elapsed / max(1, done)
         return f"{minutes(elapsed)}, about {minutes(left)} left"

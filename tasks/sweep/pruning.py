@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 from grpo_core.errors import GrpoError
 from grpo_core.journal import read_journal
@@ -14,6 +15,8 @@ from grpo_core.sweep.schema import SweepConfig
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
+Curves = tuple[list[float], dict[int, float]]
+"""Rewards of a run's steps, and its drift by step."""
 
 
 class Pruner:
@@ -24,6 +27,8 @@ class Pruner:
         self._dir, self._sweep = sweep_dir, sweep
         self._is_on = sweep.pruner.reward is not None or sweep.pruner.kl_budget is not None
         self._next_look = 0.0
+        self._read: dict[Key, tuple[int, Curves]] = {}
+        """Size of a journal, and what it said then."""
 
     def look(self, under_way: Collection[Key]) -> None:
         """Judge every run under way, at most every `LOOK_SECONDS`."""
@@ -38,11 +43,19 @@ class Pruner:
             others = [self._curves(other, seed)[0] for other in self._dir.read_arms() if other != arm]
             reason = prune_reason(self._sweep.pruner, rewards, [curve for curve in others if curve], drift)
             if reason is not None:
-                run_dir.stop_file.write_text(reason + "\n")
+                partial = run_dir.stop_file.with_suffix(".partial")  # a training that looks just now sees all of it or nothing
+                partial.write_text(reason + "\n")
+                partial.replace(run_dir.stop_file)
 
-    def _curves(self, arm: int, seed: int) -> tuple[list[float], dict[int, float]]:
+    def _curves(self, arm: int, seed: int) -> Curves:
         """Return the rewards of a run's steps, and its drift by step; nothing of a run that has no readable journal."""
         file = self._dir.run_dir(arm, seed).journal_file
+        size = file.stat().st_size if file.exists() else 0
+        if self._read.get((arm, seed), (-1, ([], {})))[0] != size:
+            self._read[arm, seed] = size, self._parse(file)
+        return self._read[arm, seed][1]
+
+    def _parse(self, file: Path) -> Curves:
         if not file.exists():
             return [], {}
         try:

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import cause
 from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.schedule import count_runs
 from tasks.away import prefect_may_be_away
 from tasks.reporting import REPORT_RETRIES
 from tasks.tracking.store import TrackedRun
@@ -88,7 +89,9 @@ def _facts(sweep_dir: SweepDir, stored: StoredSweep) -> "SweepFacts":
         concurrency=plan.sweep.runs.concurrency,
         elapsed_seconds=sweep_dir.elapsed_seconds() or None,
         notes=plan.notes,
-        planned_runs=plan.num_runs,
+        planned_runs=count_runs(plan.num_arms, plan.sweep, sweep_dir.read_arms()),
+        kl_bound=objective.kl_bound,
+        kl_metric=objective.kl_metric,
     )
 
 

@@ -22,7 +22,7 @@ from tasks.sweep.launcher import Ended, Job, Launcher
 from tasks.sweep.opening import sign_of_life
 from tasks.sweep.progress import SweepPace
 from tasks.sweep.pruning import Pruner
-from tasks.sweep.settling import spent_tokens, tell_value
+from tasks.sweep.settling import Tokens, tell_value
 from tasks.sweep.study import SweepStudy
 from tasks.tracking.store import TrackedRun
 from tasks.tracking.sweep import drop_strays
@@ -112,13 +112,15 @@ class _Campaign:
         self._arms = study.arms()
         self._untold = study.open_arms()
         self._outcomes = dict(outcomes)
-        self._under_way: dict[Key, float] = {}
-        """When each began."""
+        self._under_way: dict[Key, Job] = {}
         self._tries: dict[Key, int] = {}
         self._pruner = Pruner(sweep_dir, self._sweep)
-        self._pace = SweepPace(stored, self._outcomes)
+        self._pace = SweepPace(stored, self._arms, self._outcomes)
         self._next_life = 0.0
+        self._spent: str | None = None
+        """What the budget says once it is spent."""
         self._said_budget = False
+        self._tokens = Tokens(sweep_dir, self._sweep)
         sweep_dir.write_arms(self._arms)
         self._settle()
 
@@ -162,8 +164,9 @@ class _Campaign:
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
             self._conclude(Outcome(arm=key[0], seed=key[1], status="failed", cause=str(error)))
             return
+        self._dir.note_begin(*key)
         launcher.start(job)
-        self._under_way[key] = time.monotonic()
+        self._under_way[key] = job
         self._tries[key] = self._tries.get(key, 0) + 1
 
     def _job(self, arm: Arm, seed: int) -> Job:
@@ -189,12 +192,17 @@ class _Campaign:
 
     def _take(self, ended: Ended, launcher: Launcher) -> None:
         key = ended.job.key
-        seconds = time.monotonic() - self._under_way.pop(key)
+        del self._under_way[key]
+        if ended.cancelled:
+            cause = "its flow run was cancelled"
+            seconds = self._dir.wall_seconds(*key)
+            self._conclude(Outcome(arm=key[0], seed=key[1], status="stopped", cause=cause, wall_seconds=seconds))
+            return
         if ended.crashed and self._tries[key] < TRIES:
             say(f"{ended.job.name}: {ended.failure}; once more")
             self._start(key, launcher)
             return
-        self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure, seconds))
+        self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure, self._dir.wall_seconds(*key)))
 
     def _conclude(self, outcome: Outcome) -> None:
         """Write down how a run ended, then let the study, MLflow and whoever watches know."""
@@ -212,13 +220,14 @@ class _Campaign:
                 self._untold.discard(number)
 
     def _budget_is_spent(self) -> bool:
+        """Tell whether no further run may begin; what is spent stays spent."""
         budget = self._sweep.budget
-        reached = []
-        if budget.hours is not None and self._dir.elapsed_seconds() >= 3600 * budget.hours:
-            reached.append(f"budget.hours: {budget.hours:g} are spent")
-        if budget.tokens is not None and (spent := spent_tokens(self._dir, self._arms, self._sweep)) >= budget.tokens:
-            reached.append(f"budget.tokens: {spent} of {budget.tokens} are spent")
-        if reached and not self._said_budget:
+        if self._spent is None and budget.hours is not None and self._dir.elapsed_seconds() >= 3600 * budget.hours:
+            self._spent = f"budget.hours: {budget.hours:g} are spent"
+        if self._spent is None and budget.tokens is not None:
+            spent = self._tokens.count(self._arms, self._outcomes)
+            self._spent = f"budget.tokens: {spent} of {budget.tokens} are spent" if spent >= budget.tokens else None
+        if self._spent is not None and not self._said_budget:
             self._said_budget = True
-            say(f"{reached[0]}; no further run begins")
-        return bool(reached)
+            say(f"{self._spent}; no further run begins")
+        return self._spent is not None

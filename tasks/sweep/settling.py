@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from grpo_core.errors import GrpoError
 from grpo_core.journal import read_journal
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
+from grpo_core.sweep.schedule import Key
 from grpo_core.sweep.schema import SweepConfig
 from tasks.sweep.study import SweepStudy
 
@@ -42,12 +44,31 @@ def arm_rows(sweep_dir: SweepDir, stored: StoredSweep, arm: Arm) -> list[Mapping
     return rows
 
 
-def spent_tokens(sweep_dir: SweepDir, arms: Mapping[int, Arm], sweep: SweepConfig) -> int:
-    """Return the completion tokens that all runs have generated so far."""
-    total = 0
-    for number in arms:
-        for seed in sweep.seeds:
-            file = sweep_dir.run_dir(number, seed).journal_file
-            steps = [record for record in read_journal(file) if record.kind == "step"] if file.exists() else []
-            total += int(steps[-1].metrics["progress/generated_tokens"]) if steps else 0
-    return total
+class Tokens:
+    """Counts the completion tokens of all runs; each that has ended is read once."""
+
+    def __init__(self, sweep_dir: SweepDir, sweep: SweepConfig) -> None:
+        """Take the runs of a sweep."""
+        self._dir, self._sweep = sweep_dir, sweep
+        self._of_ended: dict[Key, int] = {}
+
+    def count(self, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> int:
+        """Return the tokens that have been generated so far."""
+        total = 0
+        for key in [(number, seed) for number in arms for seed in self._sweep.seeds]:
+            if key not in self._of_ended:
+                tokens = self._tokens(key)
+                if key in outcomes:
+                    self._of_ended[key] = tokens
+            else:
+                tokens = self._of_ended[key]
+            total += tokens
+        return total
+
+    def _tokens(self, key: Key) -> int:
+        try:
+            records = read_journal(self._dir.run_dir(*key).journal_file)
+        except GrpoError:  # not there yet, or damaged, which is said where the run ends
+            return 0
+        steps = [record for record in records if record.kind == "step"]
+        return int(steps[-1].metrics["progress/generated_tokens"]) if steps else 0

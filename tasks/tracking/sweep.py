@@ -161,13 +161,13 @@ def _children(client: Any, tracked: TrackedRun) -> list[Any]:
 
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
-    """Add to one run of the sweep what its results say of it, as metrics for the compare page; those that are there stay."""
+    """Give one run of the sweep what its results say of it, as metrics for the compare page."""
     from mlflow.entities import Metric
 
     present = client.get_run(row["mlflow_run_id"]).data.metrics
     fresh = {f"sweep/{name}": float(row[name]) for name in FIGURES if not math.isnan(row[name])}
     now = round(time.time() * 1000)
-    metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if key not in present]
+    metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value]
     client.log_batch(row["mlflow_run_id"], metrics=metrics)
 
 
@@ -183,7 +183,7 @@ def log_results(tracked: TrackedRun, sweep_dir: SweepDir, results: "Results", an
         client.log_artifact(tracked.run_id, str(sweep_dir.sweep_file))
         client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
         for row in results.runs.to_dict("records"):
-            if row["mlflow_run_id"] and row["status"] != "running":
+            if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
                 _log_figures(client, row)
         for status, count in results.runs["status"].value_counts().items():
             client.log_metric(tracked.run_id, f"sweep/runs_{status}", int(count))

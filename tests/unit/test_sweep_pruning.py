@@ -40,9 +40,11 @@ def test_equal_rewards_prune_nobody() -> None:
     assert prune_reason(MEDIAN, [0.5] * 8, same, {}) is None
 
 
-def test_a_drift_over_its_budget_ends_a_run() -> None:
-    pruner = PrunerConfig(kl_budget=2.0, first_step=3, window=2)
-    assert prune_reason(pruner, [0.0] * 2, [], {1: 9.0, 2: 9.0}) is None, "before the first step"
+def test_a_drift_over_its_budget_ends_a_run_at_a_rung() -> None:
+    pruner = PrunerConfig(kl_budget=2.0, first_step=4, every_steps=4, window=2)
+    assert prune_reason(pruner, [0.0] * 3, [], {2: 9.0, 3: 9.0}) is None, "before the first step"
     assert prune_reason(pruner, [0.0] * 4, [], {2: 9.0, 3: 1.0, 4: 3.0}) is None, "their mean is the budget"
     assert "drift 2.5 at step 4 is over pruner.kl_budget 2" in str(prune_reason(pruner, [0.0] * 4, [], {3: 2.0, 4: 3.0}))
-    assert prune_reason(pruner, [0.0] * 9, [], {1: 9.0}) is None, "not measured in the window"
+    assert prune_reason(pruner, [0.0] * 7, [], {6: 9.0, 7: 9.0}) is None, "between two rungs, whenever it is looked at"
+    assert "step 4" in str(prune_reason(pruner, [0.0] * 9, [], {3: 2.0, 4: 3.0})), "looked at late"
+    assert prune_reason(pruner, [0.0] * 9, [], {1: 9.0}) is None, "not measured in a window"
