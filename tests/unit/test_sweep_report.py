@@ -178,7 +178,19 @@ def test_an_arm_with_fewer_seeds_is_not_ranked() -> None:
     words = words_of(frame)
     assert words[0].startswith("best of 7 arms")
     assert line(words, "1 arm with fewer").endswith("is not ranked: β=0.01, G=8, sync never (arm 3)")
-    assert "1 run (1 pruned); pruned runs were stopped because they looked worse" in line(words, "not in the statistics")
+    missing = line(words, "not in the statistics")
+    assert missing.startswith(
+        "not in the statistics: 3 runs (2 finished in a pruned arm, 1 pruned); 1 arm was pruned and leaves"
+    )
+
+
+def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path: Path) -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), ["status", "cause"]] = ["pruned", "median"]
+    page = report(tmp_path, frame).page.read_text()
+    assert page.count("its arm was pruned at seed 1") == 2
+    assert page.count("0 of 3 (pruned)") == 2
+    assert "23 finished of 24 planned" in page
 
 
 def test_one_seed_ranks_nothing(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Table:
 
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
-    """Return what each arm reached: means over its finished seeds +- 1 standard error."""
+    """Return what each arm reached: means over its complete seeds +- 1 standard error."""
     measures = {
         "objective": ("objective", ""),
         "accuracy": ("held-out accuracy", "share"),
@@ -194,7 +194,7 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
         (
             str(arm.number),
             *(level_name(knob, level) for knob, level in zip(knobs, arm.levels, strict=True)),
-            f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}",
+            f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}" + (" (pruned)" if arm.number in sweep.pruned else ""),
             *(_figure(sweep, arm, key) for key in known),
         )
         for arm in sweep.arms
@@ -203,7 +203,7 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
     return Table(
         caption=caption,
         head=("arm", *map(knob_name, knobs), "seeds", *(name for name, _ in known.values())),
-        units=("", *("" for _ in knobs), "finished", *(unit for _, unit in known.values())),
+        units=("", *("" for _ in knobs), "complete", *(unit for _, unit in known.values())),
         rows=rows,
         strong=strong,
     )

@@ -109,7 +109,7 @@ def _plan(findings: Findings) -> list[tuple[str, str]]:
         ("Objective", facts.objective),
         ("Knobs", "; ".join(knobs)),
         ("Seeds", f"{', '.join(map(str, facts.seeds))} (the same in every arm)"),
-        ("Runs", f"{len(sweep.complete)} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
+        ("Runs", f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
         ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
     ]
     if GROUP_SIZE in facts.knobs:
@@ -177,7 +177,8 @@ DRIFT_NOTE = (
 METHOD = (
     (
         "The seed is the unit: differences are taken between runs of the same seed, averaged within it, and the seeds are "
-        "the sample. Only runs that finished enter, and only with their matched partner."
+        "the sample. Only runs that finished enter, and only with their matched partner; an arm with a pruned run leaves with "
+        "all its runs."
     ),
     (
         "Intervals and p-values: Student's paired t over seeds, df = seeds - 1; from 10 seeds on the interval is a BCa "

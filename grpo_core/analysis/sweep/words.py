@@ -229,8 +229,8 @@ def _confound_lines(findings: Findings) -> list[str]:
                 f"confound: the advantages' root mean square depends on the group size ({said}), so a sweep over it also "
                 "sweeps the step size"
             )
-    if len(set(table.loc[table["status"] == "finished", "steps"].dropna())) > 1:
-        lines.append("confound: finished arms differ in their number of steps (see the table of costs)")
+    if len(set(findings.sweep.complete["steps"].dropna())) > 1:
+        lines.append("confound: complete runs differ in their number of steps (see the table of costs)")
     return lines
 
 
@@ -238,11 +238,16 @@ def _left_out_lines(sweep: SweepRuns) -> list[str]:
     found = sweep.left_out()
     if not found:
         return []
-    kinds = Counter(run.reason.split(":")[0].split(",")[0] for run in found)
+    kinds = Counter(run.kind for run in found)
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     line = f"not in the statistics: {counted(len(found), 'run')} ({said})"
-    if "pruned" in kinds:
-        line += "; pruned runs were stopped because they looked worse, so what is left flatters their levels"
+    if sweep.pruned:
+        arms = "arm was pruned and leaves" if len(sweep.pruned) == 1 else "arms were pruned and leave"
+        its = "its" if len(sweep.pruned) == 1 else "their"
+        line += (
+            f"; {len(sweep.pruned)} {arms} the statistics with all {its} runs, since the seeds that the pruner let through "
+            "would flatter an arm; what is left still flatters levels whose worse arms are gone"
+        )
     return [line]
 
 
