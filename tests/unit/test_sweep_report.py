@@ -193,6 +193,17 @@ def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path
     assert "23 finished of 24 planned" in page
 
 
+def test_an_interrupted_run_is_incomplete_and_can_go_on(tmp_path: Path) -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), "status"] = "interrupted"
+    written = report(tmp_path, frame)
+    assert written.answer[0].startswith("best of 7 arms")
+    assert line(written.answer, "not in the statistics").endswith(
+        "1 run (1 interrupted); interrupted runs are not running now, and a resumed sweep goes on with them"
+    )
+    assert "interrupted: begun, not ended, and not running now" in written.page.read_text()
+
+
 def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
     written = report(tmp_path, grid(effect=-0.2, seeds=(0,)), replace(FACTS, seeds=(0,)))
     assert written.answer[0].endswith("; one seed shows no spread, so it ranks no arms")

@@ -150,8 +150,10 @@ def _why(row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> t
         return ("finished in a pruned arm", of_arm) if of_arm else ("without an objective", NO_OBJECTIVE)
     if status == "missing" and of_arm:
         return status, f"missing: {of_arm}"
-    why = "the plan has it, the runs do not" if row is None else as_level(row["cause"])
+    why = "the plan has it, the runs do not" if row is None else as_level(row["cause"]) or UNTOLD.get(status)
     return status, f"{status}: {why}" if why else status
 
 
+UNTOLD = {"interrupted": "begun, not ended, and not running now; a resumed sweep goes on with it"}
+"""What a state means that no cause explains."""
 NO_OBJECTIVE = "finished, but its objective is unknown"

@@ -241,6 +241,8 @@ def _left_out_lines(sweep: SweepRuns) -> list[str]:
     kinds = Counter(run.kind for run in found)
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     line = f"not in the statistics: {counted(len(found), 'run')} ({said})"
+    if "interrupted" in kinds:
+        line += "; interrupted runs are not running now, and a resumed sweep goes on with them"
     if sweep.pruned:
         arms = "arm was pruned and leaves" if len(sweep.pruned) == 1 else "arms were pruned and leave"
         its = "its" if len(sweep.pruned) == 1 else "their"
