@@ -244,6 +244,23 @@ def test_no_finished_run_is_said_and_the_page_is_written(tmp_path: Path) -> None
     assert "failed: no memory" in written.page.read_text()
 
 
+@pytest.mark.parametrize("runs", [NOTHING, grid().iloc[:0], grid().assign(status="missing", objective=math.nan)])
+def test_a_sweep_of_which_no_run_has_been_begun_is_reported(tmp_path: Path, runs: pandas.DataFrame) -> None:
+    written = report(tmp_path, runs)
+    assert written.answer[0] == "no run has been begun: there is nothing to compare yet"
+    assert written.answer[0] in written.page.read_text()
+    assert pandas.read_parquet(written.tables["effects"]).empty
+    assert written.figures == ()
+
+
+def test_a_sweep_of_which_no_run_is_complete_yet_shows_its_curves(tmp_path: Path) -> None:
+    frame = grid(betas=(0.01,)).assign(status="running", objective=math.nan)
+    written = write_report(FACTS, frame, *curves(frame), tmp_path)
+    assert written.answer[0] == "no run is complete yet: nothing can be compared"
+    assert "12 runs (12 running)" in written.answer[1]
+    assert "kl_curves.png" in [figure.name for figure in written.figures]
+
+
 def test_sampled_arms_are_an_association(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = [

@@ -76,7 +76,7 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
     ]
     sampled = _filled(cells.association_table(effects))
     differences = _filled(cells.difference_table(findings, best)) if best is not None else ()
-    arms = (cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
+    arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
     found += [
         Section(anchor="sampled", title="Sampled knobs", tables=sampled),
         Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
@@ -93,10 +93,10 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
             tables=differences,
         ),
         Section(anchor="secondary", title="What else the knobs change", tables=_filled(cells.secondary_table(findings))),
-        Section(anchor="costs", title="Where the time went", words=time_lines(sweep), pictures=of("costs")),
+        Section(anchor="costs", title="Where the time went", words=_when(sweep.arms, *time_lines(sweep)), pictures=of("costs")),
         Section(anchor="left-out", title="Runs left out", tables=_filled(cells.left_out_table(sweep))),
         Section(anchor="method", title="How it was computed", words=METHOD),
-        Section(anchor="runs", title="All runs", tables=(cells.run_table(sweep),)),
+        Section(anchor="runs", title="All runs", tables=_filled(cells.run_table(sweep))),
     ]
     return found
 
@@ -118,7 +118,7 @@ def _plan(findings: Findings) -> list[tuple[str, str]]:
 
 
 def _levels(findings: Findings, knob: str) -> str:
-    levels = [level_name(knob, level) for level in findings.sweep.levels(knob)]
+    levels = [level_name(knob, level) for level in findings.sweep.levels(knob)] or ["no arm yet"]
     return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
 
 
@@ -148,12 +148,12 @@ def _family_note(findings: Findings) -> str:
     )
 
 
-def _filled(table: cells.Table) -> tuple[cells.Table, ...]:
-    return (table,) if table.rows else ()
+def _filled(*tables: cells.Table) -> tuple[cells.Table, ...]:
+    return tuple(table for table in tables if table.rows)
 
 
-def _when(shown: Sequence[object], words: str) -> tuple[str, ...]:
-    return (words,) if shown else ()
+def _when(shown: Sequence[object], *words: str) -> tuple[str, ...]:
+    return words if shown else ()
 
 
 EFFECT_NOTE = (

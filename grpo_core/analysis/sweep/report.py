@@ -54,7 +54,8 @@ def write_report(
 
     Args:
         facts: what the sweep asked.
-        runs: a row per arm and seed; arm, seed, status, objective and the knobs are required, other figures may be missing.
+        runs: a row per arm and seed; arm, seed, status, objective and the knobs are required, other figures may be missing;
+            without a row (no run has been begun) all columns may.
         steps: a row per arm, seed and step, with metrics under their registry names.
         syncs: a row per arm, seed and reference sync, as `sync_table` gives it.
         folder: made if it is not there; files of the same names are replaced.

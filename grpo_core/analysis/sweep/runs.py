@@ -67,11 +67,14 @@ class SweepRuns:
 
         Args:
             facts: names the knobs.
-            runs: one row per arm and seed; see docs/sweeps.md for the columns.
+            runs: one row per arm and seed, with at least `REQUIRED` and the knobs; a frame without rows (no run has been begun)
+                may lack columns.
 
         Raises:
             ValueError: a column is missing, or an arm has a seed twice.
         """
+        if runs.empty:
+            runs = pandas.DataFrame(columns=list(dict.fromkeys([*REQUIRED, *facts.knobs, *runs])))
         missing = [column for column in (*REQUIRED, *facts.knobs) if column not in runs]
         if missing:
             raise ValueError(f"the frame of runs lacks the columns {', '.join(missing)}; it has {', '.join(map(str, runs))}")

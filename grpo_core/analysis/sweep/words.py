@@ -83,13 +83,23 @@ def answer(findings: Findings) -> tuple[str, ...]:
     """Return the answer: the best arm, a line a knob, what else differs between arms, and what is missing."""
     best = best_arm(findings)
     if best is None:
-        return ("no run finished with a known objective: nothing can be compared", *_left_out_lines(findings.sweep))
+        return (_nothing_words(findings.sweep), *_left_out_lines(findings.sweep))
     lines = [*_best_lines(findings, best)]
     lines += [_knob_line(findings, knob) for knob in findings.facts.knobs]
     lines += _drift_lines(findings)
     lines += _confound_lines(findings)
     lines += _left_out_lines(findings.sweep)
     return tuple(lines)
+
+
+def _nothing_words(sweep: SweepRuns) -> str:
+    """Return why nothing is compared where no run is complete."""
+    states = set(sweep.table["status"])
+    if states <= {"missing"}:
+        return "no run has been begun: there is nothing to compare yet"
+    if states & {"running", "interrupted"}:
+        return "no run is complete yet: nothing can be compared"
+    return "no run finished with a known objective: nothing can be compared"
 
 
 def _best_lines(findings: Findings, best: Best) -> list[str]:
