@@ -14,6 +14,7 @@ import pandas
 import pytest
 from matplotlib import pyplot
 
+from grpo_core.analysis.sweep.cells import cost_table
 from grpo_core.analysis.sweep.costs import machine_share
 from grpo_core.analysis.sweep.curves import kl_figure, panels_of
 from grpo_core.analysis.sweep.effects import OUTCOMES
@@ -55,7 +56,7 @@ def run(arm: int, seed: int, levels: Sequence[Any], objective: float) -> dict[st
         "probe_kl_init": math.nan,
         "zero_std_frac": 0.5,
         "advantage_rms_factor": math.sqrt(1 - 1 / levels[1]) if len(levels) > 1 and levels[1] else math.nan,
-        "effective_beta": f"{levels[0]} per token",
+        "effective_beta": levels[0] + seed,
         "steps": 20,
         "tokens": 4000,
         "completions": 400,
@@ -299,6 +300,18 @@ def test_the_page_is_one_file_that_says_what_its_pictures_show(tmp_path: Path) -
 def test_a_frame_with_only_what_is_required_is_enough() -> None:
     frame = grid()[["arm", "seed", "status", "objective", *KNOBS]]
     assert words_of(frame)[0].startswith("best of 8 arms")
+
+
+def test_the_effective_beta_of_an_arm_is_the_mean_over_its_complete_runs() -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 1), "status"] = "failed"
+    table = cost_table(SweepRuns(FACTS, frame), None)
+    column = table.head.index("effective β")
+    # 0.01 + seed: seeds 0 and 2 of arm 0, all three of arm 1.
+    assert [row[column] for row in table.rows[:2]] == ["1.010", "1.010"]
+    assert [row[column] for row in table.rows[4:]] == ["1.500"] * 4
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 2), "effective_beta"] = math.nan
+    assert cost_table(SweepRuns(FACTS, frame), None).rows[0][column] == "0.010"
 
 
 def test_the_differences_hold_every_pair_of_arms(tmp_path: Path) -> None:

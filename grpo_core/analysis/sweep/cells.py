@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_error
 from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, number, p_text, plain, with_error
+from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, p_text, plain, with_error
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 from grpo_core.analysis.sweep.words import Best, Findings
 
@@ -186,7 +186,7 @@ def run_table(sweep: SweepRuns) -> Table:
 
 
 def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, str]], best: Best | None) -> Table:
-    known = {key: names for key, names in measures.items() if key == "effective_beta" or any(sweep.values(key).values())}
+    known = {key: names for key, names in measures.items() if any(sweep.values(key).values())}
     knobs = sweep.facts.knobs
     seeds = {number: len(found) for number, found in sweep.values("objective").items()}
     planned = len(sweep.facts.seeds)
@@ -210,22 +210,12 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
 
 
 def _figure(sweep: SweepRuns, arm: Arm, key: str) -> str:
-    if key == "effective_beta":
-        return _effective_beta(sweep, arm)
     mean, error = mean_and_error(sweep.values(key)[arm.number].values())
     if key.endswith("_seconds"):
         return duration(mean)
     if key in ("steps", "completions", "tokens"):
         return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
-    return plain(mean) if key in ("advantage_rms_factor", "zero_std_frac") else with_error(mean, error)
-
-
-def _effective_beta(sweep: SweepRuns, arm: Arm) -> str:
-    cells = [as_level(cell) for cell in sweep.table.loc[sweep.table["arm"] == arm.number, "effective_beta"]]
-    known = next((cell for cell in cells if cell is not None), None)
-    if known is None:
-        return UNKNOWN
-    return known if isinstance(known, str) else number(float(known))
+    return plain(mean) if key in ("advantage_rms_factor", "effective_beta", "zero_std_frac") else with_error(mean, error)
 
 
 def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ MEASURES = (
     "probe_kl_init",
     "zero_std_frac",
     "advantage_rms_factor",
+    "effective_beta",
     "steps",
     "tokens",
     "completions",
@@ -29,7 +30,7 @@ MEASURES = (
     "wall_seconds",
 )
 """Columns of figures; one that is missing is unknown everywhere."""
-TEXTS = ("cause", "effective_beta", "run_dir", "mlflow_run_id")
+TEXTS = ("cause", "run_dir", "mlflow_run_id")
 REQUIRED = ("arm", "seed", "status", "objective")
 
 
