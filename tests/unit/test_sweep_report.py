@@ -272,9 +272,33 @@ def test_sampled_arms_are_an_association(tmp_path: Path) -> None:
     facts = replace(FACTS, seeds=(0, 1), sampler="random")
     written = report(tmp_path, pandas.DataFrame(rows), facts)
     said = line(written.answer, "β: ")
-    assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 12 sampled arms, Holm p")
-    assert said.endswith("an association, the arms were not matched")
+    assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 12 arms, Holm p")
+    assert said.endswith("an association, not matched arms: no two arms agree in all other knobs")
     assert "effect_loss_beta.png" in [figure.name for figure in written.figures]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random"])
+def test_more_than_eight_levels_are_contrasted_in_a_grid_and_associated_where_a_sampler_drew_them(
+    tmp_path: Path, sampler: str
+) -> None:
+    rows = [
+        run(arm, seed, (beta, group, None), 0.5 + 0.01 * seed + 0.001 * arm * (1 + seed))
+        for arm, (beta, group) in enumerate(itertools.product([0.1 * level for level in range(1, 10)], (4, 8)))
+        for seed in (0, 1, 2)
+    ]
+    written = report(tmp_path, pandas.DataFrame(rows), replace(FACTS, sampler=sampler))
+    effects = pandas.read_parquet(written.tables["effects"])
+    of_beta = effects[(effects["outcome"] == "objective") & (effects["knob"] == "loss.beta")]
+    page = written.page.read_text()
+    assert "No two arms agree" not in page
+    assert ("heat_loss_beta_rollout_group_size.png" in [figure.name for figure in written.figures]) == (sampler == "grid")
+    if sampler == "grid":
+        assert list(of_beta["kind"]) == ["contrast"] * 36
+        assert "association" not in line(written.answer, "β: ")
+    else:
+        assert list(of_beta["kind"]) == ["association"]
+        assert "not matched arms: the sampler drew 9 values of it, more than 8" in line(written.answer, "β: ")
+        assert "The sampler drew 9 values of it, more than 8, so this is an association over arms" in page
 
 
 # Files

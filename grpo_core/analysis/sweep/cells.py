@@ -95,7 +95,7 @@ def contrast_table(effects: KnobEffects, knob: str) -> Table:
 
 
 def association_table(effects: KnobEffects) -> Table:
-    """Return the rank correlations of sampled knobs."""
+    """Return the rank correlations of knobs without matched arms."""
     rows = [
         (
             knob_title(found.knob),
@@ -108,7 +108,7 @@ def association_table(effects: KnobEffects) -> Table:
         for found in effects.associations
     ]
     return Table(
-        caption=f"Sampled knobs: rank correlation with the {OUTCOME_NAMES[effects.outcome]} (an association over sampled arms)",
+        caption=f"Rank correlation of knobs without matched arms with the {OUTCOME_NAMES[effects.outcome]} (an association)",
         head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
         units=("", "-1 to 1", "permutation", "all knobs", "", "null"),
         rows=tuple(rows),

@@ -78,7 +78,7 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
     differences = _filled(cells.difference_table(findings, best)) if best is not None else ()
     arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
     found += [
-        Section(anchor="sampled", title="Sampled knobs", tables=sampled),
+        Section(anchor="sampled", title="Knobs without matched arms", tables=sampled),
         Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
         Section(
             anchor="frontier", title="Reward against drift", words=_when(of("frontier"), FRONTIER_NOTE), pictures=of("frontier")
@@ -124,10 +124,9 @@ def _levels(findings: Findings, knob: str) -> str:
 
 def _effect_note(findings: Findings, knob: str) -> str:
     effects = findings.effects["objective"]
-    if effects.association(knob) is not None:
-        return (
-            "No two arms agree in all other knobs, so this is an association over sampled arms, not a contrast of matched ones."
-        )
+    if (association := effects.association(knob)) is not None:
+        reason = association.reason[0].upper() + association.reason[1:]
+        return f"{reason}, so this is an association over arms, not a contrast of matched ones."
     contrasts = effects.of(knob)
     if not contrasts:
         return "There is nothing to compare: one level, or no matched pair of complete runs."
@@ -196,8 +195,8 @@ METHOD = (
         "sign test's 2^(1 - seeds) there."
     ),
     (
-        "Sampled knobs: Spearman's rank correlation over arm means with a permutation p-value. An adaptive sampler draws "
-        "where it was good before, so its arms are not independent and the p-value is a guide."
+        "Knobs without matched arms (sampled ones): Spearman's rank correlation over arm means with a permutation p-value. An "
+        "adaptive sampler draws where it was good before, so its arms are not independent and the p-value is a guide."
     ),
     (
         "The best of many arms was partly lucky: expect a little less from it in a new run. Reward against √KL: Gao, "

@@ -115,7 +115,7 @@ def _effect_drawings(findings: Findings) -> list[_Drawing]:
             draw=partial(heat_figure, sweep, rows, columns),
         )
         for rows, columns in combinations(varied, 2)
-        if max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS
+        if sweep.facts.sampler == "grid" or max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS
     ]
     return found
 

@@ -187,13 +187,14 @@ def _amount(found: Comparison, sign: int) -> str:
 def _association_words(found: Association) -> str:
     correlation = found.correlation
     if math.isnan(correlation.p):
-        return f"sampled, and {counted(correlation.count, 'arm')} cannot show an association"
-    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} sampled arms, Holm {p_words(found.holm_p)}"
+        return f"{found.reason}, and {counted(correlation.count, 'arm')} cannot show an association"
+    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} arms, Holm {p_words(found.holm_p)}"
     left_out = f"; {counted(found.left_out, 'arm')} with null left out" if found.left_out else ""
+    why = f"an association, not matched arms: {found.reason}"
     if not found.is_claim:
-        return f"no association that {correlation.count} arms can show ({facts}{left_out})"
+        return f"no association that {correlation.count} arms can show ({facts}{left_out}); {why}"
     way = "higher" if correlation.rho > 0 else "lower"
-    return f"larger values go with a {way} objective ({facts}{left_out}); an association, the arms were not matched"
+    return f"larger values go with a {way} objective ({facts}{left_out}); {why}"
 
 
 def _drift_lines(findings: Findings) -> list[str]:
