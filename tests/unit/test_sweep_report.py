@@ -231,6 +231,28 @@ def test_what_was_held_constant_is_said(hold: str | None, said: str) -> None:
     assert "(0.866 at G=4, 0.935 at G=8)" in confounds[1]
 
 
+@pytest.mark.parametrize(
+    ("hold", "measured", "said"),
+    [
+        ("tokens", [98_000, 104_000], "held: tokens, so arms may differ in their steps and prompts; measured, "),
+        ("tokens", [98_000, 104_000], "measured, the runs generated between 98,000 and 104,000 tokens (6 % apart)"),
+        ("tokens", [98_000, 98_100], "between 98,000 and 98,100 tokens (0.1 % apart)"),
+        ("tokens", [4000, 4000], "; measured, every run generated 4,000 tokens"),
+        ("tokens", [math.nan, math.nan], "; how many tokens the runs generated was not measured"),
+        ("completions", [400, 500], "prompts a step; measured, the runs had between 400 and 500 completions (25 % apart)"),
+    ],
+)
+def test_what_was_held_is_measured_on_complete_runs(tmp_path: Path, hold: str, measured: list[float], said: str) -> None:
+    frame = grid()
+    frame[hold] = [measured[arm % 2] for arm in frame["arm"]]
+    # A run that failed early generated next to nothing, which says nothing about those that are compared.
+    frame.loc[0, ["status", hold]] = ["failed", 1]
+    written = report(tmp_path, frame, replace(FACTS, hold=hold))
+    (confound, _) = [text for text in written.answer if text.startswith("confound: ")]
+    assert said in confound
+    assert confound.removeprefix("confound: ") in html.unescape(written.page.read_text()).split("<dt>Held</dt>")[1]
+
+
 def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame = grid()
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]

@@ -24,15 +24,6 @@ SETTINGS = {
 }
 UNITS = {"rollout.group_size": "completions", "reference.sync_steps": "steps"}
 
-HOLDS = {
-    "prompts": "the prompts of a step were held constant, so larger groups had more completions, tokens and time a step",
-    "completions": "the completions of a step were held constant, so larger groups saw fewer prompts a step",
-    "tokens": "the generated tokens were held constant, so arms may differ in their steps and prompts",
-}
-"""What an invariant of a group-size sweep means for the comparison."""
-
-NO_HOLD = "nothing was held constant while the group size changed, so the arms differ in data and compute, too"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFacts:

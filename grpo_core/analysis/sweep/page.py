@@ -9,7 +9,8 @@ import jinja2
 
 from grpo_core.analysis.sweep import cells
 from grpo_core.analysis.sweep.costs import time_lines
-from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.facts import knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.held import held_words
 from grpo_core.analysis.sweep.numbers import counted, number
 from grpo_core.analysis.sweep.statistics import smallest_t
 from grpo_core.analysis.sweep.words import GROUP_SIZE, Best, Findings, best_arm
@@ -113,7 +114,7 @@ def _plan(findings: Findings) -> list[tuple[str, str]]:
         ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
     ]
     if GROUP_SIZE in facts.knobs:
-        plan.append(("Held constant", NO_HOLD if facts.hold is None else HOLDS.get(facts.hold, facts.hold)))
+        plan.append(("Held", held_words(sweep)))
     return plan
 
 

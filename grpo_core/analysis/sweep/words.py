@@ -12,7 +12,8 @@ from grpo_core.analysis.sweep.effects import (
     knob_effects,
     mean_and_error,
 )
-from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, SweepFacts, knob_name
+from grpo_core.analysis.sweep.facts import SweepFacts, knob_name
+from grpo_core.analysis.sweep.held import held_words
 from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_words, plain, with_error
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 
@@ -231,8 +232,7 @@ def _lower_words(found: Comparison, knob: str) -> str:
 def _confound_lines(findings: Findings) -> list[str]:
     lines, table = [], findings.sweep.table
     if GROUP_SIZE in findings.facts.knobs:
-        hold = findings.facts.hold
-        lines.append(f"confound: {NO_HOLD if hold is None else HOLDS.get(hold, f'{hold} was held constant')}")
+        lines.append(f"confound: {held_words(findings.sweep)}")
         factors = table.groupby(GROUP_SIZE, dropna=False)["advantage_rms_factor"].mean().dropna()
         if len(factors) > 1 and factors.max() - factors.min() > 1e-3:
             said = ", ".join(f"{plain(float(factor))} at G={size:g}" for size, factor in factors.items())
