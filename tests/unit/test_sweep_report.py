@@ -14,16 +14,18 @@ import pandas
 import pytest
 from matplotlib import pyplot
 
-from grpo_core.analysis.sweep.cells import cost_table
+from grpo_core.analysis.sweep.bound import arms_within_bound, check_bound
+from grpo_core.analysis.sweep.cells import cost_table, difference_table
 from grpo_core.analysis.sweep.costs import machine_share
 from grpo_core.analysis.sweep.curves import kl_figure, panels_of
+from grpo_core.analysis.sweep.drift_picture import frontier_figure
 from grpo_core.analysis.sweep.effects import OUTCOMES
 from grpo_core.analysis.sweep.facts import SweepFacts
 from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
 from grpo_core.analysis.sweep.report import SweepReport, write_report
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import paired_estimate
-from grpo_core.analysis.sweep.words import answer, find
+from grpo_core.analysis.sweep.words import answer, best_arm, find
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(
@@ -156,6 +158,84 @@ def test_the_best_arm_and_how_sure_it_is() -> None:
     assert (
         f": {best['mean']:.3f} ± {best['sem']:.3f} (± standard error over 3 seeds); arm by arm, none of the others is" in first
     )
+
+
+BOUNDED = replace(FACTS, kl_bound=10.0)
+
+
+def bounded() -> pandas.DataFrame:
+    """Return a grid in which arms 0 to 2 are the better, the further they drift, and arm 0 is best of all."""
+    frame = grid()
+    frame["drift"] = 1.0
+    for arm, (more, drift) in enumerate([(0.3, 43.0), (0.2, 30.0), (0.1, 20.0)]):
+        frame.loc[frame["arm"] == arm, "objective"] += more
+        frame.loc[frame["arm"] == arm, "drift"] = drift
+    return frame
+
+
+def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) -> None:
+    frame = bounded()
+    means = frame.groupby("arm")["objective"].mean()
+    best = means.loc[3:].idxmax()
+    written = report(tmp_path, frame, BOUNDED)
+    name = SweepRuns(BOUNDED, frame).by_number[best].name
+    assert written.answer[0].startswith(f"best of 5 arms: {name}: {means[best]:.3f} ±")
+    assert line(written.answer, "over the bound").startswith(
+        "over the bound of 10 (kl/init/seq): 3 arms, among them β=0.01, G=4, sync 10 (arm 0) with the highest objective "
+        f"{means[0]:.3f} at 43.0 nats"
+    )
+    assert "(arm 0)" not in line(written.answer, "best of")
+    page = written.page.read_text()
+    assert page.count("(over)") == 3
+    assert "<small>kl/init/seq, at most 10</small>" in page
+    # Without a bound the same frame has another best arm, and no column.
+    free = report(tmp_path, frame)
+    assert free.answer[0].startswith("best of 8 arms: β=0.01, G=4, sync 10: ")
+    assert "kl/init/seq" not in free.page.read_text()
+
+
+def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_it() -> None:
+    frame = bounded()
+    frame.loc[frame["arm"] == 0, "drift"] = [2.0, 10.0, 18.0]
+    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "drift"] = math.nan
+    # An incomplete run neither helps nor hurts.
+    frame.loc[(frame["arm"] == 7) & (frame["seed"] == 2), ["status", "drift"]] = ["failed", 99.0]
+    check = check_bound(SweepRuns(BOUNDED, frame))
+    assert [arm.number for arm in check.over] == [1, 2]
+    assert math.isnan(check.drifts[1])
+    assert [arm.number for arm in arms_within_bound(SweepRuns(BOUNDED, frame))] == [0, 3, 4, 5, 6, 7]
+    assert len(arms_within_bound(SweepRuns(FACTS, frame))) == 8
+    words = words_of(frame, BOUNDED)
+    assert words[0].startswith("best of 5 arms: β=0.01, G=4, sync 10: ")
+    said = line(words, "over the bound")
+    assert "2 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
+
+
+def test_every_arm_over_the_bound_or_within_it_is_said(tmp_path: Path) -> None:
+    frame = bounded()
+    over = report(tmp_path, frame, replace(FACTS, kl_bound=0.5, kl_metric="kl/ref/seq"))
+    assert over.answer[0].startswith("every arm is over the bound of 0.5 (kl/ref/seq), so none is the best; ")
+    assert "sync 10 (arm 0) with the highest objective" in over.answer[0]
+    assert line(over.answer, "β: ")
+    assert "Arms against each other" in over.page.read_text()
+    findings = find(SweepRuns(replace(FACTS, kl_bound=0.5), frame), OUTCOMES)
+    assert best_arm(findings) is None
+    assert len(difference_table(findings, None).rows) == 28
+    assert words_of(frame.assign(drift=3.0), BOUNDED)[1] == "within the bound of 10 (kl/init/seq): all 8 arms"
+    unknown = words_of(frame.drop(columns="drift"), BOUNDED)[0]
+    assert unknown.startswith("every arm is over the bound of 10")
+    assert unknown.endswith("at an unknown drift")
+
+
+def test_the_frontier_joins_arms_within_the_bound_only() -> None:
+    frame = bounded()
+    numbers = {}
+    for facts in (FACTS, BOUNDED):
+        axes = frontier_figure(SweepRuns(facts, frame)).axes[0]
+        numbers[facts.kl_bound] = {int(text.get_text()) for text in axes.texts}
+    assert 0 in numbers[None]
+    assert numbers[10.0]
+    assert not numbers[10.0] & {0, 1, 2}
 
 
 def test_arms_that_are_surely_worse_are_counted_out() -> None:

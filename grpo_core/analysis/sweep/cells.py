@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from grpo_core.analysis.sweep.bound import is_within
 from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_error
 from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
 from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, p_text, plain, with_error
@@ -52,6 +53,8 @@ def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
         "kl_init_seq": ("KL to the initial policy", "nats/completion"),
         "probe_kl_init": ("the same, exact", "nats/token"),
     }
+    if sweep.facts.kl_bound is not None:
+        measures["drift"] = ("drift", f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}")
     return _arm_table(sweep, "Arms: what they reached (mean over seeds ± standard error)", measures, best)
 
 
@@ -138,14 +141,15 @@ def secondary_table(findings: Findings) -> Table:
     )
 
 
-def difference_table(findings: Findings, best: Best) -> Table:
-    """Return the pairs of arms: those with the best arm first, then the others by p-value; at most 40."""
-    ranks = {arm.number: rank for rank, arm in enumerate(best.ranked)}
-    with_best = [found for found in findings.differences if best.arm.number in (found.first, found.second)]
-    with_best.sort(key=lambda found: ranks.get(_other(found, best.arm.number), len(ranks)))
+def difference_table(findings: Findings, best: Best | None) -> Table:
+    """Return the pairs of arms: those with the best arm (if there is one) first, then the others by p-value; at most 40."""
+    ranks = {arm.number: rank for rank, arm in enumerate(best.ranked)} if best is not None else {}
+    first = best.arm.number if best is not None else -1
+    with_best = [found for found in findings.differences if first in (found.first, found.second)]
+    with_best.sort(key=lambda found: ranks.get(_other(found, first), len(ranks)))
     others = sorted((found for found in findings.differences if found not in with_best), key=_p_or_last)
     shown = [*with_best, *others][:MOST_DIFFERENCES]
-    rows = tuple(_difference_row(found, best.arm.number) for found in shown)
+    rows = tuple(_difference_row(found, first) for found in shown)
     total = len(findings.differences)
     tested = sum(not math.isnan(found.holm_p) for found in findings.differences)
     some = f" (the first {len(shown)} of {total}; all in differences.parquet)" if total > len(shown) else ""
@@ -186,7 +190,7 @@ def run_table(sweep: SweepRuns) -> Table:
 
 
 def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, str]], best: Best | None) -> Table:
-    known = {key: names for key, names in measures.items() if any(sweep.values(key).values())}
+    known = {key: names for key, names in measures.items() if key == "drift" or any(sweep.values(key).values())}
     knobs = sweep.facts.knobs
     seeds = {number: len(found) for number, found in sweep.values("objective").items()}
     planned = len(sweep.facts.seeds)
@@ -211,6 +215,10 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
 
 def _figure(sweep: SweepRuns, arm: Arm, key: str) -> str:
     mean, error = mean_and_error(sweep.values(key)[arm.number].values())
+    if key == "drift":
+        drifts = sweep.complete.loc[sweep.complete["arm"] == arm.number, "drift"].tolist()
+        over = " (over)" if drifts and not is_within(drifts, sweep.facts.kl_bound) else ""
+        return (UNKNOWN if not drifts or any(map(math.isnan, drifts)) else with_error(mean, error)) + over
     if key.endswith("_seconds"):
         return duration(mean)
     if key in ("steps", "completions", "tokens"):

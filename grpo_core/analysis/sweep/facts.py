@@ -48,6 +48,10 @@ class SweepFacts:
     notes: tuple[str, ...]
     """Warnings of the plan, one line each."""
     planned_runs: int | None
+    kl_bound: float | None = None
+    """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
+    kl_metric: str = "kl/init/seq"
+    """The metric that the column `drift` of the runs is the mean of, over each run's last steps."""
 
 
 def as_level(value: Any) -> Level:

@@ -76,13 +76,16 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
         for index, knob in enumerate(findings.facts.knobs)
     ]
     sampled = _filled(cells.association_table(effects))
-    differences = _filled(cells.difference_table(findings, best)) if best is not None else ()
+    differences = _filled(cells.difference_table(findings, best))
     arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
     found += [
         Section(anchor="sampled", title="Knobs without matched arms", tables=sampled),
         Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
         Section(
-            anchor="frontier", title="Reward against drift", words=_when(of("frontier"), FRONTIER_NOTE), pictures=of("frontier")
+            anchor="frontier",
+            title="Reward against drift",
+            words=_when(of("frontier"), FRONTIER_NOTE + _bound_note(findings)),
+            pictures=of("frontier"),
         ),
         Section(anchor="drift", title="KL over steps", words=_when(of("drift"), DRIFT_NOTE), pictures=of("drift")),
         Section(anchor="curves", title="Reward, entropy and length over steps", pictures=of("curves")),
@@ -134,6 +137,12 @@ def _effect_note(findings: Findings, knob: str) -> str:
     used, planned = sum(found.pairs for found in contrasts), sum(found.planned_pairs for found in contrasts)
     matched = "" if used == planned else f" {used} of {planned} matched pairs of runs were complete; the others do not enter."
     return EFFECT_NOTE + matched
+
+
+def _bound_note(findings: Findings) -> str:
+    if findings.facts.kl_bound is None:
+        return ""
+    return f" Arms over the bound of {findings.facts.kl_bound:g} ({findings.facts.kl_metric}) are drawn, but not joined."
 
 
 def _family_note(findings: Findings) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import pandas
 
 from grpo_core.analysis.sweep.facts import Level, SweepFacts, as_level, level_order, setting_name
@@ -20,6 +19,7 @@ MEASURES = (
     "kl_ref_seq",
     "kl_init_seq",
     "probe_kl_init",
+    "drift",
     "zero_std_frac",
     "advantage_rms_factor",
     "effective_beta",
@@ -94,14 +94,17 @@ class SweepRuns:
     @cached_property
     def complete(self) -> pandas.DataFrame:
         """Rows of the runs that finished with a known objective, without those of pruned arms."""
-        table = self.table
-        return table[(table["status"] == "finished") & np.isfinite(table["objective"]) & ~table["arm"].isin(list(self.pruned))]
+        finished = (self.table["status"] == "finished") & self.table["objective"].abs().lt(math.inf)
+        return self.table[finished & ~self.table["arm"].isin(list(self.pruned))]
 
     @cached_property
     def pruned(self) -> dict[int, tuple[int, ...]]:
         """Pruned arms -> the seeds at which they were."""
         rows = self.table[self.table["status"] == "pruned"].sort_values(["arm", "seed"])
-        return {int(arm): tuple(map(int, seeds)) for arm, seeds in rows.groupby("arm")["seed"]}
+        found: dict[int, tuple[int, ...]] = {}
+        for arm, seed in zip(rows["arm"].tolist(), rows["seed"].tolist(), strict=True):
+            found[int(arm)] = (*found.get(int(arm), ()), int(seed))
+        return found
 
     @cached_property
     def by_number(self) -> dict[int, Arm]:

@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from grpo_core.analysis.sweep.bound import check_bound
 from grpo_core.analysis.sweep.effects import (
     Association,
     Comparison,
@@ -42,13 +44,13 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The arm with the highest mean objective among those with the most complete seeds."""
+    """The arm with the highest mean objective among those within the bound on the drift with the most complete seeds."""
 
     arm: Arm
     ranked: tuple[Arm, ...]
-    """All arms that were compared, the best first."""
+    """All arms that were compared, the best first; none of them is over the bound."""
     unranked: tuple[Arm, ...]
-    """Arms with fewer complete seeds: what they lack is not comparable."""
+    """Arms that are not over the bound, with fewer complete seeds: what they lack is not comparable."""
     seeds: int
     undecided: tuple[Arm, ...]
     """Ranked arms whose difference from the best does not stand after Holm's correction."""
@@ -61,36 +63,63 @@ def find(sweep: SweepRuns, outcomes: tuple[str, ...]) -> Findings:
 
 
 def best_arm(findings: Findings) -> Best | None:
-    """Return the best arm and how it stands against the others; None where no run is complete."""
-    values = findings.sweep.values("objective")
-    seeds = max((len(found) for found in values.values()), default=0)
-    if not seeds:
+    """Return the best arm and how it stands against the others; None where no run is complete or every arm over the bound."""
+    bound = check_bound(findings.sweep)
+    if not bound.within:
         return None
-    means = {arm.number: mean_and_error(values[arm.number].values())[0] for arm in findings.sweep.arms}
-    full = [arm for arm in findings.sweep.arms if len(values[arm.number]) == seeds]
-    ranked = sorted(full, key=lambda arm: (-means[arm.number], arm.number))
+    ranked, seeds = _ranked(findings.sweep, bound.within)
     best = ranked[0]
     beaten = {other for found in findings.differences if found.is_claim and (other := _loser(found, best.number)) is not None}
     return Best(
         arm=best,
         ranked=tuple(ranked),
-        unranked=tuple(arm for arm in findings.sweep.arms if arm not in full),
+        unranked=tuple(arm for arm in findings.sweep.arms if arm not in ranked and arm not in bound.over),
         seeds=seeds,
         undecided=tuple(arm for arm in ranked[1:] if arm.number not in beaten),
     )
 
 
+def _ranked(sweep: SweepRuns, arms: Sequence[Arm]) -> tuple[list[Arm], int]:
+    """Return those of some arms with the most complete seeds, the highest mean objective first, and how many seeds."""
+    values = sweep.values("objective")
+    seeds = max(len(values[arm.number]) for arm in arms)
+    full = [arm for arm in arms if len(values[arm.number]) == seeds]
+    return sorted(full, key=lambda arm: (-mean_and_error(values[arm.number].values())[0], arm.number)), seeds
+
+
 def answer(findings: Findings) -> tuple[str, ...]:
     """Return the answer: the best arm, a line a knob, what else differs between arms, and what is missing."""
-    best = best_arm(findings)
-    if best is None:
+    if findings.sweep.complete.empty:
         return (_nothing_words(findings.sweep), *_left_out_lines(findings.sweep))
-    lines = [*_best_lines(findings, best)]
+    best = best_arm(findings)
+    lines = _best_lines(findings, best) if best is not None else []
+    lines += bound_lines(findings.sweep, best)
     lines += [_knob_line(findings, knob) for knob in findings.facts.knobs]
     lines += _drift_lines(findings)
     lines += _confound_lines(findings)
     lines += _left_out_lines(findings.sweep)
     return tuple(lines)
+
+
+def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
+    """Return what the bound on the drift did to the ranking; nothing without a bound or a complete run."""
+    facts, check = sweep.facts, check_bound(sweep)
+    if facts.kl_bound is None or not check.drifts:
+        return []
+    bound = f"the bound of {facts.kl_bound:g} ({facts.kl_metric})"
+    if not check.over:
+        return [f"within {bound}: all {counted(len(check.drifts), 'arm')}"]
+    first = _ranked(sweep, [*check.within, *check.over])[0][0]
+    score, drift = mean_and_error(sweep.values("objective")[first.number].values())[0], check.drifts[first.number]
+    at = "an unknown drift" if math.isnan(drift) else f"{plain(drift)} nats"
+    name = f"{first.name} (arm {first.number}) with the highest objective {plain(score)} at {at}"
+    if best is None:
+        return [f"every arm is over {bound}, so none is the best; otherwise it would have been {name}"]
+    among = f"among them {name}" if first in check.over else "without changing which arm is the best"
+    unknown = sum(math.isnan(check.drifts[arm.number]) for arm in check.over)
+    counts = f"; the drift of {counted(unknown, 'arm')} is unknown, which counts as over it" if unknown else ""
+    none_best = "never the best, but part of the lines about knobs"
+    return [f"over {bound}: {counted(len(check.over), 'arm')}, {among}{counts}; {none_best}"]
 
 
 def _nothing_words(sweep: SweepRuns) -> str:
