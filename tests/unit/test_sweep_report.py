@@ -14,15 +14,18 @@ import pandas
 import pytest
 from matplotlib import pyplot
 
+from grpo_core.analysis.sweep.bound import arms_within_bound, check_bound
+from grpo_core.analysis.sweep.cells import cost_table, difference_table
 from grpo_core.analysis.sweep.costs import machine_share
 from grpo_core.analysis.sweep.curves import kl_figure, panels_of
+from grpo_core.analysis.sweep.drift_picture import frontier_figure
 from grpo_core.analysis.sweep.effects import OUTCOMES
 from grpo_core.analysis.sweep.facts import SweepFacts
 from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
 from grpo_core.analysis.sweep.report import SweepReport, write_report
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import paired_estimate
-from grpo_core.analysis.sweep.words import answer, find
+from grpo_core.analysis.sweep.words import answer, best_arm, find
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(
@@ -55,7 +58,7 @@ def run(arm: int, seed: int, levels: Sequence[Any], objective: float) -> dict[st
         "probe_kl_init": math.nan,
         "zero_std_frac": 0.5,
         "advantage_rms_factor": math.sqrt(1 - 1 / levels[1]) if len(levels) > 1 and levels[1] else math.nan,
-        "effective_beta": f"{levels[0]} per token",
+        "effective_beta": levels[0] + seed,
         "steps": 20,
         "tokens": 4000,
         "completions": 400,
@@ -157,6 +160,84 @@ def test_the_best_arm_and_how_sure_it_is() -> None:
     )
 
 
+BOUNDED = replace(FACTS, kl_bound=10.0)
+
+
+def bounded() -> pandas.DataFrame:
+    """Return a grid in which arms 0 to 2 are the better, the further they drift, and arm 0 is best of all."""
+    frame = grid()
+    frame["drift"] = 1.0
+    for arm, (more, drift) in enumerate([(0.3, 43.0), (0.2, 30.0), (0.1, 20.0)]):
+        frame.loc[frame["arm"] == arm, "objective"] += more
+        frame.loc[frame["arm"] == arm, "drift"] = drift
+    return frame
+
+
+def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) -> None:
+    frame = bounded()
+    means = frame.groupby("arm")["objective"].mean()
+    best = means.loc[3:].idxmax()
+    written = report(tmp_path, frame, BOUNDED)
+    name = SweepRuns(BOUNDED, frame).by_number[best].name
+    assert written.answer[0].startswith(f"best of 5 arms: {name}: {means[best]:.3f} ±")
+    assert line(written.answer, "over the bound").startswith(
+        "over the bound of 10 (kl/init/seq): 3 arms, among them β=0.01, G=4, sync 10 (arm 0) with the highest objective "
+        f"{means[0]:.3f} at 43.0 nats"
+    )
+    assert "(arm 0)" not in line(written.answer, "best of")
+    page = written.page.read_text()
+    assert page.count("(over)") == 3
+    assert "<small>kl/init/seq, at most 10</small>" in page
+    # Without a bound the same frame has another best arm, and no column.
+    free = report(tmp_path, frame)
+    assert free.answer[0].startswith("best of 8 arms: β=0.01, G=4, sync 10: ")
+    assert "kl/init/seq" not in free.page.read_text()
+
+
+def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_it() -> None:
+    frame = bounded()
+    frame.loc[frame["arm"] == 0, "drift"] = [2.0, 10.0, 18.0]
+    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "drift"] = math.nan
+    # An incomplete run neither helps nor hurts.
+    frame.loc[(frame["arm"] == 7) & (frame["seed"] == 2), ["status", "drift"]] = ["failed", 99.0]
+    check = check_bound(SweepRuns(BOUNDED, frame))
+    assert [arm.number for arm in check.over] == [1, 2]
+    assert math.isnan(check.drifts[1])
+    assert [arm.number for arm in arms_within_bound(SweepRuns(BOUNDED, frame))] == [0, 3, 4, 5, 6, 7]
+    assert len(arms_within_bound(SweepRuns(FACTS, frame))) == 8
+    words = words_of(frame, BOUNDED)
+    assert words[0].startswith("best of 5 arms: β=0.01, G=4, sync 10: ")
+    said = line(words, "over the bound")
+    assert "2 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
+
+
+def test_every_arm_over_the_bound_or_within_it_is_said(tmp_path: Path) -> None:
+    frame = bounded()
+    over = report(tmp_path, frame, replace(FACTS, kl_bound=0.5, kl_metric="kl/ref/seq"))
+    assert over.answer[0].startswith("every arm is over the bound of 0.5 (kl/ref/seq), so none is the best; ")
+    assert "sync 10 (arm 0) with the highest objective" in over.answer[0]
+    assert line(over.answer, "β: ")
+    assert "Arms against each other" in over.page.read_text()
+    findings = find(SweepRuns(replace(FACTS, kl_bound=0.5), frame), OUTCOMES)
+    assert best_arm(findings) is None
+    assert len(difference_table(findings, None).rows) == 28
+    assert words_of(frame.assign(drift=3.0), BOUNDED)[1] == "within the bound of 10 (kl/init/seq): all 8 arms"
+    unknown = words_of(frame.drop(columns="drift"), BOUNDED)[0]
+    assert unknown.startswith("every arm is over the bound of 10")
+    assert unknown.endswith("at an unknown drift")
+
+
+def test_the_frontier_joins_arms_within_the_bound_only() -> None:
+    frame = bounded()
+    numbers = {}
+    for facts in (FACTS, BOUNDED):
+        axes = frontier_figure(SweepRuns(facts, frame)).axes[0]
+        numbers[facts.kl_bound] = {int(text.get_text()) for text in axes.texts}
+    assert 0 in numbers[None]
+    assert numbers[10.0]
+    assert not numbers[10.0] & {0, 1, 2}
+
+
 def test_arms_that_are_surely_worse_are_counted_out() -> None:
     rows = [
         run(arm, seed, (beta, 8, None), 0.5 - 0.1 * arm + 0.01 * seed)
@@ -178,7 +259,30 @@ def test_an_arm_with_fewer_seeds_is_not_ranked() -> None:
     words = words_of(frame)
     assert words[0].startswith("best of 7 arms")
     assert line(words, "1 arm with fewer").endswith("is not ranked: β=0.01, G=8, sync never (arm 3)")
-    assert "1 run (1 pruned); pruned runs were stopped because they looked worse" in line(words, "not in the statistics")
+    missing = line(words, "not in the statistics")
+    assert missing.startswith(
+        "not in the statistics: 3 runs (2 finished in a pruned arm, 1 pruned); 1 arm was pruned and leaves"
+    )
+
+
+def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path: Path) -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), ["status", "cause"]] = ["pruned", "median"]
+    page = report(tmp_path, frame).page.read_text()
+    assert page.count("its arm was pruned at seed 1") == 2
+    assert page.count("0 of 3 (pruned)") == 2
+    assert "23 finished of 24 planned" in page
+
+
+def test_an_interrupted_run_is_incomplete_and_can_go_on(tmp_path: Path) -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), "status"] = "interrupted"
+    written = report(tmp_path, frame)
+    assert written.answer[0].startswith("best of 7 arms")
+    assert line(written.answer, "not in the statistics").endswith(
+        "1 run (1 interrupted); interrupted runs are not running now, and a resumed sweep goes on with them"
+    )
+    assert "interrupted: begun, not ended, and not running now" in written.page.read_text()
 
 
 def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
@@ -207,6 +311,28 @@ def test_what_was_held_constant_is_said(hold: str | None, said: str) -> None:
     assert "(0.866 at G=4, 0.935 at G=8)" in confounds[1]
 
 
+@pytest.mark.parametrize(
+    ("hold", "measured", "said"),
+    [
+        ("tokens", [98_000, 104_000], "held: tokens, so arms may differ in their steps and prompts; measured, "),
+        ("tokens", [98_000, 104_000], "measured, the runs generated between 98,000 and 104,000 tokens (6 % apart)"),
+        ("tokens", [98_000, 98_100], "between 98,000 and 98,100 tokens (0.1 % apart)"),
+        ("tokens", [4000, 4000], "; measured, every run generated 4,000 tokens"),
+        ("tokens", [math.nan, math.nan], "; how many tokens the runs generated was not measured"),
+        ("completions", [400, 500], "prompts a step; measured, the runs had between 400 and 500 completions (25 % apart)"),
+    ],
+)
+def test_what_was_held_is_measured_on_complete_runs(tmp_path: Path, hold: str, measured: list[float], said: str) -> None:
+    frame = grid()
+    frame[hold] = [measured[arm % 2] for arm in frame["arm"]]
+    # A run that failed early generated next to nothing, which says nothing about those that are compared.
+    frame.loc[0, ["status", hold]] = ["failed", 1]
+    written = report(tmp_path, frame, replace(FACTS, hold=hold))
+    (confound, _) = [text for text in written.answer if text.startswith("confound: ")]
+    assert said in confound
+    assert confound.removeprefix("confound: ") in html.unescape(written.page.read_text()).split("<dt>Held</dt>")[1]
+
+
 def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame = grid()
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
@@ -221,6 +347,23 @@ def test_no_finished_run_is_said_and_the_page_is_written(tmp_path: Path) -> None
     assert "failed: no memory" in written.page.read_text()
 
 
+@pytest.mark.parametrize("runs", [NOTHING, grid().iloc[:0], grid().assign(status="missing", objective=math.nan)])
+def test_a_sweep_of_which_no_run_has_been_begun_is_reported(tmp_path: Path, runs: pandas.DataFrame) -> None:
+    written = report(tmp_path, runs)
+    assert written.answer[0] == "no run has been begun: there is nothing to compare yet"
+    assert written.answer[0] in written.page.read_text()
+    assert pandas.read_parquet(written.tables["effects"]).empty
+    assert written.figures == ()
+
+
+def test_a_sweep_of_which_no_run_is_complete_yet_shows_its_curves(tmp_path: Path) -> None:
+    frame = grid(betas=(0.01,)).assign(status="running", objective=math.nan)
+    written = write_report(FACTS, frame, *curves(frame), tmp_path)
+    assert written.answer[0] == "no run is complete yet: nothing can be compared"
+    assert "12 runs (12 running)" in written.answer[1]
+    assert "kl_curves.png" in [figure.name for figure in written.figures]
+
+
 def test_sampled_arms_are_an_association(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = [
@@ -231,9 +374,33 @@ def test_sampled_arms_are_an_association(tmp_path: Path) -> None:
     facts = replace(FACTS, seeds=(0, 1), sampler="random")
     written = report(tmp_path, pandas.DataFrame(rows), facts)
     said = line(written.answer, "β: ")
-    assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 12 sampled arms, Holm p")
-    assert said.endswith("an association, the arms were not matched")
+    assert said.startswith("β: larger values go with a lower objective (rank correlation -1.00 over 12 arms, Holm p")
+    assert said.endswith("an association, not matched arms: no two arms agree in all other knobs")
     assert "effect_loss_beta.png" in [figure.name for figure in written.figures]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random"])
+def test_more_than_eight_levels_are_contrasted_in_a_grid_and_associated_where_a_sampler_drew_them(
+    tmp_path: Path, sampler: str
+) -> None:
+    rows = [
+        run(arm, seed, (beta, group, None), 0.5 + 0.01 * seed + 0.001 * arm * (1 + seed))
+        for arm, (beta, group) in enumerate(itertools.product([0.1 * level for level in range(1, 10)], (4, 8)))
+        for seed in (0, 1, 2)
+    ]
+    written = report(tmp_path, pandas.DataFrame(rows), replace(FACTS, sampler=sampler))
+    effects = pandas.read_parquet(written.tables["effects"])
+    of_beta = effects[(effects["outcome"] == "objective") & (effects["knob"] == "loss.beta")]
+    page = written.page.read_text()
+    assert "No two arms agree" not in page
+    assert ("heat_loss_beta_rollout_group_size.png" in [figure.name for figure in written.figures]) == (sampler == "grid")
+    if sampler == "grid":
+        assert list(of_beta["kind"]) == ["contrast"] * 36
+        assert "association" not in line(written.answer, "β: ")
+    else:
+        assert list(of_beta["kind"]) == ["association"]
+        assert "not matched arms: the sampler drew 9 values of it, more than 8" in line(written.answer, "β: ")
+        assert "The sampler drew 9 values of it, more than 8, so this is an association over arms" in page
 
 
 # Files
@@ -259,6 +426,18 @@ def test_the_page_is_one_file_that_says_what_its_pictures_show(tmp_path: Path) -
 def test_a_frame_with_only_what_is_required_is_enough() -> None:
     frame = grid()[["arm", "seed", "status", "objective", *KNOBS]]
     assert words_of(frame)[0].startswith("best of 8 arms")
+
+
+def test_the_effective_beta_of_an_arm_is_the_mean_over_its_complete_runs() -> None:
+    frame = grid()
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 1), "status"] = "failed"
+    table = cost_table(SweepRuns(FACTS, frame), None)
+    column = table.head.index("effective β")
+    # 0.01 + seed: seeds 0 and 2 of arm 0, all three of arm 1.
+    assert [row[column] for row in table.rows[:2]] == ["1.010", "1.010"]
+    assert [row[column] for row in table.rows[4:]] == ["1.500"] * 4
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 2), "effective_beta"] = math.nan
+    assert cost_table(SweepRuns(FACTS, frame), None).rows[0][column] == "0.010"
 
 
 def test_the_differences_hold_every_pair_of_arms(tmp_path: Path) -> None:

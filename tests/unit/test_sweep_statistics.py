@@ -174,7 +174,7 @@ def test_null_is_a_level_of_its_own() -> None:
     assert (found.first_name, found.second_name) == ("10", "never")
 
 
-@pytest.mark.parametrize("status", ["stopped", "pruned", "failed", "running", "missing"])
+@pytest.mark.parametrize("status", ["stopped", "failed", "running", "missing"])
 def test_a_run_that_did_not_finish_leaves_with_its_partner(status: str) -> None:
     # Combinations are a thousand apart, so a mean over unmatched ones would show it.
     frame = runs(lambda beta, group, sync, seed: 1000.0 * group + (beta == 0.5) * (1 + seed))
@@ -184,6 +184,23 @@ def test_a_run_that_did_not_finish_leaves_with_its_partner(status: str) -> None:
     assert found.differences == (1, 2, 3)
     assert (found.pairs, found.planned_pairs) == (17, 18)
     assert [(run.arm.number, run.seed, run.reason) for run in sweep.left_out()] == [(0, 1, status)]
+
+
+def test_a_pruned_arm_leaves_the_statistics_with_all_its_runs() -> None:
+    # The seeds of arm 0 that the pruner let through look far better than it is.
+    frame = runs(lambda beta, group, sync, seed: 0.5 + 0.1 * seed)
+    frame.loc[frame["arm"] == 0, "objective"] += 5
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 1), ["status", "objective"]] = ["pruned", 0.1]
+    frame = frame[(frame["arm"] != 0) | (frame["seed"] != 2)]
+    sweep = SweepRuns(facts(), frame)
+    (found,) = knob_effects(sweep).of("loss.beta")
+    assert (found.differences, found.pairs, found.planned_pairs) == ((0, 0, 0), 15, 18)
+    assert all(0 not in (pair.first, pair.second) for pair in arm_differences(sweep))
+    assert [(run.seed, run.reason) for run in sweep.left_out()] == [
+        (0, "its arm was pruned at seed 1"),
+        (1, "pruned"),
+        (2, "missing: its arm was pruned at seed 1"),
+    ]
 
 
 def test_a_planned_run_without_a_row_is_left_out_as_missing() -> None:

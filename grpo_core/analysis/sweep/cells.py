@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 
+from grpo_core.analysis.sweep.bound import is_within
 from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_error
 from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, number, p_text, plain, with_error
+from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, p_text, plain, with_error
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 from grpo_core.analysis.sweep.words import Best, Findings
 
@@ -43,7 +44,7 @@ class Table:
 
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
-    """Return what each arm reached: means over its finished seeds +- 1 standard error."""
+    """Return what each arm reached: means over its complete seeds +- 1 standard error."""
     measures = {
         "objective": ("objective", ""),
         "accuracy": ("held-out accuracy", "share"),
@@ -52,6 +53,8 @@ def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
         "kl_init_seq": ("KL to the initial policy", "nats/completion"),
         "probe_kl_init": ("the same, exact", "nats/token"),
     }
+    if sweep.facts.kl_bound is not None:
+        measures["drift"] = ("drift", f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}")
     return _arm_table(sweep, "Arms: what they reached (mean over seeds ± standard error)", measures, best)
 
 
@@ -95,7 +98,7 @@ def contrast_table(effects: KnobEffects, knob: str) -> Table:
 
 
 def association_table(effects: KnobEffects) -> Table:
-    """Return the rank correlations of sampled knobs."""
+    """Return the rank correlations of knobs without matched arms."""
     rows = [
         (
             knob_title(found.knob),
@@ -108,7 +111,7 @@ def association_table(effects: KnobEffects) -> Table:
         for found in effects.associations
     ]
     return Table(
-        caption=f"Sampled knobs: rank correlation with the {OUTCOME_NAMES[effects.outcome]} (an association over sampled arms)",
+        caption=f"Rank correlation of knobs without matched arms with the {OUTCOME_NAMES[effects.outcome]} (an association)",
         head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
         units=("", "-1 to 1", "permutation", "all knobs", "", "null"),
         rows=tuple(rows),
@@ -138,14 +141,15 @@ def secondary_table(findings: Findings) -> Table:
     )
 
 
-def difference_table(findings: Findings, best: Best) -> Table:
-    """Return the pairs of arms: those with the best arm first, then the others by p-value; at most 40."""
-    ranks = {arm.number: rank for rank, arm in enumerate(best.ranked)}
-    with_best = [found for found in findings.differences if best.arm.number in (found.first, found.second)]
-    with_best.sort(key=lambda found: ranks.get(_other(found, best.arm.number), len(ranks)))
+def difference_table(findings: Findings, best: Best | None) -> Table:
+    """Return the pairs of arms: those with the best arm (if there is one) first, then the others by p-value; at most 40."""
+    ranks = {arm.number: rank for rank, arm in enumerate(best.ranked)} if best is not None else {}
+    first = best.arm.number if best is not None else -1
+    with_best = [found for found in findings.differences if first in (found.first, found.second)]
+    with_best.sort(key=lambda found: ranks.get(_other(found, first), len(ranks)))
     others = sorted((found for found in findings.differences if found not in with_best), key=_p_or_last)
     shown = [*with_best, *others][:MOST_DIFFERENCES]
-    rows = tuple(_difference_row(found, best.arm.number) for found in shown)
+    rows = tuple(_difference_row(found, first) for found in shown)
     total = len(findings.differences)
     tested = sum(not math.isnan(found.holm_p) for found in findings.differences)
     some = f" (the first {len(shown)} of {total}; all in differences.parquet)" if total > len(shown) else ""
@@ -186,7 +190,7 @@ def run_table(sweep: SweepRuns) -> Table:
 
 
 def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, str]], best: Best | None) -> Table:
-    known = {key: names for key, names in measures.items() if key == "effective_beta" or any(sweep.values(key).values())}
+    known = {key: names for key, names in measures.items() if key == "drift" or any(sweep.values(key).values())}
     knobs = sweep.facts.knobs
     seeds = {number: len(found) for number, found in sweep.values("objective").items()}
     planned = len(sweep.facts.seeds)
@@ -194,7 +198,7 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
         (
             str(arm.number),
             *(level_name(knob, level) for knob, level in zip(knobs, arm.levels, strict=True)),
-            f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}",
+            f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}" + (" (pruned)" if arm.number in sweep.pruned else ""),
             *(_figure(sweep, arm, key) for key in known),
         )
         for arm in sweep.arms
@@ -203,29 +207,23 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
     return Table(
         caption=caption,
         head=("arm", *map(knob_name, knobs), "seeds", *(name for name, _ in known.values())),
-        units=("", *("" for _ in knobs), "finished", *(unit for _, unit in known.values())),
+        units=("", *("" for _ in knobs), "complete", *(unit for _, unit in known.values())),
         rows=rows,
         strong=strong,
     )
 
 
 def _figure(sweep: SweepRuns, arm: Arm, key: str) -> str:
-    if key == "effective_beta":
-        return _effective_beta(sweep, arm)
     mean, error = mean_and_error(sweep.values(key)[arm.number].values())
+    if key == "drift":
+        drifts = sweep.complete.loc[sweep.complete["arm"] == arm.number, "drift"].tolist()
+        over = " (over)" if drifts and not is_within(drifts, sweep.facts.kl_bound) else ""
+        return (UNKNOWN if not drifts or any(map(math.isnan, drifts)) else with_error(mean, error)) + over
     if key.endswith("_seconds"):
         return duration(mean)
     if key in ("steps", "completions", "tokens"):
         return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
-    return plain(mean) if key in ("advantage_rms_factor", "zero_std_frac") else with_error(mean, error)
-
-
-def _effective_beta(sweep: SweepRuns, arm: Arm) -> str:
-    cells = [as_level(cell) for cell in sweep.table.loc[sweep.table["arm"] == arm.number, "effective_beta"]]
-    known = next((cell for cell in cells if cell is not None), None)
-    if known is None:
-        return UNKNOWN
-    return known if isinstance(known, str) else number(float(known))
+    return plain(mean) if key in ("advantage_rms_factor", "effective_beta", "zero_std_frac") else with_error(mean, error)
 
 
 def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.analysis.sweep.bound import check_bound
 from grpo_core.analysis.sweep.colours import FILLS, MARKERS, Colours, Look
 from grpo_core.analysis.sweep.effects import mean_and_error
 from grpo_core.analysis.sweep.facts import Level, knob_name, knob_title, level_name
@@ -20,19 +21,21 @@ def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
     """Return reward or accuracy against the root of the KL, to the current reference and to the initial policy.
 
     Reward against sqrt(KL) is the view of Gao, Schulman & Hilton 2022 (arXiv:2210.10760). Small: runs; large: means of arms
-    +- 1 standard error over seeds; the line joins the arms that no other beats in both.
+    +- 1 standard error over seeds; the line joins the arms that no other beats in both, of those within the bound.
     """
     knobs = sweep.facts.knobs
     colours = Colours(sweep, knobs[0] if knobs else None)
     marks, fills = (_looks(sweep, place, looks) for place, looks in ((1, MARKERS), (2, FILLS)))
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
+    over = check_bound(sweep).over
     for axes, (cost, title) in zip(panels, FRONTIERS.items(), strict=True):
         points = []
         for arm in sweep.arms:
             first, second, third = (*arm.levels, None, None, None)[:3]
             look = Look(colour=colours.of(first), mark=marks.get(second, "o"), fill=fills.get(third, "full"))
-            points.append(_draw_arm(axes, sweep, arm, cost=cost, measure=measure, look=look))
+            point = _draw_arm(axes, sweep, arm, cost=cost, measure=measure, look=look)
+            points.append((math.nan, math.nan) if arm in over else point)
         best = frontier(points)
         axes.plot(
             [points[index][0] for index in best], [points[index][1] for index in best], color="0.35", linewidth=1.2, zorder=1

@@ -4,7 +4,7 @@ A contrast of two levels of a knob uses matched pairs only: within a seed, arms 
 levels complete. Their differences are averaged within the seed, and the seeds are the sample. Arms that lack a partner do not
 enter, so that a pruned or failed run takes its partner with it and not the fairness of the comparison.
 
-A knob has no contrasts where no two arms agree in all other knobs, or where it took many values of a continuous range. Then its
+A knob has no contrasts where no two arms agree in all other knobs, or where a sampler drew more than 8 numbers for it. Then its
 effect is an association over sampled arms: Spearman's rank correlation between the knob and the arms' means.
 
 Claims are Holm-adjusted within a family: all statements about knobs (contrasts and correlations together) for one outcome, and
@@ -34,7 +34,7 @@ from grpo_core.analysis.sweep.statistics import (
 )
 
 MAX_LEVELS = 8
-"""A numeric knob with more levels than this is treated as continuous."""
+"""A knob with more numeric levels than this is treated as continuous where a sampler drew them; a grid's levels were chosen."""
 OUTCOMES = ("objective", "accuracy", "reward", "kl_init_seq", "probe_kl_init", "zero_std_frac", "train_seconds")
 """What effects.parquet says of each knob; the objective is the question, the rest explains it."""
 
@@ -77,6 +77,8 @@ class Association:
     correlation: RankCorrelation
     left_out: int
     """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
+    reason: str
+    """Why levels are not compared in matched pairs, in words."""
     holm_p: float = math.nan
 
     @property
@@ -111,10 +113,10 @@ def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
         levels = sweep.levels(knob)
         if len(levels) < 2:
             continue
-        found = [] if _is_continuous(levels) else _contrasts(sweep, knob, outcome, values)
-        contrasts += found
-        if not found and not _has_partners(sweep, knob):
-            associations.append(_association(sweep, knob, outcome, values))
+        if reason := _unmatched(sweep, knob):
+            associations.append(_association(sweep, knob, outcome, values, reason))
+        else:
+            contrasts += _contrasts(sweep, knob, outcome, values)
     adjusted = holm([*(found.estimate.family_p for found in contrasts), *(found.correlation.p for found in associations)])
     size = sum(not math.isnan(p) for p in adjusted)
     of_contrasts, of_associations = adjusted[: len(contrasts)], adjusted[len(contrasts) :]
@@ -299,14 +301,15 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict
     return found
 
 
-def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]]) -> Association:
+def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]], reason: str) -> Association:
     points = arm_points(sweep, knob, values)
     # A reference that never syncs has the longest period; ranks need no more than that.
     longest = math.inf if knob == "reference.sync_steps" else None
     ranked = [(longest if level is None else level, mean) for level, mean in points]
     numbers = [(float(level), mean) for level, mean in ranked if is_number(level) or level == math.inf]
     correlation = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
-    return Association(knob=knob, outcome=outcome, correlation=correlation, left_out=len(points) - len(numbers))
+    left_out = len(points) - len(numbers)
+    return Association(knob=knob, outcome=outcome, correlation=correlation, left_out=left_out, reason=reason)
 
 
 def arm_points(sweep: SweepRuns, knob: str, values: dict[int, dict[int, float]]) -> list[tuple[Level, float]]:
@@ -352,13 +355,14 @@ def _cell_means(arms: Mapping[_Key, list[int]], values: dict[int, dict[int, floa
     return {level: _mean(found) for level, found in known.items() if found}
 
 
-def _is_continuous(levels: Sequence[Level]) -> bool:
-    return sum(is_number(level) for level in levels) > MAX_LEVELS
-
-
-def _has_partners(sweep: SweepRuns, knob: str) -> bool:
-    """Return whether the plan has matched pairs of this knob, complete or not."""
-    return not _is_continuous(sweep.levels(knob)) and any(len(arms) > 1 for arms in _combinations(sweep, knob).values())
+def _unmatched(sweep: SweepRuns, knob: str) -> str | None:
+    """Return why the levels of a knob are not compared in matched pairs; None where arms have partners, complete or not."""
+    if not any(len(arms) > 1 for arms in _combinations(sweep, knob).values()):
+        return "no two arms agree in all other knobs"
+    numbers = sum(is_number(level) for level in sweep.levels(knob))
+    if sweep.facts.sampler != "grid" and numbers > MAX_LEVELS:
+        return f"the sampler drew {numbers} values of it, more than {MAX_LEVELS}"
+    return None
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -24,15 +24,6 @@ SETTINGS = {
 }
 UNITS = {"rollout.group_size": "completions", "reference.sync_steps": "steps"}
 
-HOLDS = {
-    "prompts": "the prompts of a step were held constant, so larger groups had more completions, tokens and time a step",
-    "completions": "the completions of a step were held constant, so larger groups saw fewer prompts a step",
-    "tokens": "the generated tokens were held constant, so arms may differ in their steps and prompts",
-}
-"""What an invariant of a group-size sweep means for the comparison."""
-
-NO_HOLD = "nothing was held constant while the group size changed, so the arms differ in data and compute, too"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFacts:
@@ -57,6 +48,10 @@ class SweepFacts:
     notes: tuple[str, ...]
     """Warnings of the plan, one line each."""
     planned_runs: int | None
+    kl_bound: float | None = None
+    """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
+    kl_metric: str = "kl/init/seq"
+    """The metric that the column `drift` of the runs is the mean of, over each run's last steps."""
 
 
 def as_level(value: Any) -> Level:

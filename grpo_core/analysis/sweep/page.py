@@ -9,7 +9,8 @@ import jinja2
 
 from grpo_core.analysis.sweep import cells
 from grpo_core.analysis.sweep.costs import time_lines
-from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.facts import knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.held import held_words
 from grpo_core.analysis.sweep.numbers import counted, number
 from grpo_core.analysis.sweep.statistics import smallest_t
 from grpo_core.analysis.sweep.words import GROUP_SIZE, Best, Findings, best_arm
@@ -75,13 +76,16 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
         for index, knob in enumerate(findings.facts.knobs)
     ]
     sampled = _filled(cells.association_table(effects))
-    differences = _filled(cells.difference_table(findings, best)) if best is not None else ()
-    arms = (cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
+    differences = _filled(cells.difference_table(findings, best))
+    arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
     found += [
-        Section(anchor="sampled", title="Sampled knobs", tables=sampled),
+        Section(anchor="sampled", title="Knobs without matched arms", tables=sampled),
         Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
         Section(
-            anchor="frontier", title="Reward against drift", words=_when(of("frontier"), FRONTIER_NOTE), pictures=of("frontier")
+            anchor="frontier",
+            title="Reward against drift",
+            words=_when(of("frontier"), FRONTIER_NOTE + _bound_note(findings)),
+            pictures=of("frontier"),
         ),
         Section(anchor="drift", title="KL over steps", words=_when(of("drift"), DRIFT_NOTE), pictures=of("drift")),
         Section(anchor="curves", title="Reward, entropy and length over steps", pictures=of("curves")),
@@ -93,10 +97,10 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
             tables=differences,
         ),
         Section(anchor="secondary", title="What else the knobs change", tables=_filled(cells.secondary_table(findings))),
-        Section(anchor="costs", title="Where the time went", words=time_lines(sweep), pictures=of("costs")),
+        Section(anchor="costs", title="Where the time went", words=_when(sweep.arms, *time_lines(sweep)), pictures=of("costs")),
         Section(anchor="left-out", title="Runs left out", tables=_filled(cells.left_out_table(sweep))),
         Section(anchor="method", title="How it was computed", words=METHOD),
-        Section(anchor="runs", title="All runs", tables=(cells.run_table(sweep),)),
+        Section(anchor="runs", title="All runs", tables=_filled(cells.run_table(sweep))),
     ]
     return found
 
@@ -109,31 +113,36 @@ def _plan(findings: Findings) -> list[tuple[str, str]]:
         ("Objective", facts.objective),
         ("Knobs", "; ".join(knobs)),
         ("Seeds", f"{', '.join(map(str, facts.seeds))} (the same in every arm)"),
-        ("Runs", f"{len(sweep.complete)} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
+        ("Runs", f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
         ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
     ]
     if GROUP_SIZE in facts.knobs:
-        plan.append(("Held constant", NO_HOLD if facts.hold is None else HOLDS.get(facts.hold, facts.hold)))
+        plan.append(("Held", held_words(sweep)))
     return plan
 
 
 def _levels(findings: Findings, knob: str) -> str:
-    levels = [level_name(knob, level) for level in findings.sweep.levels(knob)]
+    levels = [level_name(knob, level) for level in findings.sweep.levels(knob)] or ["no arm yet"]
     return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
 
 
 def _effect_note(findings: Findings, knob: str) -> str:
     effects = findings.effects["objective"]
-    if effects.association(knob) is not None:
-        return (
-            "No two arms agree in all other knobs, so this is an association over sampled arms, not a contrast of matched ones."
-        )
+    if (association := effects.association(knob)) is not None:
+        reason = association.reason[0].upper() + association.reason[1:]
+        return f"{reason}, so this is an association over arms, not a contrast of matched ones."
     contrasts = effects.of(knob)
     if not contrasts:
         return "There is nothing to compare: one level, or no matched pair of complete runs."
     used, planned = sum(found.pairs for found in contrasts), sum(found.planned_pairs for found in contrasts)
     matched = "" if used == planned else f" {used} of {planned} matched pairs of runs were complete; the others do not enter."
     return EFFECT_NOTE + matched
+
+
+def _bound_note(findings: Findings) -> str:
+    if findings.facts.kl_bound is None:
+        return ""
+    return f" Arms over the bound of {findings.facts.kl_bound:g} ({findings.facts.kl_metric}) are drawn, but not joined."
 
 
 def _family_note(findings: Findings) -> str:
@@ -148,12 +157,12 @@ def _family_note(findings: Findings) -> str:
     )
 
 
-def _filled(table: cells.Table) -> tuple[cells.Table, ...]:
-    return (table,) if table.rows else ()
+def _filled(*tables: cells.Table) -> tuple[cells.Table, ...]:
+    return tuple(table for table in tables if table.rows)
 
 
-def _when(shown: Sequence[object], words: str) -> tuple[str, ...]:
-    return (words,) if shown else ()
+def _when(shown: Sequence[object], *words: str) -> tuple[str, ...]:
+    return words if shown else ()
 
 
 EFFECT_NOTE = (
@@ -177,7 +186,8 @@ DRIFT_NOTE = (
 METHOD = (
     (
         "The seed is the unit: differences are taken between runs of the same seed, averaged within it, and the seeds are "
-        "the sample. Only runs that finished enter, and only with their matched partner."
+        "the sample. Only runs that finished enter, and only with their matched partner; an arm with a pruned run leaves with "
+        "all its runs."
     ),
     (
         "Intervals and p-values: Student's paired t over seeds, df = seeds - 1; from 10 seeds on the interval is a BCa "
@@ -195,8 +205,8 @@ METHOD = (
         "sign test's 2^(1 - seeds) there."
     ),
     (
-        "Sampled knobs: Spearman's rank correlation over arm means with a permutation p-value. An adaptive sampler draws "
-        "where it was good before, so its arms are not independent and the p-value is a guide."
+        "Knobs without matched arms (sampled ones): Spearman's rank correlation over arm means with a permutation p-value. An "
+        "adaptive sampler draws where it was good before, so its arms are not independent and the p-value is a guide."
     ),
     (
         "The best of many arms was partly lucky: expect a little less from it in a new run. Reward against √KL: Gao, "

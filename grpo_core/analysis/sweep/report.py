@@ -54,7 +54,8 @@ def write_report(
 
     Args:
         facts: what the sweep asked.
-        runs: a row per arm and seed; arm, seed, status, objective and the knobs are required, other figures may be missing.
+        runs: a row per arm and seed; arm, seed, status, objective and the knobs are required, other figures may be missing;
+            without a row (no run has been begun) all columns may.
         steps: a row per arm, seed and step, with metrics under their registry names.
         syncs: a row per arm, seed and reference sync, as `sync_table` gives it.
         folder: made if it is not there; files of the same names are replaced.
@@ -114,7 +115,7 @@ def _effect_drawings(findings: Findings) -> list[_Drawing]:
             draw=partial(heat_figure, sweep, rows, columns),
         )
         for rows, columns in combinations(varied, 2)
-        if max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS
+        if sweep.facts.sampler == "grid" or max(len(sweep.levels(rows)), len(sweep.levels(columns))) <= MAX_LEVELS
     ]
     return found
 

@@ -19,8 +19,10 @@ MEASURES = (
     "kl_ref_seq",
     "kl_init_seq",
     "probe_kl_init",
+    "drift",
     "zero_std_frac",
     "advantage_rms_factor",
+    "effective_beta",
     "steps",
     "tokens",
     "completions",
@@ -28,7 +30,7 @@ MEASURES = (
     "wall_seconds",
 )
 """Columns of figures; one that is missing is unknown everywhere."""
-TEXTS = ("cause", "effective_beta", "run_dir", "mlflow_run_id")
+TEXTS = ("cause", "run_dir", "mlflow_run_id")
 REQUIRED = ("arm", "seed", "status", "objective")
 
 
@@ -49,13 +51,16 @@ class LeftOut:
     arm: Arm
     seed: int
     reason: str
+    kind: str
+    """The reason in a word or a few, for counting."""
 
 
 class SweepRuns:
     """The runs of a sweep and what is asked of them again and again.
 
-    A run is complete if it finished and its objective is known; only complete runs enter the statistics. Stopped and pruned
-    runs trained for fewer steps, and which ones did is no accident.
+    A run is complete if it finished, its objective is known and no run of its arm was pruned; only complete runs enter the
+    statistics. Stopped and pruned runs trained for fewer steps, and which ones did is no accident. A pruned arm leaves with
+    all its runs: the seeds that finished are those that the pruner let through.
     """
 
     def __init__(self, facts: SweepFacts, runs: pandas.DataFrame) -> None:
@@ -63,11 +68,14 @@ class SweepRuns:
 
         Args:
             facts: names the knobs.
-            runs: one row per arm and seed; see docs/sweeps.md for the columns.
+            runs: one row per arm and seed, with at least `REQUIRED` and the knobs; a frame without rows (no run has been begun)
+                may lack columns.
 
         Raises:
             ValueError: a column is missing, or an arm has a seed twice.
         """
+        if runs.empty:
+            runs = pandas.DataFrame(columns=list(dict.fromkeys([*REQUIRED, *facts.knobs, *runs])))
         missing = [column for column in (*REQUIRED, *facts.knobs) if column not in runs]
         if missing:
             raise ValueError(f"the frame of runs lacks the columns {', '.join(missing)}; it has {', '.join(map(str, runs))}")
@@ -85,8 +93,18 @@ class SweepRuns:
 
     @cached_property
     def complete(self) -> pandas.DataFrame:
-        """Rows of the runs that finished with a known objective."""
-        return self.table[(self.table["status"] == "finished") & self.table["objective"].map(math.isfinite)]
+        """Rows of the runs that finished with a known objective, without those of pruned arms."""
+        finished = (self.table["status"] == "finished") & self.table["objective"].abs().lt(math.inf)
+        return self.table[finished & ~self.table["arm"].isin(list(self.pruned))]
+
+    @cached_property
+    def pruned(self) -> dict[int, tuple[int, ...]]:
+        """Pruned arms -> the seeds at which they were."""
+        rows = self.table[self.table["status"] == "pruned"].sort_values(["arm", "seed"])
+        found: dict[int, tuple[int, ...]] = {}
+        for arm, seed in zip(rows["arm"].tolist(), rows["seed"].tolist(), strict=True):
+            found[int(arm)] = (*found.get(int(arm), ()), int(seed))
+        return found
 
     @cached_property
     def by_number(self) -> dict[int, Arm]:
@@ -116,7 +134,8 @@ class SweepRuns:
             seeds = dict.fromkeys([*self.facts.seeds, *(seed for number, seed in rows if number == arm.number)])
             for seed in seeds:
                 if (arm.number, seed) not in complete:
-                    found.append(LeftOut(arm=arm, seed=seed, reason=_reason(rows.get((arm.number, seed)))))
+                    kind, reason = _why(rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
+                    found.append(LeftOut(arm=arm, seed=seed, reason=reason, kind=kind))
         return found
 
     def _arms(self) -> Iterable[Arm]:
@@ -130,10 +149,18 @@ def sorted_levels(levels: Iterable[Level]) -> list[Level]:
     return sorted(set(levels), key=level_order)
 
 
-def _reason(row: Mapping[Hashable, object] | None) -> str:
-    if row is None:
-        return "missing: the plan has it, the runs do not"
-    status, why = str(row["status"]), as_level(row["cause"])
+def _why(row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> tuple[str, str]:
+    """Return (kind, reason) of a run that is not complete, given the seeds at which its arm was pruned."""
+    status = "missing" if row is None else str(row["status"])
+    of_arm = f"its arm was pruned at seed {', '.join(map(str, pruned_at))}" if pruned_at else ""
     if status == "finished":
-        return "finished, but its objective is unknown"
-    return f"{status}: {why}" if why else status
+        return ("finished in a pruned arm", of_arm) if of_arm else ("without an objective", NO_OBJECTIVE)
+    if status == "missing" and of_arm:
+        return status, f"missing: {of_arm}"
+    why = "the plan has it, the runs do not" if row is None else as_level(row["cause"]) or UNTOLD.get(status)
+    return status, f"{status}: {why}" if why else status
+
+
+UNTOLD = {"interrupted": "begun, not ended, and not running now; a resumed sweep goes on with it"}
+"""What a state means that no cause explains."""
+NO_OBJECTIVE = "finished, but its objective is unknown"

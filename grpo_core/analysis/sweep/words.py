@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from grpo_core.analysis.sweep.bound import check_bound
 from grpo_core.analysis.sweep.effects import (
     Association,
     Comparison,
@@ -12,7 +14,8 @@ from grpo_core.analysis.sweep.effects import (
     knob_effects,
     mean_and_error,
 )
-from grpo_core.analysis.sweep.facts import HOLDS, NO_HOLD, SweepFacts, knob_name
+from grpo_core.analysis.sweep.facts import SweepFacts, knob_name
+from grpo_core.analysis.sweep.held import held_words
 from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_words, plain, with_error
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 
@@ -41,13 +44,13 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The arm with the highest mean objective among those with the most complete seeds."""
+    """The arm with the highest mean objective among those within the bound on the drift with the most complete seeds."""
 
     arm: Arm
     ranked: tuple[Arm, ...]
-    """All arms that were compared, the best first."""
+    """All arms that were compared, the best first; none of them is over the bound."""
     unranked: tuple[Arm, ...]
-    """Arms with fewer complete seeds: what they lack is not comparable."""
+    """Arms that are not over the bound, with fewer complete seeds: what they lack is not comparable."""
     seeds: int
     undecided: tuple[Arm, ...]
     """Ranked arms whose difference from the best does not stand after Holm's correction."""
@@ -60,36 +63,73 @@ def find(sweep: SweepRuns, outcomes: tuple[str, ...]) -> Findings:
 
 
 def best_arm(findings: Findings) -> Best | None:
-    """Return the best arm and how it stands against the others; None where no run is complete."""
-    values = findings.sweep.values("objective")
-    seeds = max((len(found) for found in values.values()), default=0)
-    if not seeds:
+    """Return the best arm and how it stands against the others; None where no run is complete or every arm over the bound."""
+    bound = check_bound(findings.sweep)
+    if not bound.within:
         return None
-    means = {arm.number: mean_and_error(values[arm.number].values())[0] for arm in findings.sweep.arms}
-    full = [arm for arm in findings.sweep.arms if len(values[arm.number]) == seeds]
-    ranked = sorted(full, key=lambda arm: (-means[arm.number], arm.number))
+    ranked, seeds = _ranked(findings.sweep, bound.within)
     best = ranked[0]
     beaten = {other for found in findings.differences if found.is_claim and (other := _loser(found, best.number)) is not None}
     return Best(
         arm=best,
         ranked=tuple(ranked),
-        unranked=tuple(arm for arm in findings.sweep.arms if arm not in full),
+        unranked=tuple(arm for arm in findings.sweep.arms if arm not in ranked and arm not in bound.over),
         seeds=seeds,
         undecided=tuple(arm for arm in ranked[1:] if arm.number not in beaten),
     )
 
 
+def _ranked(sweep: SweepRuns, arms: Sequence[Arm]) -> tuple[list[Arm], int]:
+    """Return those of some arms with the most complete seeds, the highest mean objective first, and how many seeds."""
+    values = sweep.values("objective")
+    seeds = max(len(values[arm.number]) for arm in arms)
+    full = [arm for arm in arms if len(values[arm.number]) == seeds]
+    return sorted(full, key=lambda arm: (-mean_and_error(values[arm.number].values())[0], arm.number)), seeds
+
+
 def answer(findings: Findings) -> tuple[str, ...]:
     """Return the answer: the best arm, a line a knob, what else differs between arms, and what is missing."""
+    if findings.sweep.complete.empty:
+        return (_nothing_words(findings.sweep), *_left_out_lines(findings.sweep))
     best = best_arm(findings)
-    if best is None:
-        return ("no run finished with a known objective: nothing can be compared", *_left_out_lines(findings.sweep))
-    lines = [*_best_lines(findings, best)]
+    lines = _best_lines(findings, best) if best is not None else []
+    lines += bound_lines(findings.sweep, best)
     lines += [_knob_line(findings, knob) for knob in findings.facts.knobs]
     lines += _drift_lines(findings)
     lines += _confound_lines(findings)
     lines += _left_out_lines(findings.sweep)
     return tuple(lines)
+
+
+def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
+    """Return what the bound on the drift did to the ranking; nothing without a bound or a complete run."""
+    facts, check = sweep.facts, check_bound(sweep)
+    if facts.kl_bound is None or not check.drifts:
+        return []
+    bound = f"the bound of {facts.kl_bound:g} ({facts.kl_metric})"
+    if not check.over:
+        return [f"within {bound}: all {counted(len(check.drifts), 'arm')}"]
+    first = _ranked(sweep, [*check.within, *check.over])[0][0]
+    score, drift = mean_and_error(sweep.values("objective")[first.number].values())[0], check.drifts[first.number]
+    at = "an unknown drift" if math.isnan(drift) else f"{plain(drift)} nats"
+    name = f"{first.name} (arm {first.number}) with the highest objective {plain(score)} at {at}"
+    if best is None:
+        return [f"every arm is over {bound}, so none is the best; otherwise it would have been {name}"]
+    among = f"among them {name}" if first in check.over else "without changing which arm is the best"
+    unknown = sum(math.isnan(check.drifts[arm.number]) for arm in check.over)
+    counts = f"; the drift of {counted(unknown, 'arm')} is unknown, which counts as over it" if unknown else ""
+    none_best = "never the best, but part of the lines about knobs"
+    return [f"over {bound}: {counted(len(check.over), 'arm')}, {among}{counts}; {none_best}"]
+
+
+def _nothing_words(sweep: SweepRuns) -> str:
+    """Return why nothing is compared where no run is complete."""
+    states = set(sweep.table["status"])
+    if states <= {"missing"}:
+        return "no run has been begun: there is nothing to compare yet"
+    if states & {"running", "interrupted"}:
+        return "no run is complete yet: nothing can be compared"
+    return "no run finished with a known objective: nothing can be compared"
 
 
 def _best_lines(findings: Findings, best: Best) -> list[str]:
@@ -177,13 +217,14 @@ def _amount(found: Comparison, sign: int) -> str:
 def _association_words(found: Association) -> str:
     correlation = found.correlation
     if math.isnan(correlation.p):
-        return f"sampled, and {counted(correlation.count, 'arm')} cannot show an association"
-    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} sampled arms, Holm {p_words(found.holm_p)}"
+        return f"{found.reason}, and {counted(correlation.count, 'arm')} cannot show an association"
+    facts = f"rank correlation {correlation.rho:+.2f} over {correlation.count} arms, Holm {p_words(found.holm_p)}"
     left_out = f"; {counted(found.left_out, 'arm')} with null left out" if found.left_out else ""
+    why = f"an association, not matched arms: {found.reason}"
     if not found.is_claim:
-        return f"no association that {correlation.count} arms can show ({facts}{left_out})"
+        return f"no association that {correlation.count} arms can show ({facts}{left_out}); {why}"
     way = "higher" if correlation.rho > 0 else "lower"
-    return f"larger values go with a {way} objective ({facts}{left_out}); an association, the arms were not matched"
+    return f"larger values go with a {way} objective ({facts}{left_out}); {why}"
 
 
 def _drift_lines(findings: Findings) -> list[str]:
@@ -220,8 +261,7 @@ def _lower_words(found: Comparison, knob: str) -> str:
 def _confound_lines(findings: Findings) -> list[str]:
     lines, table = [], findings.sweep.table
     if GROUP_SIZE in findings.facts.knobs:
-        hold = findings.facts.hold
-        lines.append(f"confound: {NO_HOLD if hold is None else HOLDS.get(hold, f'{hold} was held constant')}")
+        lines.append(f"confound: {held_words(findings.sweep)}")
         factors = table.groupby(GROUP_SIZE, dropna=False)["advantage_rms_factor"].mean().dropna()
         if len(factors) > 1 and factors.max() - factors.min() > 1e-3:
             said = ", ".join(f"{plain(float(factor))} at G={size:g}" for size, factor in factors.items())
@@ -229,8 +269,8 @@ def _confound_lines(findings: Findings) -> list[str]:
                 f"confound: the advantages' root mean square depends on the group size ({said}), so a sweep over it also "
                 "sweeps the step size"
             )
-    if len(set(table.loc[table["status"] == "finished", "steps"].dropna())) > 1:
-        lines.append("confound: finished arms differ in their number of steps (see the table of costs)")
+    if len(set(findings.sweep.complete["steps"].dropna())) > 1:
+        lines.append("confound: complete runs differ in their number of steps (see the table of costs)")
     return lines
 
 
@@ -238,11 +278,18 @@ def _left_out_lines(sweep: SweepRuns) -> list[str]:
     found = sweep.left_out()
     if not found:
         return []
-    kinds = Counter(run.reason.split(":")[0].split(",")[0] for run in found)
+    kinds = Counter(run.kind for run in found)
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     line = f"not in the statistics: {counted(len(found), 'run')} ({said})"
-    if "pruned" in kinds:
-        line += "; pruned runs were stopped because they looked worse, so what is left flatters their levels"
+    if "interrupted" in kinds:
+        line += "; interrupted runs are not running now, and a resumed sweep goes on with them"
+    if sweep.pruned:
+        arms = "arm was pruned and leaves" if len(sweep.pruned) == 1 else "arms were pruned and leave"
+        its = "its" if len(sweep.pruned) == 1 else "their"
+        line += (
+            f"; {len(sweep.pruned)} {arms} the statistics with all {its} runs, since the seeds that the pruner let through "
+            "would flatter an arm; what is left still flatters levels whose worse arms are gone"
+        )
     return [line]
 
 
