@@ -187,9 +187,6 @@ def log_results(tracked: TrackedRun, sweep_dir: SweepDir, results: "Results", an
                 _log_figures(client, row)
         for status, count in results.runs["status"].value_counts().items():
             client.log_metric(tracked.run_id, f"sweep/runs_{status}", int(count))
-        best = float(results.runs.groupby("arm")["objective"].mean().max())
-        if not math.isnan(best):  # at least one run is complete
-            client.log_metric(tracked.run_id, "sweep/best_objective", best)
 
 
 @contextmanager
