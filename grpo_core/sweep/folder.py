@@ -245,7 +245,6 @@ def run_facts(stored: StoredSweep, arm: Arm, seed: int) -> dict[str, Any]:
         "tracking.labels": {
             "sweep": stored.id,
             "arm": f"{arm.number:03d}",
-            "arm_name": arm.name,
             **{key: str(value) for key, value in arm.values.items()},
         },
     }
