@@ -1,15 +1,22 @@
-"""One line a run that has ended: what it reached, how many are left, and how long that takes."""
+"""One line a run that has ended: what it reached, how many are left, and how long that takes; else how far the others are."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from uuid import UUID
 
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from grpo_core.errors import GrpoError
 from grpo_core.journal import read_journal
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.schedule import Key, count_runs
+from tasks.away import prefect_may_be_away
 from tasks.progress import minutes
+from tasks.sweep.launcher import Job
 
 SHOWN_CHARACTERS = 160
+SILENCE_SECONDS = 60.0
 
 
 class SweepPace:
@@ -21,10 +28,36 @@ class SweepPace:
         self._outcomes = outcomes
         self._arms = arms
         self._before = len(outcomes)
-        self._started = time.monotonic()
+        self._started = self._spoken = time.monotonic()
+        self._artifact: UUID | None = None
+        with prefect_may_be_away():
+            created = create_progress_artifact(progress=self._percent(), key="sweep-progress", description=stored.name)
+            assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
+            self._artifact = created
+
+    def under_way(self, jobs: Iterable[Job]) -> str | None:
+        """Return a line about the runs under way, once nothing has been said for a minute."""
+        if time.monotonic() - self._spoken < SILENCE_SECONDS:
+            return None
+        self._spoken = time.monotonic()
+        lines = [f"{job.name} step {self._step(job)}" for job in jobs]
+        return f"[{len(self._outcomes)}/{self._total()}] under way: {', '.join(lines)}; {self._left()}" if lines else None
+
+    def _step(self, job: Job) -> int:
+        try:
+            return max((record.step for record in read_journal(job.run_dir.journal_file)), default=0)
+        except GrpoError:  # not there yet
+            return 0
+
+    def _percent(self) -> float:
+        return 100.0 * len(self._outcomes) / max(1, self._total())
 
     def describe(self, arm: Arm, outcome: Outcome, sweep_dir: SweepDir) -> str:
-        """Return the line of a run that has just ended."""
+        """Return the line of a run that has just ended, and let Prefect show how far the sweep is."""
+        self._spoken = time.monotonic()
+        if self._artifact is not None:
+            with prefect_may_be_away():
+                update_progress_artifact(self._artifact, progress=self._percent())
         said = {
             "failed": f"failed: {' '.join(str(outcome.cause).split())[:SHOWN_CHARACTERS]}",
             "pruned": f"pruned: {outcome.cause}",

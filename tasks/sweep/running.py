@@ -134,6 +134,9 @@ class _Campaign:
         if time.monotonic() > self._next_life:
             self._next_life = time.monotonic() + LIFE_SECONDS
             sign_of_life(self._dir)
+        said = self._pace.under_way(self._under_way.values())
+        if said is not None:
+            say(said)
         return bool(self._under_way)
 
     def _failed(self) -> list[Outcome]:
