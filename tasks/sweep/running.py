@@ -5,7 +5,7 @@ The folder holds what has ended (`outcomes.jsonl`), the study what was chosen; t
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from prefect import task
@@ -47,10 +47,10 @@ def run_arms(sweep_path: Path, tracked: TrackedRun, retry_failed: bool = False) 
     outcomes = sweep_dir.read_outcomes()
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
-    campaign = _Campaign(sweep_dir, stored, study, tracked, outcomes)
     drop_strays(tracked, sweep_dir, stored)
     launcher = _launcher(stored)
-    with CancelWatch() as cancellation, _interrupted_with(launcher):
+    with closing(study), CancelWatch() as cancellation, _interrupted_with(launcher):
+        campaign = _Campaign(sweep_dir, stored, study, tracked, outcomes)
         while campaign.go_on(launcher):
             time.sleep(POLL_SECONDS)
             cancellation.check()

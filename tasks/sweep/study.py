@@ -80,9 +80,10 @@ def derived_seed(*parts: object) -> int:
 class SweepStudy:
     """The trials of one sweep."""
 
-    def __init__(self, study: optuna.Study, sweep: SweepConfig) -> None:
-        """Take a study whose trials are the arms of a sweep."""
+    def __init__(self, study: optuna.Study, storage: RDBStorage, sweep: SweepConfig) -> None:
+        """Take a study, in a storage, whose trials are the arms of a sweep."""
         self._study = study
+        self._storage = storage
         self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
 
     @classmethod
@@ -111,7 +112,12 @@ class SweepStudy:
             created = f"; it was created in {_created_in(mark)}" if mark.exists() else ""
             hint = f"correct `study` or {STUDY_VARIABLE}, or start its server"
             raise SweepError(f"study: {where} cannot be used ({cause(error)}){created}; {hint}") from error
-        return cls(study, sweep)
+        return cls(study, storage, sweep)
+
+    def close(self) -> None:
+        """Close the connections to the storage."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
 
     def arms(self) -> dict[int, Arm]:
         """Return the arms that have been asked for, by number; one that was left half-suggested is completed."""

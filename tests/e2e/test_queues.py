@@ -11,6 +11,7 @@ import optuna
 import pandas
 import pytest
 import yaml
+from optuna.storages import RDBStorage
 
 from grpo_core.config import apply_overrides
 from grpo_core.sweep.folder import SweepDir
@@ -22,11 +23,11 @@ SHORT = {"training.steps": 2, "data.eval_fraction": 0.0}
 SWEEP = {
     "base": "tiny",
     "axes": {"loss.beta": [0.01, 0.5]},
-    "seeds": [0, 1],
+    "seeds": [3],
     "objective": {"metric": "reward/mean"},
     "runs": {"where": "deployment", "concurrency": 4},
 }
-"""Four runs, all handed out at once."""
+"""Two runs, both handed out at once."""
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +90,17 @@ def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: P
     assert ended["state_type"] == "COMPLETED", ended["state"]
     assert any(tag.startswith("worker:") for tag in ended["tags"])
     trained = sorted(runs(project, sweep), key=lambda run: run["start_time"])
-    assert [run["state_type"] for run in trained] == ["COMPLETED"] * 4
+    assert [run["state_type"] for run in trained] == ["COMPLETED"] * 2
     assert all(before["end_time"] <= after["start_time"] for before, after in pairwise(trained)), "one slot"
     workers = {tag for run in trained for tag in run["tags"] if tag.startswith("worker:")}
     assert workers <= {"worker:grpo-local-1", "worker:grpo-local-2"}
-    assert len({tuple(sorted(tag for tag in run["tags"] if tag.startswith(("arm:", "seed:")))) for run in trained}) == 4
+    assert len({tuple(sorted(tag for tag in run["tags"] if tag.startswith(("arm:", "seed:")))) for run in trained}) == 2
     table = pandas.read_parquet(project.folder / "runs" / "one" / "results" / "runs.parquet")
-    assert table["status"].tolist() == ["finished"] * 4
+    assert table["status"].tolist() == ["finished"] * 2
     stored = SweepDir(project.folder / "runs" / "one").read()
-    trials = optuna.load_study(study_name=stored.id, storage=postgres_url).trials
+    storage = RDBStorage(postgres_url)
+    trials = optuna.load_study(study_name=stored.id, storage=storage).trials
+    storage.engine.dispose()
     assert [trial.value for trial in trials] == pytest.approx(table.groupby("arm")["objective"].mean().tolist())
 
 
@@ -108,7 +111,7 @@ def test_a_deployed_sweep_that_goes_on_finds_its_runs_instead_of_beginning_them_
     assert again["state_type"] == "COMPLETED", again["state"]
     assert {outcome.status for outcome in sweep_dir.read_outcomes().values()} == {"finished"}
     of_sweep = {"flow_runs": {"tags": {"all_": [f"sweep:{sweep_dir.read().id}"]}}}
-    assert sum("arm:000" in run["tags"] for run in project.api("POST", "/flow_runs/filter", of_sweep)) == 2
+    assert sum("arm:000" in run["tags"] for run in project.api("POST", "/flow_runs/filter", of_sweep)) == 1
 
 
 def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Project) -> None:

@@ -125,6 +125,7 @@ def test_an_evaluation_of_a_run_in_mlflow_on_other_data(project: Project, finish
     assert [metric.step for metric in history] == [4]
 
 
+@pytest.mark.slow  # test_queues.py shows the same of a sweep's runs
 def test_two_deployments_started_together_on_one_slot_run_one_after_the_other(project: Project) -> None:
     started = [project.start("grpo/train", "config=tiny", f"seed={seed}") for seed in (1, 2)]
     first, second = sorted((project.finished(run_id) for run_id in started), key=lambda run: run["start_time"])
