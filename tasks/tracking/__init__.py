@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED_SECONDS = 3.0
 """How long a run that was interrupted waits for a tracking server that is away; Prefect kills a cancelled flow after 30 s."""
 
+INPUT_TRIES = 3
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -89,7 +90,25 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
         source = CodeDatasetSource({"data.source": run_dir.read_config().data.source, "artifact": f"data/{split}.jsonl"})
         data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
         inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
-    client.log_inputs(tracked.run_id, datasets=inputs)
+    log_inputs(client, tracked.run_id, inputs)
+
+
+def log_inputs(client: Any, run_id: str, inputs: Sequence[Any]) -> None:
+    """Log data sets as inputs of a run.
+
+    MLflow looks for a data set and then adds it: of two runs that log the same new one at the same moment, one is refused, and
+    finds it the next time.
+    """
+    from mlflow.exceptions import MlflowException
+
+    for _ in range(INPUT_TRIES - 1):
+        try:
+            client.log_inputs(run_id, datasets=inputs)
+        except MlflowException:
+            logger.info("the inputs of run %s were not taken; once more", run_id, exc_info=True)
+        else:
+            return
+    client.log_inputs(run_id, datasets=inputs)
 
 
 @task(name="track-results", cache_policy=NO_CACHE)
