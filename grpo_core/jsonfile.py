@@ -52,6 +52,20 @@ def write_json(path: Path, value: Any) -> None:
         raise
 
 
+def append_json(path: Path, value: Any) -> None:
+    """Append one JSON line, in the place of a last line that was torn; it is on disk when this returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(value).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def build(kind: type[T], fields: Any) -> T:
     """Return a dataclass of text, counts and figures from its fields: each is what it says, and there unless it has a default.
 

@@ -4,7 +4,6 @@ config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  c
 alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
 """
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError, cause, shown
 from grpo_core.journal import JOURNAL_FILE
-from grpo_core.jsonfile import parse_json, read_json, write_json
+from grpo_core.jsonfile import append_json, parse_json, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,7 @@ class RunDir:
 
     def add_alert(self, step: int, text: str) -> None:
         """Append an alert of the monitor, in the place of a last line that was torn."""
-        with self.alerts_file.open("a+b") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(json.dumps({"step": step, "text": text}).encode() + b"\n")
+        append_json(self.alerts_file, {"step": step, "text": text})
 
     def alerts(self) -> list[str]:
         """Return the texts of the monitor's alerts, oldest first; a torn last line is dropped.

@@ -5,9 +5,7 @@ study.db  runs/arm-000-seed-0/ ...  results/  report/
 """
 
 import contextlib
-import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from typing import Any
 import yaml
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.jsonfile import build, parse_json, read_json, write_json
+from grpo_core.jsonfile import append_json, build, parse_json, read_json, write_json
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.plan import Plan, make_plan
@@ -166,12 +164,7 @@ class SweepDir:
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Append how a run ended, in the place of a last line that was torn; it is on disk when this returns."""
-        with self.outcomes_file.open("a+b") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(json.dumps(asdict(outcome)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_json(self.outcomes_file, asdict(outcome))
 
     def read_outcomes(self) -> dict[tuple[int, int], Outcome]:
         """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped.
@@ -192,8 +185,7 @@ class SweepDir:
 
     def note_begin(self, arm: int, seed: int) -> None:
         """Write down that a run begins, or goes on, now."""
-        with self.begun_file.open("a") as file:
-            file.write(json.dumps({"arm": arm, "seed": seed, "time": time.time()}) + "\n")
+        append_json(self.begun_file, {"arm": arm, "seed": seed, "time": time.time()})
 
     def wall_seconds(self, arm: int, seed: int) -> float:
         """Return how long a run that has just ended was under way, in all sessions, waiting for a slot included."""
@@ -205,7 +197,7 @@ class SweepDir:
         lines = self.begun_file.read_bytes().split(b"\n")[:-1] if self.begun_file.exists() else []
         entries = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # a line that a kill has torn, and the next one behind it
+            with contextlib.suppress(ValueError):  # a line that something else has damaged
                 entries.append(parse_json(line))
         return entries
 
