@@ -11,15 +11,14 @@ from typing import Any
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import JournalError, cause, shown
+from grpo_core.flowdir import FlowDir
 from grpo_core.journal import JOURNAL_FILE
 from grpo_core.jsonfile import append_json, parse_json, read_json, write_json
 
 
 @dataclass(frozen=True)
-class RunDir:
+class RunDir(FlowDir):
     """Paths of one run."""
-
-    path: Path
 
     @property
     def config_file(self) -> Path:
@@ -80,21 +79,6 @@ class RunDir:
     def process_file(self) -> Path:
         """Process id of the training process while it runs."""
         return self.path / "process.json"
-
-    @property
-    def lock_file(self) -> Path:
-        """Locked by the flow that works on the run."""
-        return self.path / "lock"
-
-    @property
-    def flow_run_file(self) -> Path:
-        """Id of the Prefect flow run that made the folder: its retries go on here."""
-        return self.path / "flow_run"
-
-    @property
-    def tracking_file(self) -> Path:
-        """Where the run is tracked: MLflow's store and run id."""
-        return self.path / "tracking.json"
 
     def log_file(self, process: str) -> Path:
         """Output of a process of the run."""

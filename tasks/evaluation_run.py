@@ -20,8 +20,9 @@ from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
+from tasks.folders import make_folder
 from tasks.reporting import REPORT_RETRIES, RunSummary
-from tasks.setup import EVALUATION, NOT_OF_A_SWEEP, make_folder
+from tasks.setup import EVALUATION, NOT_OF_A_SWEEP
 from tasks.tracking import TrackedRun
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
 

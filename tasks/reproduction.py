@@ -16,8 +16,9 @@ from grpo_core.config import Origin, apply_overrides, changes_between, run_name,
 from grpo_core.errors import JournalError
 from grpo_core.jsonfile import write_json
 from grpo_core.rundir import RunDir
+from tasks.folders import claim, folder_of_this_flow_run, make_folder
 from tasks.progress import say
-from tasks.setup import NOT_OF_A_SWEEP, claim, folder_of_this_flow_run, make_folder
+from tasks.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")

@@ -3,22 +3,20 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.runtime import flow_run
 
 from grpo_core.config import find_origin
 from grpo_core.errors import JournalError
 from grpo_core.locks import holder_of, lock_holder, lock_soon
 from grpo_core.rundir import RunDir
+from tasks.folders import claim, folder_of_this_flow_run, make_folder
 from tasks.process import is_process_of
 from tasks.progress import say
 
-RUNS_FOLDER = Path("runs")
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
@@ -81,40 +79,6 @@ def hold_run(run_path: Path) -> Iterator[None]:
         for leftover in (run_dir.stop_file, run_dir.process_file):
             leftover.unlink(missing_ok=True)
         yield
-
-
-def make_folder(name: str) -> Path:
-    """Make a folder that nobody else has, named after the time and `name`: two runs may start in the same second."""
-    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    number = 1
-    while True:
-        path = RUNS_FOLDER / (f"{stamp}-{name}" if number == 1 else f"{stamp}-{name}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
-
-
-def claim(run_path: Path) -> None:
-    """Write down that a folder is this flow run's."""
-    RunDir(run_path).flow_run_file.write_text(f"{flow_run.id or ''}\n")
-
-
-def folder_of_this_flow_run(run_path: Path | None) -> Path | None:
-    """Return the folder that an earlier attempt of this flow run has made; None where this is the first.
-
-    Args:
-        run_path: the only folder that it can be; None = any below `runs/`.
-    """
-    if not flow_run.id or flow_run.run_count < 2:
-        return None
-    for path in (run_path,) if run_path is not None else sorted(RUNS_FOLDER.glob("*/")):
-        file = RunDir(path).flow_run_file
-        if file.exists() and file.read_text().strip() == flow_run.id:
-            return path
-    return None
 
 
 def _await_orphan(run_dir: RunDir) -> None:

@@ -1,7 +1,7 @@
 """The folder of one sweep: where each thing lies, and nothing else.
 
-sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json
-study.db  runs/arm-000-seed-0/ ...  results/  report/
+sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json  flow_run  lock
+study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from grpo_core.errors import SweepError, cause
+from grpo_core.flowdir import FlowDir
 from grpo_core.jsonfile import append_json, build, parse_json, read_json, write_json
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.arms import Arm
@@ -38,10 +39,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class SweepDir:
+class SweepDir(FlowDir):
     """Paths of one sweep, and the records in them."""
-
-    path: Path
 
     @property
     def sweep_file(self) -> Path:
@@ -72,21 +71,6 @@ class SweepDir:
     def study_file(self) -> Path:
         """The Optuna study, where it is SQLite."""
         return self.path / "study.db"
-
-    @property
-    def lock_file(self) -> Path:
-        """Locked by the flow that works on the sweep."""
-        return self.path / "lock"
-
-    @property
-    def flow_run_file(self) -> Path:
-        """Id of the Prefect flow run that made the folder: its retries go on here."""
-        return self.path / "flow_run"
-
-    @property
-    def tracking_file(self) -> Path:
-        """Where the sweep is tracked: MLflow's store and run id."""
-        return self.path / "tracking.json"
 
     @property
     def report(self) -> Path:

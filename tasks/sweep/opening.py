@@ -4,21 +4,19 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.runtime import flow_run
 
 from grpo_core.errors import SweepError
 from grpo_core.jsonfile import write_json
 from grpo_core.locks import holder_of, lock_soon
-from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
+from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
+from tasks.folders import claim, folder_of_this_flow_run, make_folder
 from tasks.progress import say
-from tasks.setup import RUNS_FOLDER
 
 
 @task(name="open-sweep", cache_policy=NO_CACHE)
@@ -29,31 +27,20 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         ConfigError: the sweep is refused: nothing has been run.
         SweepError: the folder already holds a sweep.
     """
-    mine = _folder_of_this_flow_run(sweep_path)
+    mine = folder_of_this_flow_run(sweep_path)
     if mine is not None:
         return mine
     plan, name = load_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
-    path = sweep_path or RUNS_FOLDER / f"{datetime.now().astimezone().strftime('%Y%m%d-%H%M%S')}-{name}"
+    path = sweep_path or make_folder(name)
     SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
-    SweepDir(path).flow_run_file.write_text(f"{flow_run.id or ''}\n")
+    claim(path)
     sweep = plan.sweep
     say(
         f"{plan.num_arms} arms x {len(sweep.seeds)} seeds = {plan.num_runs} runs, {sweep.runs.concurrency} at a time, in {path}"
     )
     return path
-
-
-def _folder_of_this_flow_run(sweep_path: Path | None) -> Path | None:
-    if not flow_run.id or flow_run.run_count < 2:
-        return None
-    folders = (sweep_path,) if sweep_path is not None else sorted(path.parent for path in RUNS_FOLDER.glob(f"*/{SWEEP_FILE}"))
-    for path in folders:
-        file = SweepDir(path).flow_run_file
-        if file.exists() and file.read_text().strip() == flow_run.id:
-            return path
-    return None
 
 
 @contextlib.contextmanager

@@ -87,3 +87,13 @@ def postgres_url() -> Iterator[str]:
         pytest.skip(reason)
     with private_postgres() as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def study_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a database for studies: PostgreSQL, or SQLite where PostgreSQL is not installed."""
+    if why_no_postgres() is not None:
+        yield f"sqlite:///{tmp_path_factory.mktemp('studies')}/studies.db"
+        return
+    with private_postgres() as address:
+        yield address

@@ -31,9 +31,9 @@ SWEEP = {
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any], postgres_url: str) -> Iterator[Project]:
-    """One slot, two workers, studies in PostgreSQL."""
-    project = Project(tmp_path_factory.mktemp("project"), GRPO_STUDY_URL=postgres_url)
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any], study_url: str) -> Iterator[Project]:
+    """One slot, two workers, studies in a database of their own."""
+    project = Project(tmp_path_factory.mktemp("project"), GRPO_STUDY_URL=study_url)
     (project.folder / "configs" / "sweeps").mkdir(parents=True)
     (project.folder / "configs" / "sweeps" / "betas.yaml").write_text(yaml.safe_dump(SWEEP))
     (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, SHORT)))
@@ -84,7 +84,7 @@ def test_status_shows_each_worker_and_up_with_another_number_is_refused(project:
     assert "is up with 2; run `grpo down` first" in refused.stderr
 
 
-def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project, postgres_url: str) -> None:
+def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: Project, study_url: str) -> None:
     sweep = project.start("grpo-sweep/sweep", "sweep=betas", "sweep_dir=runs/one")
     ended = project.finished(sweep)
     assert ended["state_type"] == "COMPLETED", ended["state"]
@@ -98,7 +98,7 @@ def test_a_sweep_and_its_runs_end_on_one_slot_one_run_after_the_other(project: P
     table = pandas.read_parquet(project.folder / "runs" / "one" / "results" / "runs.parquet")
     assert table["status"].tolist() == ["finished"] * 2
     stored = SweepDir(project.folder / "runs" / "one").read()
-    storage = RDBStorage(postgres_url)
+    storage = RDBStorage(study_url)
     trials = optuna.load_study(study_name=stored.id, storage=storage).trials
     storage.engine.dispose()
     assert [trial.value for trial in trials] == pytest.approx(table.groupby("arm")["objective"].mean().tolist())
