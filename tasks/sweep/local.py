@@ -37,6 +37,8 @@ class _Child:
     process: subprocess.Popen[bytes]
     gpu: str
     """Empty where there is none."""
+    log_start: int
+    """Where its output begins in the log file, after that of earlier sessions; in bytes."""
 
 
 class LocalLauncher:
@@ -64,6 +66,7 @@ class LocalLauncher:
         read_end, _ = self._lifeline
         gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
         with job.log_file.open("ab") as log:
+            log_start = log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", COMMAND, "train", *_arguments(job)],
                 stdin=subprocess.DEVNULL,
@@ -73,7 +76,7 @@ class LocalLauncher:
                 pass_fds=(read_end,),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
-        self._children.append(_Child(job=job, process=process, gpu=gpu.get(VISIBLE_VARIABLE, "")))
+        self._children.append(_Child(job=job, process=process, gpu=gpu.get(VISIBLE_VARIABLE, ""), log_start=log_start))
 
     def poll(self) -> list[Ended]:
         """Return the runs that have ended since this was last asked."""
@@ -132,6 +135,7 @@ def _end(child: _Child) -> Ended:
     if code < 0:
         said = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
         return Ended(job=child.job, failure=said, crashed=True)
-    lines = [line for line in child.job.log_file.read_text(errors="replace").splitlines() if line.strip()]
+    output = child.job.log_file.read_bytes()[child.log_start :].decode(errors="replace")
+    lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
     return Ended(job=child.job, failure=errors[-1].removeprefix("error: ") if errors else f"exit code {code}")
