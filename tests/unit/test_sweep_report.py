@@ -17,7 +17,7 @@ from matplotlib import pyplot
 from grpo_core.analysis.sweep.bound import arms_within_bound, check_bound
 from grpo_core.analysis.sweep.cells import cost_table, difference_table
 from grpo_core.analysis.sweep.costs import machine_share
-from grpo_core.analysis.sweep.curves import kl_figure, panels_of
+from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure, panels_of
 from grpo_core.analysis.sweep.drift_picture import frontier_figure
 from grpo_core.analysis.sweep.effects import OUTCOMES
 from grpo_core.analysis.sweep.facts import SweepFacts
@@ -466,6 +466,22 @@ def test_many_arms_share_a_panel_per_level() -> None:
     panels = panels_of(SweepRuns(FACTS, frame))
     assert [panel.title for panel in panels] == [f"β 0.{index}" for index in range(1, 8)]
     assert sorted(arm for panel in panels for arm in panel.arms) == list(range(28))
+
+
+def test_a_level_does_not_rise_where_its_worst_run_is_pruned(tmp_path: Path) -> None:
+    frame = grid()
+    steps, syncs = curves(frame)
+    frame.loc[frame["arm"] == 0, ["status", "steps"]] = "pruned", 10
+    worst = steps["arm"] == 0
+    steps.loc[worst, "reward/mean"] = -1.0
+    steps = steps[~worst | (steps["step"] <= 10)]
+    figure = level_curves_figure(SweepRuns(FACTS, frame), steps, "loss.beta")
+    assert figure is not None
+    (axes,) = [axes for axes in figure.axes if axes.get_ylabel() == "reward"]
+    expected = np.arange(1, 21) / 20
+    assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx(expected)] * 2
+    page = write_report(FACTS, frame, steps, syncs, tmp_path).page.read_text()
+    assert "A line is the mean of the complete runs at a level" in page
 
 
 def test_the_share_of_the_machine_is_of_all_journalled_training() -> None:

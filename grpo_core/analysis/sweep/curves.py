@@ -78,10 +78,12 @@ def kl_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame
 
 
 def level_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, knob: str) -> Figure | None:
-    """Return reward, entropy, useless groups and length over steps, the mean of all runs at each level of a knob.
+    """Return reward, entropy, useless groups and length over steps, the mean of the complete runs at each level of a knob.
 
-    None where the steps hold none of them or the knob has too many levels.
+    Every step is a mean of the same runs: with those that end early a level would seem to rise where its worst runs are pruned.
+    None where the complete runs hold none of the figures or the knob has too many levels.
     """
+    steps = sweep.of_complete(steps)
     keys = [key for key in LEVEL_CURVES if key in steps and steps[key].notna().any()]
     colours = Colours(sweep, knob)
     if not keys or not colours.levels:

@@ -88,7 +88,12 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
             pictures=of("frontier"),
         ),
         Section(anchor="drift", title="KL over steps", words=_when(of("drift"), DRIFT_NOTE), pictures=of("drift")),
-        Section(anchor="curves", title="Reward, entropy and length over steps", pictures=of("curves")),
+        Section(
+            anchor="curves",
+            title="Reward, entropy and length over steps",
+            words=_when(of("curves"), CURVES_NOTE),
+            pictures=of("curves"),
+        ),
         Section(anchor="arms", title="Arms", tables=arms),
         Section(
             anchor="differences",
@@ -183,6 +188,7 @@ FRONTIER_NOTE = (
 DRIFT_NOTE = (
     "A line is a seed, or in panels with several arms a run. Lines across: reference syncs, which hold from the next step."
 )
+CURVES_NOTE = "A line is the mean of the complete runs at a level; pruned arms and runs that have not finished do not enter."
 METHOD = (
     (
         "The seed is the unit: differences are taken between runs of the same seed, averaged within it, and the seeds are "
