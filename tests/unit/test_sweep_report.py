@@ -484,6 +484,18 @@ def test_a_level_does_not_rise_where_its_worst_run_is_pruned(tmp_path: Path) -> 
     assert "A line is the mean of the complete runs at a level" in page
 
 
+def test_levels_are_drawn_at_the_settings_that_all_of_them_have_complete() -> None:
+    frame = grid()
+    steps, _ = curves(frame)
+    frame.loc[frame["arm"] == 7, ["status", "steps"]] = "failed", 10
+    partner = steps["arm"] == 3  # as arm 7, with the other beta
+    steps.loc[partner, "reward/mean"] = 100.0
+    figure = level_curves_figure(SweepRuns(FACTS, frame), steps, "loss.beta")
+    assert figure is not None
+    (axes,) = [axes for axes in figure.axes if axes.get_ylabel() == "reward"]
+    assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx(np.arange(1, 21) / 20)] * 2
+
+
 def test_the_share_of_the_machine_is_of_all_journalled_training() -> None:
     frame = grid()
     frame.loc[0, "status"] = "failed"

@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from grpo_core.analysis.sweep.effects import (
-    arm_differences,
-    balanced_means,
-    differences_table,
-    effects_table,
-    knob_effects,
-)
+from grpo_core.analysis.sweep.balanced import balanced_means
+from grpo_core.analysis.sweep.effects import arm_differences, differences_table, effects_table, knob_effects
 from grpo_core.analysis.sweep.facts import SweepFacts
 from grpo_core.analysis.sweep.frontier import frontier
 from grpo_core.analysis.sweep.runs import SweepRuns

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.analysis.sweep.balanced import balanced_runs
 from grpo_core.analysis.sweep.colours import PALETTE, Colours
 from grpo_core.analysis.sweep.effects import MAX_LEVELS
 from grpo_core.analysis.sweep.facts import knob_name, level_name
@@ -81,9 +82,12 @@ def level_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, knob: str) ->
     """Return reward, entropy, useless groups and length over steps, the mean of the complete runs at each level of a knob.
 
     Every step is a mean of the same runs: with those that end early a level would seem to rise where its worst runs are pruned.
-    None where the complete runs hold none of the figures or the knob has too many levels.
+    The levels are compared at the same settings of the other knobs, as in `balanced.py`. None where the complete runs hold none
+    of the figures or the knob has too many levels.
     """
-    steps = sweep.of_complete(steps)
+    run_of_row = pandas.MultiIndex.from_frame(steps[["arm", "seed"]])
+    runs = balanced_runs(sweep, [knob])
+    steps = steps[run_of_row.isin([run for of_level in runs.values() for run in of_level])]
     keys = [key for key in LEVEL_CURVES if key in steps and steps[key].notna().any()]
     colours = Colours(sweep, knob)
     if not keys or not colours.levels:
@@ -91,10 +95,9 @@ def level_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, knob: str) ->
     rows = math.ceil(len(keys) / 2)
     figure = Figure(figsize=(9, 2.5 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, min(2, len(keys)), squeeze=False, sharex=True)
-    index = sweep.facts.knobs.index(knob)
     for axes, key in zip(grid.flat, keys, strict=False):
         for level in colours.levels:
-            arms = [arm.number for arm in sweep.arms if arm.levels[index] == level]
+            arms = {arm for arm, _ in runs[level,]}
             mean = steps[steps["arm"].isin(arms)].groupby("step")[key].mean()
             axes.plot(mean.index, mean, color=colours.of(level))
         axes.set_ylabel(LEVEL_CURVES[key])

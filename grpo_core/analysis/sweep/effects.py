@@ -12,14 +12,14 @@ all pairs of arms.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
-import numpy as np
 import pandas
 
+from grpo_core.analysis.sweep.balanced import cell_means, mean
 from grpo_core.analysis.sweep.facts import Level, is_number, level_name
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import (
@@ -152,36 +152,10 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
     return tuple(_adjusted(comparison, p, size) for comparison, p in zip(found, adjusted, strict=True))
 
 
-def balanced_means(
-    sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objective"
-) -> dict[tuple[Level, ...], dict[int, float]]:
-    """Return levels of some knobs -> seed -> mean of an outcome over the other knobs, for pictures.
-
-    Within a seed only settings of the other knobs enter that are complete at every combination of these levels, so that the
-    means compare like with like. Where no seed has such a setting, every complete run enters.
-    """
-    values, indices = sweep.values(outcome), [sweep.facts.knobs.index(knob) for knob in knobs]
-    rest: dict[tuple[Level, ...], dict[tuple[Level, ...], list[int]]] = {}
-    for arm in sweep.arms:
-        others = tuple(level for index, level in enumerate(arm.levels) if index not in indices)
-        rest.setdefault(others, {}).setdefault(tuple(arm.levels[index] for index in indices), []).append(arm.number)
-    keys = {key for cells in rest.values() for key in cells}
-    seeds = sorted({seed for found in values.values() for seed in found})
-    by_seed = {seed: [_cell_means(cells, values, seed) for cells in rest.values()] for seed in seeds}
-    matched = {seed: [means for means in cells if len(means) == len(keys)] for seed, cells in by_seed.items()}
-    chosen = matched if any(matched.values()) else by_seed
-    found: dict[tuple[Level, ...], dict[int, float]] = {key: {} for key in keys}
-    for seed, cells in chosen.items():
-        for key in keys:
-            if known := [means[key] for means in cells if key in means]:
-                found[key][seed] = _mean(known)
-    return found
-
-
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
     """Return the mean over seeds and its standard error; NaN where unknown."""
     known = [value for value in values if math.isfinite(value)]
-    return (_mean(known), standard_error(known)) if known else (math.nan, math.nan)
+    return (mean(known), standard_error(known)) if known else (math.nan, math.nan)
 
 
 def effects_table(families: Sequence[KnobEffects]) -> pandas.DataFrame:
@@ -263,9 +237,6 @@ def _typed(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.astype(types)
 
 
-_Key = TypeVar("_Key", bound=Hashable)
-
-
 class _Paired(TypedDict):
     differences: tuple[float, ...]
     estimate: PairedEstimate
@@ -282,7 +253,7 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict
     for first, second in combinations(sweep.levels(knob), 2):
         shared = [arms for arms in combos if first in arms and second in arms]
         seeds = sorted({seed for arms in shared for number in arms[first] for seed in values[number]})
-        cells = [[_cell_means(arms, values, seed) for arms in shared] for seed in seeds]
+        cells = [[cell_means(arms, values, seed) for arms in shared] for seed in seeds]
         pairs = [[(cell[first], cell[second]) for cell in of_seed if first in cell and second in cell] for of_seed in cells]
         pairs = [of_seed for of_seed in pairs if of_seed]
         if pairs:
@@ -315,11 +286,11 @@ def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, di
 def arm_points(sweep: SweepRuns, knob: str, values: dict[int, dict[int, float]]) -> list[tuple[Level, float]]:
     """Return (level, mean over seeds) of every arm with a complete run."""
     index = sweep.facts.knobs.index(knob)
-    return [(arm.levels[index], _mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
+    return [(arm.levels[index], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
 
 
 def _paired(pairs: _Pairs) -> _Paired:
-    differences = tuple(_mean(second - first for first, second in of_seed) for of_seed in pairs)
+    differences = tuple(mean(second - first for first, second in of_seed) for of_seed in pairs)
     scale = max(abs(value) for of_seed in pairs for pair in of_seed for value in pair)
     return {
         "differences": differences,
@@ -350,11 +321,6 @@ def _grouped(items: Iterable[tuple[tuple[Level, ...], Level, int]]) -> _Combinat
     return found
 
 
-def _cell_means(arms: Mapping[_Key, list[int]], values: dict[int, dict[int, float]], seed: int) -> dict[_Key, float]:
-    known = {level: [values[arm][seed] for arm in numbers if seed in values[arm]] for level, numbers in arms.items()}
-    return {level: _mean(found) for level, found in known.items() if found}
-
-
 def _unmatched(sweep: SweepRuns, knob: str) -> str | None:
     """Return why the levels of a knob are not compared in matched pairs; None where arms have partners, complete or not."""
     if not any(len(arms) > 1 for arms in _combinations(sweep, knob).values()):
@@ -363,8 +329,3 @@ def _unmatched(sweep: SweepRuns, knob: str) -> str | None:
     if sweep.facts.sampler != "grid" and numbers > MAX_LEVELS:
         return f"the sampler drew {numbers} values of it, more than {MAX_LEVELS}"
     return None
-
-
-def _mean(values: Iterable[float]) -> float:
-    array = np.fromiter(values, dtype=float)
-    return float(array.mean()) if len(array) else math.nan

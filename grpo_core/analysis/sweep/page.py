@@ -188,7 +188,10 @@ FRONTIER_NOTE = (
 DRIFT_NOTE = (
     "A line is a seed, or in panels with several arms a run. Lines across: reference syncs, which hold from the next step."
 )
-CURVES_NOTE = "A line is the mean of the complete runs at a level; pruned arms and runs that have not finished do not enter."
+CURVES_NOTE = (
+    "A line is the mean of the complete runs at a level; pruned arms and runs that have not finished do not enter. Within a "
+    "seed only settings of the other knobs enter that are complete at every level, unless there is none."
+)
 METHOD = (
     (
         "The seed is the unit: differences are taken between runs of the same seed, averaged within it, and the seeds are "

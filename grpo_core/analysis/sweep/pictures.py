@@ -7,13 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from grpo_core.analysis.sweep.balanced import balanced_means
 from grpo_core.analysis.sweep.colours import PALETTE, spans_decades
-from grpo_core.analysis.sweep.effects import (
-    Comparison,
-    arm_points,
-    balanced_means,
-    mean_and_error,
-)
+from grpo_core.analysis.sweep.effects import Comparison, arm_points, mean_and_error
 from grpo_core.analysis.sweep.facts import is_number, knob_name, knob_title, level_name, level_order
 from grpo_core.analysis.sweep.numbers import plain
 from grpo_core.analysis.sweep.runs import SweepRuns

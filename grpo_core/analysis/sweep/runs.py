@@ -120,11 +120,6 @@ class SweepRuns:
                 found[int(arm)][int(seed)] = float(value)
         return found
 
-    def of_complete(self, frame: pandas.DataFrame) -> pandas.DataFrame:
-        """Return the rows of a frame with the columns arm and seed that belong to complete runs."""
-        complete = pandas.MultiIndex.from_frame(self.complete[["arm", "seed"]])
-        return frame[pandas.MultiIndex.from_frame(frame[["arm", "seed"]]).isin(complete)]
-
     def levels(self, knob: str) -> list[Level]:
         """Return the values that a knob took, in order."""
         index = self.facts.knobs.index(knob)
