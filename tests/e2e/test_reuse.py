@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from grpo_core.journal import read_journal
 
 SAID = "an earlier run has made the same one"
 
 
-def test_another_beta_uses_it_and_another_seed_does_not(
-    grpo: Any, tiny_yaml: Path, finished_run: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_another_beta_uses_it(grpo: Any, tiny_yaml: Path, finished_run: tuple[Path, Any], tmp_path: Path) -> None:
     first, _ = finished_run
-    run = ("train", str(tiny_yaml), "training.steps=1", "--run-dir")
-    done = grpo(*run, "arm", "loss.beta=0.9", "rollout.group_size=2", cwd=tmp_path)
+    changed = ("training.steps=1", "loss.beta=0.9", "rollout.group_size=2")
+    done = grpo("train", str(tiny_yaml), *changed, "--run-dir", "arm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert SAID in done.stdout
     assert not (tmp_path / "arm" / "evaluate-base.log").exists()
@@ -21,7 +21,12 @@ def test_another_beta_uses_it_and_another_seed_does_not(
         assert (tmp_path / "arm" / "eval" / name).read_bytes() == (first / "eval" / name).read_bytes()
     figures = [read_journal(path / "journal.jsonl")[0].metrics for path in (first, tmp_path / "arm")]
     assert figures[0] == figures[1] != {}
-    done = grpo(*run, "seed", "training.seed=1", cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished_run")
+def test_another_seed_does_not(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+    done = grpo("train", str(tiny_yaml), "training.steps=1", "training.seed=1", "--run-dir", "seed", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert SAID not in done.stdout
     assert (tmp_path / "seed" / "evaluate-base.log").exists()
