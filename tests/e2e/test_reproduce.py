@@ -34,6 +34,7 @@ def test_a_run_is_repeated_from_mlflow_alone_and_identical(
     assert (report.parents[1] / "evaluate-base.log").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_seed_and_environment_are_said_before_the_run_and_the_figures_after_it(
     grpo: Any, finished_run: Any, tmp_path: Path
 ) -> None:
