@@ -1,6 +1,6 @@
 """Prefect's server behind a guard: requests for another host, or from a page of another origin, are refused.
 
-Prefect itself answers any `Host` and any `Origin`. The secret (`PREFECT_SERVER_API_AUTH_STRING`) keeps strangers out of its API;
+Prefect itself answers any `Host` and any `Origin`. Its secret (`PREFECT_SERVER_API_AUTH_STRING`) closes the API to strangers;
 the guard also keeps them from the UI, the health routes and the WebSockets: a page that resolves its own name to 127.0.0.1
 (DNS rebinding) sends that name as the host, and a page on another site its own address as the origin.
 """
