@@ -65,7 +65,7 @@ def regular_file(descriptor: int, path: Path) -> IO[bytes]:
 def try_lock(file: IO[bytes]) -> bool:
     """Lock an open file for this process and return whether that was possible; closing the file frees it.
 
-    A process that is forked from this one does not keep it locked: workers of a user's reward function may outlive the training.
+    A process that is forked from this one does not keep it: workers of a user's reward function may outlive the training.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,14 +76,14 @@ def try_lock(file: IO[bytes]) -> bool:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Return who holds the lock of a file now (`process 4711`), None if nobody does or there is no such file.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """Return who holds the lock of a file now (`process 4711`), None if nobody does or there is no such file."""
     if not path.is_file():
         return None
-    with path.open("rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except PermissionError:  # of another user: the kernel's list has to do
+        return _listed_holder(path.stat())
+    with file:
         return None if try_lock(file) else holder_of(file)
 
 
@@ -150,16 +150,23 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def holder_of(file: IO[bytes]) -> str:
-    """Return who holds the lock of an open file, as far as the kernel tells: `process 4711`, with the user if it is another one."""
-    inode = os.fstat(file.fileno()).st_ino
+    """Return who holds the lock of an open file, as far as the kernel tells: `process 4711`, or `process 4711 of user ada`."""
+    return _listed_holder(os.fstat(file.fileno())) or "another process"
+
+
+def _listed_holder(facts: os.stat_result) -> str | None:
+    """Return who holds the lock of a file according to the kernel's list; None where it lists nobody that this process sees."""
     try:
         fields = [line.replace("->", "").split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
-        return "another process"
+        return None
     # 1: FLOCK ADVISORY WRITE 4711 fe:00:1234567 0 EOF
-    holders = [row[4] for row in fields if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)]
+    rows = [row for row in fields if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(facts.st_ino)]
+    device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:"
+    # Some file systems show processes another device than the kernel's list; the inode alone has to do there.
+    holders = [row[4] for row in rows if row[5].startswith(device)] or [row[4] for row in rows]
     if not holders or not holders[0].isdecimal() or holders[0] == "0":  # 0 and -1: of another container
-        return "another process"
+        return None
     return f"process {holders[0]}{_foreign_user(holders[0])}"
 
 

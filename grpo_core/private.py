@@ -19,7 +19,7 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, at no moment readable by others; whoever reads it finds all of it or what was there.
+    """Write a file that only its owner can read, at no moment readable by others; a reader finds all of it or what was there.
 
     Raises:
         OSError: it cannot be written.

@@ -41,7 +41,7 @@ def evaluate(run_path: Path, policy: Literal["base", "final"], set_name: str = H
             time.sleep(POLL_SECONDS)
             cancellation.check()
 
-        with one_at_a_time(identity, wait):
+        with one_at_a_time(identity, wait, say):
             if use_kept(run_dir, policy, identity):
                 say(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
                 return

@@ -1,8 +1,8 @@
 """A tracking store in a local SQLite file: created whole or not at all, upgraded in a copy, and refused where it is broken.
 
 MLflow creates its tables in some sixty migrations, in the file itself and without a lock: two processes that do so at once, or
-one that is killed meanwhile, leave half a migration, which no later start can complete. So one process creates the store in a
-file beside it, under a lock, and renames it; all others find it ready. MLflow itself is imported only where there is work to do.
+one that is killed meanwhile, leave half a migration, which no later start can complete. So one process creates the store in
+a file beside it, under a lock, and renames it; all others find it ready. MLflow is imported only where there is work to do.
 """
 
 import contextlib
@@ -116,8 +116,8 @@ def _way_out(path: Path) -> str:
     """Return what to do about a store that cannot be used."""
     aside = free_name(path, "broken")
     return (
-        f"Move it away with `mv {shlex.quote(str(path))} {shlex.quote(str(aside))}` and start again: a new one is made. Runs keep "
-        "their own journals: `grpo track RUN_DIR` then logs an earlier run to the new store"
+        f"Move it away with `mv {shlex.quote(str(path))} {shlex.quote(str(aside))}` and start again: a new one is made. Runs "
+        "keep their own journals: `grpo track RUN_DIR` then logs an earlier run to the new store"
     )
 
 
@@ -141,7 +141,8 @@ def _read_schema(path: Path) -> Schema:
     try:
         # `rw` without `c`: never created here, but what a killed writer has left in its `-journal` is rolled back.
         with contextlib.closing(_connect(path)) as connection:
-            tables = frozenset(str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
+            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            tables = frozenset(str(name) for (name,) in names)
             rows = connection.execute("SELECT version_num FROM alembic_version") if "alembic_version" in tables else ()
             return Schema(tables=tables, revisions=tuple(str(revision) for (revision,) in rows))
     except sqlite3.Error as error:

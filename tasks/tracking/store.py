@@ -90,7 +90,7 @@ _checked: set[tuple[str, int, int]] = set()
 def _check_store(file: Path, create: bool) -> None:
     if not file.exists():
         if not create:
-            raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the store of the run")
+            raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the run's store")
     elif _identity(file) in _checked:
         return
     ensure_store(file)

@@ -1,4 +1,4 @@
-"""A tracking store in a SQLite file: created once however many start together, whole however they end, and named where it is broken."""
+"""A tracking store in a SQLite file: created once, however many start together; named, with the remedy, where it is broken."""
 
 import os
 import shutil
@@ -160,7 +160,7 @@ def test_a_broken_store_is_named_with_the_remedy_and_left_as_it_is(
 
 def test_the_store_of_a_newer_mlflow_is_not_called_broken(store: Path) -> None:
     change(store, "UPDATE alembic_version SET version_num = 'fedcba987654'")
-    with pytest.raises(TrackingError, match=r"was made by another version of MLflow \(schema fedcba987654, which MLflow 3") as caught:
+    with pytest.raises(TrackingError, match=r"by another version of MLflow \(schema fedcba987654, which MLflow 3") as caught:
         make_client(f"sqlite:///{store}")
     assert "Use that version, or: Move it away with `mv " in str(caught.value)
 
@@ -174,7 +174,7 @@ def test_a_store_that_another_program_locks_is_not_called_broken(store: Path, mo
     assert make_client(f"sqlite:///{store}")
 
 
-def test_the_store_of_an_older_mlflow_is_upgraded_in_a_copy_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_store_of_an_older_mlflow_is_upgraded_in_a_copy_and_kept(tmp_path: Path, capsys: Any) -> None:
     store = tmp_path / "mlflow.db"
     older_store(store, "1b5f0d9ad7c1")  # of MLflow 3.2 or so: runs, no labelling queues
     before = store.read_bytes()

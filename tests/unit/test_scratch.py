@@ -144,5 +144,5 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
 
     held = [os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)]
     fcntl.flock(held[0], fcntl.LOCK_EX)
-    with waited_lock(tmp_path / "lock", wait):
+    with waited_lock(tmp_path / "lock", "is tested", wait=wait):
         assert waited == 1
