@@ -1,9 +1,29 @@
-"""Results of tasks that are kept and used again, by any later run, as long as their inputs are the same."""
+"""Results of tasks that are kept and used again, by any later run, as long as their inputs are the same.
 
-from collections.abc import Mapping
+Prefect keeps them in a file each, which it writes in place: a process that looks at the wrong moment, or after a kill, finds
+half of one, and its run fails. So whoever calls such a task does so inside `one_at_a_time`.
+"""
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from prefect.context import TaskRunContext
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+
+from grpo_core.errors import BusyError, cause
+from grpo_core.locks import waited_lock
+from tasks.progress import say
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 1800.0
+"""For another run that prepares the same: after that, both do."""
+DIGEST = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 def by_identity(_context: TaskRunContext, parameters: Mapping[str, Any]) -> str | None:
@@ -13,3 +33,36 @@ def by_identity(_context: TaskRunContext, parameters: Mapping[str, Any]) -> str 
     """
     identity: str | None = parameters["identity"]
     return identity
+
+
+@contextlib.contextmanager
+def one_at_a_time(identity: str | None) -> Iterator[None]:
+    """Keep other runs from a cached task with the same identity while inside, and remove a damaged result of it before.
+
+    Where the folder of the results cannot be written, or another run takes too long, the work is done twice.
+    """
+    folder = Path(PREFECT_LOCAL_STORAGE_PATH.value())
+    with contextlib.ExitStack() as held:
+        if identity is not None and DIGEST.fullmatch(identity):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = folder / f".{identity}.lock"
+                held.enter_context(waited_lock(lock, "prepares the same inputs", patience=PATIENCE_SECONDS, say=say))
+                remove_damaged(folder / identity)
+            except BusyError as error:
+                say(f"not waiting any longer: {error}")
+            except OSError as error:
+                logger.info("nobody is kept from preparing the same inputs: %s", cause(error))
+        yield
+
+
+def remove_damaged(result: Path) -> None:
+    """Remove a result that was not written to its end."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            record = json.loads(result.read_bytes())
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not {"metadata", "result"} <= record.keys():
+            logger.warning("the cached result %s is damaged; it is made again", result)
+            result.unlink()
