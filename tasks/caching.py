@@ -1,11 +1,11 @@
 """Results of tasks that are kept and used again, by any later run, as long as their inputs are the same.
 
-Prefect keeps them in a file each, which it writes in place: a process that looks at the wrong moment, or after a kill, finds
-half of one, and its run fails. So whoever calls such a task does so inside `one_at_a_time`.
+Prefect keeps each in a file, which it takes for missing if it is damaged, and writes in place: between its look and its reading
+another process may have begun to write the same file again. So whoever calls such a task does so inside `one_at_a_time`; of runs
+that start together one prepares the inputs, and the others use them.
 """
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ def by_identity(_context: TaskRunContext, parameters: Mapping[str, Any]) -> str 
 
 @contextlib.contextmanager
 def one_at_a_time(identity: str | None) -> Iterator[None]:
-    """Keep other runs from a cached task with the same identity while inside, and remove a damaged result of it before.
+    """Keep other runs from a cached task with the same identity while inside.
 
     Where the folder of the results cannot be written, or another run takes too long, the work is done twice.
     """
@@ -48,21 +48,8 @@ def one_at_a_time(identity: str | None) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = folder / f".{identity}.lock"
                 held.enter_context(waited_lock(lock, "prepares the same inputs", patience=PATIENCE_SECONDS, say=say))
-                remove_damaged(folder / identity)
             except BusyError as error:
                 say(f"not waiting any longer: {error}")
             except OSError as error:
                 logger.info("nobody is kept from preparing the same inputs: %s", cause(error))
         yield
-
-
-def remove_damaged(result: Path) -> None:
-    """Remove a result that was not written to its end."""
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            record = json.loads(result.read_bytes())
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or not {"metadata", "result"} <= record.keys():
-            logger.warning("the cached result %s is damaged; it is made again", result)
-            result.unlink()

@@ -38,7 +38,8 @@ def _find_or_open(run_dir: RunDir, tracked: TrackedRun) -> TrackedRun:
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             anew = open_new(run_dir, tracked.uri)
-            track_inputs.fn(run_dir.path, anew)
+            if run_dir.provenance_file.exists():  # a run that was killed early has none
+                track_inputs.fn(run_dir.path, anew)
             return anew
     return tracked
 

@@ -1,15 +1,11 @@
 """Arms of a sweep: the evaluation of the initial policy is made once, by whichever run comes first."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.config import load_config
-from grpo_core.data.identity import data_identity
 from grpo_core.journal import read_journal
-from grpo_core.policy.loading import weights_identity
 
 SAID = "an earlier run has made the same one"
 
@@ -25,20 +21,6 @@ def test_another_beta_uses_it(grpo: Any, tiny_yaml: Path, finished_run: tuple[Pa
         assert (tmp_path / "arm" / "eval" / name).read_bytes() == (first / "eval" / name).read_bytes()
     figures = [read_journal(path / "journal.jsonl")[0].metrics for path in (first, tmp_path / "arm")]
     assert figures[0] == figures[1] != {}
-
-
-def test_results_of_which_a_killed_run_has_written_half_are_made_again(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
-    """Prefect writes its cached results in place."""
-    config = load_config(str(tiny_yaml))
-    folder = Path(config.model.source)
-    halves = [tmp_path / "results" / str(identity) for identity in (weights_identity(folder), data_identity(config, folder))]
-    halves[0].parent.mkdir()
-    halves[0].write_text('{"metadata": {"storage_key": "')
-    halves[1].touch()
-    environment = {"PREFECT_LOCAL_STORAGE_PATH": str(tmp_path / "results")}
-    done = grpo("train", str(tiny_yaml), "training.steps=1", "--run-dir", "run", cwd=tmp_path, **environment)
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(half.read_text()).keys() >= {"metadata", "result"} for half in halves] == [True, True]
 
 
 @pytest.mark.slow

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrackingError
+from grpo_core.provenance import collect_provenance, write_provenance
+from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
 from tasks.tracking.fetch import fetch_records
+from tasks.tracking.later import track_later
 from tasks.tracking.local_store import _history, ensure_store, sqlite_file
-from tasks.tracking.store import make_client
+from tasks.tracking.store import make_client, read_tracked
 
 ROOT = Path(__file__).parents[2]
 OPENS = """
@@ -202,6 +205,24 @@ def older_store(store: Path, revision: str) -> None:
         "INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'of before', 'active')",
         "INSERT INTO experiment_tags (key, value, experiment_id) VALUES ('kept', 'yes', 7)",
     )
+
+
+def test_after_the_remedy_grpo_track_logs_an_earlier_run_to_the_new_store(tiny_run: Callable[..., Any], store: Path) -> None:
+    run_dir = tiny_run({"tracking.uri": f"sqlite:///{store}", "training.steps": 2})
+    before = open_tracking.fn(run_dir.path)
+    assert main([str(run_dir.path)]) == 0
+    config = run_dir.read_config().model_dump(mode="json")
+    write_provenance(collect_provenance(config, "d" * 64, "e" * 64), run_dir.provenance_file)
+    store.rename(store.with_name("mlflow.db.broken"))
+    for _ in range(2):
+        tracked, status, problems = track_later(run_dir.path)
+        assert (status, problems) == ("FINISHED", ())
+    assert tracked.run_id != before.run_id
+    assert read_tracked(run_dir) == tracked
+    client = make_client(f"sqlite:///{store}")
+    assert [metric.step for metric in client.get_metric_history(tracked.run_id, "kl/ref/k3")] == [1, 2]
+    assert client.get_run(tracked.run_id).data.params["training.steps"] == "2"
+    assert {"config.json", "data", "journal.jsonl"} <= {file.path for file in client.list_artifacts(tracked.run_id)}
 
 
 def test_what_is_only_read_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
