@@ -1,8 +1,8 @@
 """Results of tasks that are kept and used again, by any later run, as long as their inputs are the same.
 
-Prefect keeps each in a file, which it takes for missing if it is damaged, and writes in place: between its look and its reading
-another process may have begun to write the same file again. So whoever calls such a task does so inside `one_at_a_time`; of runs
-that start together one prepares the inputs, and the others use them.
+Prefect keeps each in a file, which it takes for missing if it is damaged, and writes in place: between its look and its
+reading another process may have begun to write the same file again. So whoever calls such a task does so inside
+`one_at_a_time`: of runs that start together one prepares the inputs, and the others use them.
 """
 
 import contextlib
