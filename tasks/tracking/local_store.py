@@ -103,6 +103,14 @@ def refuse_incomplete(path: Path) -> None:
         raise TrackingError(broken(path, f"of MLflow's tables, {', '.join(missing[:3])} {_more(missing)}missing"))
 
 
+def close_connections(uri: str) -> None:
+    """Close what MLflow has open of a store, which another file has replaced; the next request opens the new one."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    if uri in SqlAlchemyStore._engine_map:
+        SqlAlchemyStore._engine_map[uri].dispose()
+
+
 def broken(path: Path, what: str) -> str:
     """Return the message about a store that cannot be used."""
     return f"tracking store {path}: {what}. {_way_out(path)}"

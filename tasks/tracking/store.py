@@ -15,7 +15,7 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, cause
 from grpo_core.jsonfile import build, read_json
 from grpo_core.rundir import RunDir
-from tasks.tracking.local_store import ensure_store, refuse_incomplete, sqlite_file
+from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete, sqlite_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def make_client(uri: str, create: bool = True) -> Any:
     """
     file = sqlite_file(uri)
     if file is not None:
-        _check_store(file, create)
+        _check_store(uri, file, create)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
@@ -87,7 +87,7 @@ _checked: set[tuple[str, int, int]] = set()
 """Path, device and inode of the local stores that this process has found whole: most clients live for one request."""
 
 
-def _check_store(file: Path, create: bool) -> None:
+def _check_store(uri: str, file: Path, create: bool) -> None:
     if not file.exists():
         if not create:
             raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the run's store")
@@ -95,6 +95,8 @@ def _check_store(file: Path, create: bool) -> None:
         return
     ensure_store(file)
     refuse_incomplete(file)
+    if any(path == str(file) for path, _, _ in _checked):
+        close_connections(uri)  # they lead to the file that was moved away
     _checked.add(_identity(file))
 
 
