@@ -9,6 +9,7 @@
     |- JournalError      a journal or RUN_DIR cannot be used as asked
     |  `- DiskFullError  what a run under way had to write does not fit
     |- TrackingError     the MLflow server or store cannot be used
+    |- BusyError         another process holds a lock for too long
     |- StackError        the local stack cannot be started, stopped or reached
     `- TrainingError     the training process failed or was stopped by a rule
 
@@ -72,6 +73,12 @@ class DiskFullError(JournalError):
 
 class TrackingError(GrpoError):
     """The tracking server or store cannot be reached or refuses the run."""
+
+    exit_code = 2
+
+
+class BusyError(GrpoError):
+    """Another process holds a lock for longer than anybody should wait."""
 
     exit_code = 2
 

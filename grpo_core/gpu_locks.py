@@ -1,26 +1,39 @@
-"""Locks that keep two processes of this machine from sharing a GPU without knowing of each other.
+"""Locks that keep two processes of this machine from sharing a GPU without knowing of each other, whoever their users are.
 
-A GPU is known by its UUID, whatever CUDA_VISIBLE_DEVICES makes its number. Its holders lock files `<uuid>-0`, `<uuid>-1`, ...
-in a folder of the machine and write into them who they are; the kernel frees a lock however its holder ends. There is one
+A GPU is known by its UUID, whatever CUDA_VISIBLE_DEVICES makes its number. Its holder locks a file `<uuid>-<user id>-<index>`
+in one folder of the machine and writes into it who it is; the kernel frees a lock however its holder ends. There is one
 holder, except where every holder wants to share: the runs of a stack with several slots (`grpo up --slots N`, GRPO_SLOTS).
 Containers have folders of their own: mount one folder into all that may see the same GPU, and name it in GRPO_GPU_LOCKS.
+
+Everybody may write to the folder, so nothing in it is trusted. A user writes only to files of its own and reads, within bounds,
+what others have written. A process locks a file of its own first and looks at all others then: of two that begin at once, at
+least one sees the other. A process that is in the way gives up its lock and tries again after a moment; nobody waits on a lock.
 """
 
 import contextlib
 import fcntl
 import json
 import os
-import tempfile
-from collections.abc import Iterator
+import random
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from grpo_core.errors import DeviceError
-from grpo_core.locks import holder_of, try_lock
+from grpo_core.errors import DeviceError, name_of
+from grpo_core.locks import LOOKING_SECONDS, SAFE_FLAGS, holder_of, regular_file, try_lock, user_name
 
 FOLDER_VARIABLE, SLOTS_VARIABLE = "GRPO_GPU_LOCKS", "GRPO_SLOTS"
 """Environment variables: the folder of the locks; how many runs take place at a time (set for the runs of a stack)."""
+DEFAULT_FOLDER = Path("/tmp/grpo-gpu-locks")
+"""One for all users, whatever their TMPDIR is."""
+AGREEMENT_SECONDS = 10.0
+"""How long processes that begin at once try to agree who takes a GPU."""
+MAX_FILES, MAX_BYTES, MAX_SHARE = 4096, 4096, 1024
+"""Files of one GPU in the folder, bytes of what a holder writes, holders of a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +42,18 @@ class Gpu:
 
     uuid: str
     name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Holder:
+    """A process that has locked a file of a GPU."""
+
+    who: str
+    """`process 4711`, with its user and run if they are known."""
+    share: int
+    """With how many it shares the GPU."""
+    has_joined: bool
+    """Whether it has the GPU; otherwise it is still looking who else is there."""
 
 
 def slot_count() -> int:
@@ -50,84 +75,194 @@ def held_gpu(gpu: Gpu, run_path: Path) -> Iterator[None]:
     Raises:
         DeviceError: it is held already, or the folder of the locks cannot be used.
     """
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "grpo-gpu-locks")
-    share = max(1, slot_count())
-    facts = {"pid": os.getpid(), "run_dir": str(run_path.resolve()), "share": share}
+    path = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+    facts = {"pid": os.getpid(), "run_dir": str(run_path.resolve())[:1000], "share": max(1, slot_count())}
     try:
-        _make_folder(folder)
-        with _open(folder / gpu.uuid) as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)  # held for an instant: between looking who is there and joining them
+        with _opened_folder(path) as folder:
             lock = _join(gpu, folder, facts)
     except OSError as error:
         raise DeviceError(
-            f"GPU locks {folder}: cannot be used ({error.strerror}); "
+            f"GPU locks {path}: cannot be used ({error.strerror}); "
             f"name a folder that every user of this machine can write to in {FOLDER_VARIABLE}"
         ) from error
     with lock:
         yield
 
 
-def _join(gpu: Gpu, folder: Path, facts: dict[str, Any]) -> IO[bytes]:
-    """Lock the first free file of a GPU if its holders and this process all share it with that many.
+@contextlib.contextmanager
+def _opened_folder(path: Path) -> Iterator[int]:
+    """Yield a descriptor of the folder, made where there is none; everything is opened relative to it.
 
     Raises:
-        DeviceError: they do not.
+        DeviceError: it is a symbolic link, or others could replace each other's files in it.
+        OSError: it cannot be made or opened.
     """
-    free: IO[bytes] | None = None
-    holders: list[tuple[str, dict[str, Any]]] = []
-    for file in (_open(path) for path in _files(gpu, folder, facts["share"])):
-        if not try_lock(file):
-            holders.append((holder_of(file), _read(file)))
-            file.close()
-        elif free is None:
-            free = file
-        else:
-            file.close()
-    if free is not None and len(holders) < min([facts["share"], *(int(other.get("share", 1)) for _, other in holders)]):
-        free.truncate(0)
-        free.write(json.dumps(facts).encode())
-        free.flush()
-        return free
-    if free is not None:
-        free.close()
-    raise DeviceError(_refusal(gpu, holders))
-
-
-def _files(gpu: Gpu, folder: Path, share: int) -> list[Path]:
-    """Return the lock files of a GPU: those that there are, and as many as this process needs."""
-    there = {path for path in folder.glob(f"{gpu.uuid}-*") if path.name.removeprefix(f"{gpu.uuid}-").isdecimal()}
-    return sorted({*there, *(folder / f"{gpu.uuid}-{index}" for index in range(share))})
-
-
-def _refusal(gpu: Gpu, holders: list[tuple[str, dict[str, Any]]]) -> str:
-    whose = [f"process {facts['pid']} ({facts['run_dir']})" if "pid" in facts else holder for holder, facts in holders]
-    return (
-        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(whose)}; wait for it or end it, "
-        f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
-    )
-
-
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o1777)  # as /tmp: every user makes files, nobody removes another one's
-
-
-def _open(path: Path) -> IO[bytes]:
+    if path.is_symlink():
+        raise DeviceError(
+            f"GPU locks {path}: is a symbolic link, which could lead other users elsewhere; remove it, or name the folder "
+            f"itself in {FOLDER_VARIABLE}"
+        )
+    is_ours = path == DEFAULT_FOLDER
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+        is_ours = True
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Without O_CREAT: in such a folder Linux refuses it for a file of another user.
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b")
+        if is_ours and os.fstat(folder).st_uid == os.geteuid():
+            os.fchmod(folder, 0o1777)  # as /tmp: every user makes files, nobody removes another one's
+        _check_folder(path, folder)
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _check_folder(path: Path, folder: int) -> None:
+    deadline = time.monotonic() + LOOKING_SECONDS
+    while not os.access(".", os.W_OK, dir_fd=folder) and time.monotonic() < deadline:
+        time.sleep(LOOKING_SECONDS / 10)  # another user may just be making it
+    facts = os.fstat(folder)
+    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+        raise DeviceError(
+            f"GPU locks {path}: every user who may write there can remove the locks of others; "
+            f"let its owner, {user_name(facts.st_uid)}, run `chmod 1777 {path}`, or name another folder in {FOLDER_VARIABLE}"
+        )
+
+
+def _join(gpu: Gpu, folder: int, facts: Mapping[str, Any]) -> IO[bytes]:
+    """Lock a file for a GPU if its holders and this process all share it with that many.
+
+    Raises:
+        DeviceError: they do not, or it could not be agreed who takes it.
+    """
+    began, others = time.monotonic(), list[_Holder]()
+    while True:
+        lock, name = _lock_own(gpu, folder)
+        if lock is not None:
+            with contextlib.ExitStack() as unless_joined:
+                unless_joined.enter_context(lock)
+                _write(lock, {**facts, "joined": False})
+                others = _look(gpu, folder, but=name)
+                if len(others) < min([facts["share"], *(other.share for other in others)]) and _is_still(lock, folder, name):
+                    _write(lock, {**facts, "joined": True})
+                    unless_joined.pop_all()
+                    return lock
+        # One look may meet a process that is only trying; nobody but those who have the GPU is a reason to give up soon.
+        waited = time.monotonic() - began
+        has_holders = lock is not None and any(other.has_joined for other in others)
+        if waited > (LOOKING_SECONDS if has_holders else AGREEMENT_SECONDS):
+            break
+        time.sleep(random.uniform(0.005, 0.1))  # or two would meet again and again
+    if not others:
+        raise DeviceError(
+            f"GPU {gpu.name} ({gpu.uuid}): no lock file could be made within {AGREEMENT_SECONDS:.0f} s; "
+            f"name another folder in {FOLDER_VARIABLE}"
+        )
+    raise DeviceError(_refusal(gpu, others))
+
+
+def _lock_own(gpu: Gpu, folder: int) -> tuple[IO[bytes] | None, str]:
+    """Lock the first free file of this user; (None, ...) where each is locked, or is no file of this user's."""
+    for index in range(MAX_SHARE):
+        name = f"{gpu.uuid}-{os.geteuid()}-{index}"
+        file = _open_own(name, folder)
+        if file is None:
+            continue
+        if os.fstat(file.fileno()).st_uid == os.geteuid() and try_lock(file):
+            return file, name
+        file.close()
+    return None, ""
+
+
+def _open_own(name: str, folder: int) -> IO[bytes] | None:
+    """Open a file of this user's, made where there is none; None where another user has put something in its place.
+
+    Raises:
+        OSError: none can be made in this folder.
+    """
+    try:
+        return regular_file(os.open(name, os.O_RDWR | SAFE_FLAGS, dir_fd=folder), Path(name))
     except FileNotFoundError:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        with contextlib.suppress(PermissionError):
-            os.fchmod(descriptor, 0o666)
-        return os.fdopen(descriptor, "r+b")
+        pass
+    except OSError:  # another user's file, a link, a folder, a pipe
+        return None
+    try:
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, 0o644, dir_fd=folder)
+    except FileExistsError:  # made in this moment by another process
+        return None
+    os.fchmod(descriptor, 0o644)  # whatever the umask is: others read it to know whether it is locked, and by whom
+    return regular_file(descriptor, Path(name))
+
+
+def _is_still(lock: IO[bytes], folder: int, name: str) -> bool:
+    """Tell whether the name leads to the file that is locked: the folder may have been cleaned in between."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _look(gpu: Gpu, folder: int, but: str) -> list[_Holder]:
+    """Return who has locked files of a GPU, all users' and those of older versions, whose names hold no user.
+
+    Raises:
+        DeviceError: there are more files than any honest use would make.
+    """
+    pattern = re.compile(rf"{re.escape(gpu.uuid)}-(\d+-)?\d+")
+    names = sorted(name for name in os.listdir(folder) if name != but and pattern.fullmatch(name))
+    if len(names) > MAX_FILES:
+        raise DeviceError(
+            f"GPU {gpu.name} ({gpu.uuid}): {len(names)} lock files, more than the {MAX_FILES} that are read; "
+            f"remove them if no run is under way, or name another folder in {FOLDER_VARIABLE}"
+        )
+    return [holder for name in names if (holder := _holder_of(name, folder)) is not None]
+
+
+def _holder_of(name: str, folder: int) -> _Holder | None:
+    """Return who has locked a file; None where nobody has, or it is no file that can be locked."""
+    try:
+        file = regular_file(os.open(name, os.O_RDONLY | SAFE_FLAGS, dir_fd=folder), Path(name))
+    except OSError:  # gone, a link, a folder, a pipe; or closed to others, which no file of ours is
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for a holder
+        except OSError:
+            return _describe(file)
+    return None
+
+
+def _describe(file: IO[bytes]) -> _Holder:
+    who, facts = holder_of(file), _read(file)
+    run = f" ({name_of(facts['run_dir'], most=300)})" if facts else ""
+    if who == "another process" and facts:
+        who = f"process {facts['pid']}"
+    owner = os.fstat(file.fileno()).st_uid
+    if owner != os.geteuid() and " of user " not in who:
+        who += f" of user {user_name(owner)}"
+    return _Holder(who=f"{who}{run}", share=facts.get("share", 1), has_joined=facts.get("joined", True))
 
 
 def _read(file: IO[bytes]) -> dict[str, Any]:
-    """Return what a holder wrote, nothing where it cannot be read."""
+    """Return what a holder wrote, nothing where it cannot be read: another user may have written anything."""
     try:
-        facts = json.loads(file.read())
-    except ValueError:
+        facts = json.loads(os.pread(file.fileno(), MAX_BYTES, 0))
+    except (ValueError, RecursionError, OSError):
         return {}
-    return facts if isinstance(facts, dict) and {"pid", "run_dir", "share"} <= facts.keys() else {}
+    if not isinstance(facts, dict) or not isinstance(facts.get("run_dir"), str):
+        return {}
+    counts = all(type(facts.get(key)) is int and 0 < facts[key] < 2**31 for key in ("pid", "share"))
+    return facts if counts and isinstance(facts.get("joined", True), bool) else {}
+
+
+def _write(file: IO[bytes], facts: Mapping[str, Any]) -> None:
+    text = json.dumps(facts).encode()
+    file.truncate(0)
+    os.pwrite(file.fileno(), text, 0)
+
+
+def _refusal(gpu: Gpu, holders: list[_Holder]) -> str:
+    return (
+        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(holder.who for holder in holders[:8])}; wait for it or end it, "
+        f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
+    )

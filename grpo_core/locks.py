@@ -1,22 +1,71 @@
-"""Locks that the kernel frees when their holder ends, however it ends."""
+"""Locks that the kernel frees when their holder ends, however it ends.
+
+Lock files may lie where others can write: no link is followed, nothing but a regular file is opened, and no wait is endless or
+silent (`waited_lock`).
+"""
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
+import pwd
+import stat
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from grpo_core.errors import BusyError
+
+logger = logging.getLogger(__name__)
+
 LOOKING_SECONDS = 0.5
+NOTICE_SECONDS = 2.0
+"""A wait that lasts longer than this is reported, and again whenever it has become ten times as long."""
+SAFE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""No link is followed, no child inherits it, and a named pipe in the place of a file does not block."""
 _locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def open_lock(path: Path) -> IO[bytes]:
+    """Open a lock file, made where there is none; whoever may write to its folder may lock it, nobody else.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or anything but a regular file.
+    """
+    if path.is_symlink():  # O_NOFOLLOW below refuses it as well, in words that nobody understands
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+    try:
+        # Without O_CREAT first: in a sticky folder Linux refuses it for a file of another user.
+        return regular_file(os.open(path, os.O_RDWR | SAFE_FLAGS), path)
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o600)
+    writers = path.parent.stat().st_mode & 0o022
+    if writers:  # a folder that a group or everybody shares on purpose
+        with contextlib.suppress(PermissionError):  # another user has made the file in this moment
+            os.fchmod(descriptor, 0o600 | writers | writers << 1)
+    return regular_file(descriptor, path)
+
+
+def regular_file(descriptor: int, path: Path) -> IO[bytes]:
+    """Return the file of a descriptor; it is closed where it is anything but a regular file.
+
+    Raises:
+        OSError: it is something else, such as a named pipe.
+    """
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    return os.fdopen(descriptor, "r+b" if writable else "rb", buffering=0)
 
 
 def try_lock(file: IO[bytes]) -> bool:
     """Lock an open file for this process and return whether that was possible; closing the file frees it.
 
-    A process that is forked from this one does not hold it on: workers of a user's reward function may outlive the training.
+    A process that is forked from this one does not keep it: workers of a user's reward function may outlive the training.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -28,14 +77,18 @@ def try_lock(file: IO[bytes]) -> bool:
 
 def lock_holder(path: Path) -> str | None:
     """Return who holds the lock of a file now (`process 4711`), None if nobody does or there is no such file."""
-    if not path.exists():
+    if not path.is_file():
         return None
-    with path.open("rb") as file:
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except PermissionError:  # of another user: the kernel's list has to do
+        return _listed_holder(path.stat())
+    with file:
         return None if try_lock(file) else holder_of(file)
 
 
 def lock_soon(file: IO[bytes]) -> bool:
-    """Do as `try_lock`, for half a second: somebody may just be looking whether it is held."""
+    """Try for half a second, since somebody may just be looking whether the lock is held."""
     deadline = time.monotonic() + LOOKING_SECONDS
     while not try_lock(file):
         if time.monotonic() > deadline:
@@ -44,16 +97,44 @@ def lock_soon(file: IO[bytes]) -> bool:
     return True
 
 
+def _pause() -> None:
+    time.sleep(LOOKING_SECONDS / 10)
+
+
 @contextlib.contextmanager
-def waited_lock(path: Path, wait: Callable[[], None] = lambda: time.sleep(LOOKING_SECONDS / 10)) -> Iterator[None]:
+def waited_lock(
+    path: Path,
+    purpose: str,
+    *,
+    wait: Callable[[], None] = _pause,
+    patience: float = float("inf"),
+    say: Callable[[str], None] = logger.warning,
+) -> Iterator[None]:
     """Hold the lock of a file, made where there is none, for as long as the block runs; wait until whoever holds it is done.
 
     Args:
-        path: the file; it stays, since to remove it would take the lock from under those who wait.
+        path: the file; it stays, since removing it would take the lock from those who wait.
+        purpose: what the holder does, for the reports: `makes the model scratch:sums`.
         wait: called again and again while somebody else holds it; what it raises ends the waiting.
+        patience: seconds until a holder that does not end is an error; infinite where `wait` can end the waiting.
+        say: takes a line that names the holder, when the wait becomes long.
+
+    Raises:
+        BusyError: somebody else holds it for longer than `patience`; names the holder.
+        OSError: the file cannot be opened, or is a link or anything but a regular file.
     """
-    with path.open("ab") as file:
+    with open_lock(path) as file:
+        began, report_at = time.monotonic(), NOTICE_SECONDS
         while not try_lock(file):
+            waited = time.monotonic() - began
+            if waited > patience:
+                raise BusyError(
+                    f"{path}: {holder_of(file)}, which {purpose}, has held this lock for more than {patience:.0f} s; "
+                    "wait for it, or end it if it hangs, and try again"
+                )
+            if waited > report_at:
+                report_at *= 10
+                say(f"waiting for {holder_of(file)}, which {purpose}")
             wait()
         yield
 
@@ -69,12 +150,38 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def holder_of(file: IO[bytes]) -> str:
-    """Return who holds the lock of an open file, as far as the kernel tells: `process 4711`."""
-    inode = os.fstat(file.fileno()).st_ino
+    """Return who holds the lock of an open file, as far as the kernel tells: `process 4711`, or `process 4711 of user ada`."""
+    return _listed_holder(os.fstat(file.fileno())) or "another process"
+
+
+def _listed_holder(facts: os.stat_result) -> str | None:
+    """Return who holds the lock of a file according to the kernel's list; None where it lists nobody that this process sees."""
     try:
         fields = [line.replace("->", "").split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
-        return "another process"
+        return None
     # 1: FLOCK ADVISORY WRITE 4711 fe:00:1234567 0 EOF
-    holders = [row[4] for row in fields if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)]
-    return f"process {holders[0]}" if holders and holders[0] != "-1" else "another process"
+    rows = [row for row in fields if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(facts.st_ino)]
+    device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:"
+    # Some file systems show processes another device than the kernel's list; the inode alone has to do there.
+    holders = [row[4] for row in rows if row[5].startswith(device)] or [row[4] for row in rows]
+    if not holders or not holders[0].isdecimal() or holders[0] == "0":  # 0 and -1: of another container
+        return None
+    return f"process {holders[0]}{_foreign_user(holders[0])}"
+
+
+def _foreign_user(process: str) -> str:
+    """Return ` of user ada` for a process of another user, nothing for one's own."""
+    try:
+        owner = Path("/proc", process).stat().st_uid
+    except OSError:
+        return ""
+    return "" if owner == os.geteuid() else f" of user {user_name(owner)}"
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import RunConfig
 from grpo_core.rundir import RunDir
-from tasks.caching import by_identity
+from tasks.caching import by_identity, one_at_a_time
 from tasks.progress import say
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def prompts_of(config: RunConfig) -> "PromptSplit":
     if not is_made(config.model.source):
         say(f"making the model {config.model.source}, once: about half a minute on one core")
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    return read_prompts(config, data_identity(config, folder))
+    identity = data_identity(config, folder)
+    with one_at_a_time(identity):
+        return read_prompts(config, identity)
 
 
 @task(name="read-prompts", cache_key_fn=by_identity, persist_result=True)

@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.rundir import RunDir
 from tasks.cancellation import CancelWatch
-from tasks.model import digest_weights
+from tasks.model import cached_digest
 from tasks.process import POLL_SECONDS, run_child
 from tasks.progress import say
 
@@ -41,7 +41,7 @@ def evaluate(run_path: Path, policy: Literal["base", "final"], set_name: str = H
             time.sleep(POLL_SECONDS)
             cancellation.check()
 
-        with one_at_a_time(identity, wait):
+        with one_at_a_time(identity, wait, say):
             if use_kept(run_dir, policy, identity):
                 say(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
                 return
@@ -57,8 +57,8 @@ def _run(run_dir: RunDir, policy: str, set_name: str, step: int) -> None:
 
 def _identity(run_dir: RunDir, set_name: str, step: int) -> str | None:
     from grpo_core.evaluation.reuse import evaluation_identity
-    from grpo_core.policy.loading import resolve_model, weights_identity
+    from grpo_core.policy.loading import resolve_model
 
     config = run_dir.read_config()
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    return evaluation_identity(run_dir, folder, digest_weights(folder, weights_identity(folder)), set_name, step)
+    return evaluation_identity(run_dir, folder, cached_digest(folder), set_name, step)

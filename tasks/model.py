@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import ModelError
 from grpo_core.rundir import RunDir
-from tasks.caching import by_identity
+from tasks.caching import by_identity, one_at_a_time
 from tasks.progress import say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     Raises:
         ModelError: a run that goes on would do so with another initial policy.
     """
-    from grpo_core.policy.loading import resolve_model, weights_identity
+    from grpo_core.policy.loading import resolve_model
     from grpo_core.provenance import collect_provenance, environment_differences, write_provenance
     from grpo_core.rewards.base import load_rewards
 
@@ -43,7 +43,7 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     config = run_dir.read_config()
     load_rewards(config.rewards)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    digest = digest_weights(folder, weights_identity(folder))
+    digest = cached_digest(folder)
     provenance = collect_provenance(config.model_dump(mode="json"), data.digest, digest)
     goes_on = run_dir.provenance_file.exists()
     earlier = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
@@ -61,6 +61,15 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     if not goes_on:
         write_provenance(provenance, run_dir.provenance_file)
     return ModelFacts(folder=folder, digest=digest)
+
+
+def cached_digest(folder: Path) -> str:
+    """Return the SHA-256 of the weights in a folder, from the cache where they are those of an earlier run."""
+    from grpo_core.policy.loading import weights_identity
+
+    identity = weights_identity(folder)
+    with one_at_a_time(identity):
+        return digest_weights(folder, identity)
 
 
 @task(name="digest-weights", cache_key_fn=by_identity, persist_result=True)

@@ -24,6 +24,7 @@ from grpo_core.errors import TrainingError
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from tasks.cancellation import CancelWatch
 from tasks.context import deployed_flow_run
+from tasks.progress import say
 from tasks.slots import held_slot
 
 STOP_SECONDS = 20.0
@@ -60,7 +61,7 @@ def run_child(
             time.sleep(POLL_SECONDS)
             cancellation.check()
 
-        with held_slot(wait) as slot, _lifeline() as lifeline:
+        with held_slot(wait, say) as slot, _lifeline() as lifeline:
             child = _start(command, log_file, lifeline, slot, state_file)
             try:
                 while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once

@@ -10,8 +10,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import find_origin
-from grpo_core.errors import JournalError
-from grpo_core.locks import holder_of, lock_holder, lock_soon
+from grpo_core.errors import JournalError, cause
+from grpo_core.locks import holder_of, lock_holder, lock_soon, open_lock
 from grpo_core.rundir import RunDir
 from tasks.folders import claim, folder_of_this_flow_run, make_folder
 from tasks.process import is_process_of
@@ -72,7 +72,11 @@ def hold_run(run_path: Path) -> Iterator[None]:
         JournalError: another flow works on the run, or a training that was started by hand.
     """
     run_dir = RunDir(run_path)
-    with run_dir.lock_file.open("wb") as lock:
+    try:
+        lock = open_lock(run_dir.lock_file)
+    except OSError as error:
+        raise JournalError(f"run dir {run_path}: its lock, {run_dir.lock_file}, cannot be opened ({cause(error)})") from error
+    with lock:
         if not lock_soon(lock):
             raise JournalError(f"run dir {run_path}: {holder_of(lock)} works on this run; wait for it, or end it first")
         _await_orphan(run_dir)

@@ -10,40 +10,61 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from grpo_core.errors import DeviceError
 from grpo_core.gpu_locks import slot_count
+from grpo_core.locks import holder_of, open_lock
 
 FOLDER_VARIABLE = "GRPO_SLOT_FOLDER"
 """Set, with the number of slots, by whoever starts the worker; without them nothing is limited."""
 
 
 @contextlib.contextmanager
-def held_slot(wait: Callable[[], None]) -> Iterator[tuple[int, ...]]:
+def held_slot(wait: Callable[[], None], say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[int, ...]]:
     """Hold a slot while inside; yield the file descriptors that a child must inherit to hold it to its own end.
 
     Args:
-        wait: called between two attempts while every slot is taken.
+        wait: called between two attempts while every slot is taken; what it raises ends the waiting.
+        say: takes a line that names the holders, when the wait begins.
+
+    Raises:
+        DeviceError: the folder of the slots cannot be used.
     """
     count, folder = slot_count(), os.environ.get(FOLDER_VARIABLE)
     if not count or not folder:
         yield ()
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    files = [Path(folder) / f"slot-{index}" for index in range(count)]
-    while (descriptor := _try_all(files)) is None:
+    has_reported = False
+    while isinstance(found := _try_all(Path(folder), count), list):
+        if not has_reported:
+            say(f"waiting for one of {count} slot(s), held by {', '.join(found)}")
+            has_reported = True
         wait()
     try:
-        yield (descriptor,)
+        yield (found,)
     finally:
-        os.close(descriptor)
+        os.close(found)
 
 
-def _try_all(files: list[Path]) -> int | None:
-    for file in files:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-        else:
-            return descriptor
-    return None
+def _try_all(folder: Path, count: int) -> int | list[str]:
+    """Return a descriptor that holds the first free slot, or who holds them all.
+
+    Raises:
+        DeviceError: the folder cannot be used.
+    """
+    holders = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            with open_lock(folder / f"slot-{index}") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    holders.append(holder_of(file))
+                else:
+                    return os.dup(file.fileno())  # of the same opening: the lock stays when `file` is closed
+    except OSError as error:
+        raise DeviceError(
+            f"slots {folder}: cannot be used ({error.filename or folder}: {error.strerror}); "
+            f"name a folder of your own in {FOLDER_VARIABLE}"
+        ) from error
+    return holders

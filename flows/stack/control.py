@@ -15,6 +15,7 @@ from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, set
 from flows.stack.services import MLFLOW, PREFECT, Service, environment, mark, services, workers
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
+from grpo_core.locks import open_lock
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0
@@ -226,7 +227,7 @@ def _forget(stack: Stack) -> None:
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Keep a second `up` or `down` of the same folder out."""
-    with (folder / "lock").open("w") as lock:
+    with open_lock(folder / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -72,8 +72,11 @@ def _prefect_server(stack: Stack) -> list[str]:
 
 
 def _mlflow_server(stack: Stack) -> list[str]:
+    from tasks.tracking.local_store import ensure_store
+
     folder = stack.folder.resolve() / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
+    ensure_store(folder / "mlflow.db", artifacts="mlflow-artifacts:/")  # the server would leave half of one if it were killed
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(stack.mlflow_port)]
     # More than one worker on SQLite makes every request wait 40 ms.
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]

@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ import grpo_core
 from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.identity import TOKENIZER_FILES, files_digest
+from grpo_core.errors import BusyError
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
 from grpo_core.hardware import environment, gpus, processor, thread_count
 from grpo_core.jsonfile import read_json, write_json
 from grpo_core.locks import waited_lock
-from grpo_core.policy.bundled import cache_folder
+from grpo_core.policy.cache import cache_folder
 from grpo_core.rewards.base import BUILTIN
 from grpo_core.rundir import RunDir
 
@@ -50,6 +51,8 @@ PACKAGES = (
 ROLLOUT_KEYS = {"max_completion_tokens", "temperature", "top_p", "top_k"}
 """Of `rollout`: those by which an evaluation samples."""
 EVALUATION_KEYS = {"pass_score", "num_prompts", "samples", "k"}
+PATIENCE_SECONDS = 6 * 3600.0
+"""For another run's evaluation, which may be long; whoever waits for it can be cancelled."""
 KEPT_FACTS, KEPT_TABLE = "kept.json", "completions.parquet"
 
 
@@ -107,19 +110,31 @@ def _version(package: str) -> str | None:
         return None
 
 
-def one_at_a_time(identity: str, wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Keep everybody else from the same evaluation while inside; `wait` is called again and again until they are done.
+@contextlib.contextmanager
+def one_at_a_time(
+    identity: str, wait: Callable[[], None], say: Callable[[str], None] = logger.warning, patience: float = PATIENCE_SECONDS
+) -> Iterator[None]:
+    """Keep everybody else from the same evaluation while inside.
 
-    Where the cache folder cannot be written, nobody waits.
+    Where the cache folder cannot be written, or somebody holds the lock for too long, the evaluation is made twice.
+
+    Args:
+        identity: of the evaluation.
+        wait: called again and again while another process makes it; what it raises ends the waiting.
+        say: takes a line that names that process, when the wait becomes long.
+        patience: seconds until the wait is given up.
     """
     folder = _folder(identity)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_name(f".{identity}.lock")
-        lock.touch()
-    except OSError:
-        return contextlib.nullcontext()
-    return waited_lock(lock, wait)
+    with contextlib.ExitStack() as held:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = folder.with_name(f".{identity}.lock")
+            held.enter_context(waited_lock(lock, "makes the same evaluation", wait=wait, patience=patience, say=say))
+        except BusyError as error:
+            say(f"not waiting any longer, evaluating here as well: {error}")
+        except OSError as error:
+            logger.info("nobody is kept from the same evaluation: %s", error)
+        yield
 
 
 def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
@@ -128,7 +143,8 @@ def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             shutil.copyfile(table_file(run_dir, policy), Path(scratch) / KEPT_TABLE)
-            kept = {"table": files_digest([Path(scratch) / KEPT_TABLE]), "facts": read_json(facts_file(run_dir, policy))}
+            facts = read_json(facts_file(run_dir, policy))
+            kept = {"table": files_digest([Path(scratch) / KEPT_TABLE]), "facts": facts, "facts_sha256": _facts_digest(facts)}
             write_json(Path(scratch) / KEPT_FACTS, kept)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(scratch, folder)
@@ -146,9 +162,9 @@ def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
     try:
         kept = read_json(folder / KEPT_FACTS)
         facts, digest = kept["facts"], kept["table"]
+        if files_digest([folder / KEPT_TABLE]) != digest or _facts_digest(facts) != kept["facts_sha256"]:
+            return False
     except (OSError, ValueError, LookupError, TypeError):
-        return False
-    if files_digest([folder / KEPT_TABLE]) != digest:
         return False
 
     def copy(table: Path) -> None:
@@ -156,6 +172,10 @@ def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
 
     write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})
     return True
+
+
+def _facts_digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _folder(identity: str) -> Path:

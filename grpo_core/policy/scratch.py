@@ -10,17 +10,13 @@ A recipe and a build of torch decide the weights bit for bit; another processor 
 import hashlib
 import json
 import logging
-import os
 import random
-import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import ModelError
-from grpo_core.locks import waited_lock
-from grpo_core.policy.bundled import cache_folder
+from grpo_core.policy.cache import is_whole, made_once, model_folder
 
 if TYPE_CHECKING:
     import torch
@@ -132,43 +128,30 @@ RECIPES = {
 def is_made(source: str) -> bool:
     """Tell whether a `model.source` needs nothing to be made: it is no recipe's, or its model is in the cache."""
     recipe = RECIPES.get(source.removeprefix(PREFIX)) if source.startswith(PREFIX) else None
-    return recipe is None or (_folder(source.removeprefix(PREFIX), recipe) / "config.json").exists()
+    return recipe is None or is_whole(_folder(source.removeprefix(PREFIX), recipe))
 
 
 def _folder(name: str, recipe: Recipe) -> Path:
-    return cache_folder() / "models" / f"{name}-{recipe.digest[:16]}"
+    return model_folder(f"{name}-{recipe.digest[:16]}")
 
 
 def scratch_model_path(name: str) -> Path:
     """Return the folder of a model in transformers' format, making it on first use; a process that comes second waits.
 
     Raises:
-        ModelError: the name is not known.
+        ModelError: the name is not known, or the cache folder cannot be used.
+        BusyError: another process has been making it for too long.
     """
     if name not in RECIPES:
         raise ModelError(f"model.source {PREFIX}{name}: no such recipe; known: {', '.join(sorted(RECIPES))}")
     recipe = RECIPES[name]
-    target = _folder(name, recipe)
-    if (target / "config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with waited_lock(target.with_name(f".{target.name}.lock")):
-        if not (target / "config.json").exists():
-            logger.info("making %s%s, once: %d supervised steps on one core, half a minute", PREFIX, name, recipe.warm_up_steps)
-            began = time.monotonic()
-            _save(recipe, target)
-            logger.info("made %s%s in %.0f s: %s", PREFIX, name, time.monotonic() - began, target)
-    return target
 
+    def make(folder: Path) -> None:
+        logger.info("making %s%s, once: %d supervised steps on one core, half a minute", PREFIX, name, recipe.warm_up_steps)
+        build_model(recipe).save_pretrained(folder)
+        build_tokenizer(recipe.task).save_pretrained(folder)
 
-def _save(recipe: Recipe, target: Path) -> None:
-    tokenizer = build_tokenizer(recipe.task)
-    model = build_model(recipe)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        os.replace(scratch, target)  # whole or not at all
-        Path(scratch).mkdir()  # what the context manager expects to remove
+    return made_once(f"{PREFIX}{name}", _folder(name, recipe), make)
 
 
 def build_tokenizer(task: Sums) -> "PreTrainedTokenizerBase":

@@ -10,9 +10,9 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.errors import SweepError
+from grpo_core.errors import SweepError, cause
 from grpo_core.jsonfile import write_json
-from grpo_core.locks import holder_of, lock_soon
+from grpo_core.locks import holder_of, lock_soon, open_lock
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.folders import claim, folder_of_this_flow_run, make_folder
@@ -52,7 +52,13 @@ def hold_sweep(sweep_path: Path) -> Iterator[None]:
     """
     sweep_dir = SweepDir(sweep_path)
     sweep_dir.read()  # nothing is written into a folder that is no sweep's
-    with sweep_dir.lock_file.open("wb") as lock:
+    try:
+        lock = open_lock(sweep_dir.lock_file)
+    except OSError as error:
+        raise SweepError(
+            f"sweep dir {sweep_path}: its lock, {sweep_dir.lock_file}, cannot be opened ({cause(error)})"
+        ) from error
+    with lock:
         if not lock_soon(lock):
             raise SweepError(f"sweep dir {sweep_path}: {holder_of(lock)} works on this sweep; wait for it, or end it first")
         now = time.time()

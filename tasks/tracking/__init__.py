@@ -13,11 +13,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.analysis.rules import RuleBook
-from grpo_core.errors import TrackingError
+from grpo_core.errors import GrpoError, TrackingError
 from grpo_core.journal import read_journal, read_records
 from grpo_core.rundir import RunDir
 from tasks.cancellation import RunCancelledError
 from tasks.tracking.description import STOP_TAG
+from tasks.tracking.local_store import sqlite_file
 from tasks.tracking.opening import open_new, reopen
 from tasks.tracking.shipper import END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_uri
@@ -57,12 +58,18 @@ def open_tracking(run_path: Path) -> TrackedRun:
     try:
         with short_retries():
             return (known and reopen(run_dir, known, addresses)) or open_new(run_dir, uri)
+    except GrpoError:  # a local store that is broken or locked: the message names the file and what to do
+        raise
     except Exception as error:  # mlflow raises unrelated types for each store
         cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise TrackingError(
-            f"tracking.uri {' and '.join(addresses)}: the tracking server cannot be used ({cause}); start it, correct "
-            "tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
+            f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used ({cause}); "
+            "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
         ) from error
+
+
+def _kind(addresses: Sequence[str]) -> str:
+    return "store" if all(sqlite_file(address) for address in addresses) else "server"
 
 
 @task(name="track-inputs", cache_policy=NO_CACHE)
@@ -117,9 +124,12 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
 
     A run that was interrupted has little time left: nothing is waited for and the policy is not copied.
     """
-    run_dir, client, finished = RunDir(run_path), make_client(tracked.uri), status == "FINISHED"
+    run_dir, finished = RunDir(run_path), status == "FINISHED"
     problems = []
-    shipper = Shipper(tracked)
+    try:
+        client, shipper = make_client(tracked.uri), Shipper(tracked)
+    except GrpoError as error:  # the local store was damaged meanwhile, which does not make a training fail
+        return (f"nothing of the run's end is in MLflow: {error}",)
     rules = RuleBook(run_dir.read_config().monitor.rules)
     for record in read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []:
         shipper.add(record)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import ModelError, TrackingError
+from grpo_core.errors import GrpoError, ModelError, TrackingError
 from grpo_core.rundir import RunDir
 from tasks.tracking.store import default_uri, make_client, short_retries
 
@@ -68,12 +68,14 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> TrackedFacts:
     target.mkdir(parents=True, exist_ok=True)
     try:
         with short_retries():
-            client = make_client(uri)
+            client = make_client(uri, create=False)
             run: Any = client.get_run(run_id)
             present = {file.path for file in client.list_artifacts(run_id)}
             for name in names:
                 if name in present:
                     client.download_artifacts(run_id, name, str(target))
+    except GrpoError:  # a local store that is broken or not there: the message names the file and what to do
+        raise
     except Exception as error:  # mlflow raises unrelated types for each store
         cause = " ".join(str(error).split())[:300]
         raise TrackingError(

@@ -6,8 +6,9 @@ from grpo_core.errors import TrackingError
 from grpo_core.journal import Record, read_journal
 from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
-from tasks.tracking import Status, track_results
-from tasks.tracking.store import TrackedRun, read_tracked
+from tasks.tracking import Status, track_inputs, track_results
+from tasks.tracking.opening import open_new
+from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -22,9 +23,25 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     writer = lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file)
     if writer is not None:
         raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")
-    tracked = read_tracked(run_dir)
+    tracked = _find_or_open(run_dir, read_tracked(run_dir))
     status = _status(records)
     return tracked, status, track_results.fn(run_path, tracked, status)
+
+
+def _find_or_open(run_dir: RunDir, tracked: TrackedRun) -> TrackedRun:
+    """Return the run's MLflow run; a new one, with its inputs, where the store does not hold it: the store was replaced."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with short_retries():
+            make_client(tracked.uri).get_run(tracked.run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            anew = open_new(run_dir, tracked.uri)
+            if run_dir.provenance_file.exists():  # a run that was killed early has none
+                track_inputs.fn(run_dir.path, anew)
+            return anew
+    return tracked
 
 
 def _status(records: list[Record]) -> Status:

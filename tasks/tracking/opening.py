@@ -62,6 +62,8 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
 
 def find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     """Return the id of an experiment, made where there is none; artifacts of a local store lie beside the run dirs."""
+    from mlflow.exceptions import MlflowException
+
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -69,4 +71,10 @@ def find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     location = (run_path.resolve().parent / "mlartifacts").as_uri() if local else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
-    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+    try:
+        return str(client.create_experiment(name, artifact_location=location, tags=tags))
+    except MlflowException:
+        found = client.get_experiment_by_name(name)  # of runs that start together, another one was faster
+        if found is None:
+            raise
+        return str(found.experiment_id)

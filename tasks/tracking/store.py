@@ -15,6 +15,7 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, cause
 from grpo_core.jsonfile import build, read_json
 from grpo_core.rundir import RunDir
+from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete, sqlite_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +64,45 @@ def default_uri(runs_folder: Path) -> str:
     return f"sqlite:///{runs_folder.resolve() / 'mlflow.db'}"
 
 
-def make_client(uri: str) -> Any:
-    """Return a client of a tracking store or server."""
+def make_client(uri: str, create: bool = True) -> Any:
+    """Return a client of a tracking store or server; a local store is created, or upgraded, once, by one process.
+
+    Args:
+        uri: of the store or server.
+        create: whether a local store that does not exist is created; to read from it would be pointless.
+
+    Raises:
+        TrackingError: a local store is broken or cannot be created; the message says what to do.
+        BusyError: another process has been creating it for too long.
+    """
+    file = sqlite_file(uri)
+    if file is not None:
+        _check_store(uri, file, create)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
+
+
+_checked: set[tuple[str, int, int]] = set()
+"""Path, device and inode of the local stores that this process has found whole: most clients live for one request."""
+
+
+def _check_store(uri: str, file: Path, create: bool) -> None:
+    if not file.exists():
+        if not create:
+            raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the run's store")
+    elif _identity(file) in _checked:
+        return
+    ensure_store(file)
+    refuse_incomplete(file)
+    if any(path == str(file) for path, _, _ in _checked):
+        close_connections(uri)  # they lead to the file that was moved away
+    _checked.add(_identity(file))
+
+
+def _identity(file: Path) -> tuple[str, int, int]:
+    facts = file.stat()
+    return str(file), facts.st_dev, facts.st_ino
 
 
 SHORT_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}

@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import load_config
-from grpo_core.errors import TrackingError, cause
+from grpo_core.errors import GrpoError, TrackingError, cause
 from grpo_core.jsonfile import build, read_json, write_json
 from grpo_core.sweep.arms import arm_overrides
 from grpo_core.sweep.axes import grid
@@ -62,7 +62,7 @@ def track_sweep(sweep_path: Path) -> TrackedRun:
         with short_retries():
             client = make_client(uri)
             known = _known(sweep_dir)
-            if known is not None and client.get_run(known.run_id).info.lifecycle_stage != "deleted":
+            if known is not None and _is_there(client, known):
                 client.update_run(known.run_id, status="RUNNING")
                 return known
             experiment_id = find_experiment(client, uri, config.tracking.experiment, sweep_dir.path)
@@ -71,8 +71,22 @@ def track_sweep(sweep_path: Path) -> TrackedRun:
             write_json(sweep_dir.tracking_file, asdict(tracked))
             _log_params(client, tracked, stored)
             return tracked
+    except GrpoError:  # a local store that is broken or locked: the message names the file and what to do
+        raise
     except Exception as error:  # mlflow raises unrelated types for each store
         raise TrackingError(f"tracking.uri {uri}: the sweep cannot be tracked ({cause(error)})") from error
+
+
+def _is_there(client: Any, known: TrackedRun) -> bool:
+    """Tell whether the store holds a sweep's run: it may have been deleted, or the whole store replaced."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(client.get_run(known.run_id).info.lifecycle_stage != "deleted")
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
 
 
 def _first_arm(stored: StoredSweep) -> dict[str, Any]:

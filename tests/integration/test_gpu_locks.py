@@ -94,7 +94,7 @@ def test_runs_of_a_stack_with_several_slots_share_a_gpu_with_that_many(
     hold: Any, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = hold("one", share=2), hold("two", share=2)
-    assert {path.name for path in folder.iterdir()} == {"GPU-5d1e0d3c", "GPU-5d1e0d3c-0", "GPU-5d1e0d3c-1"}
+    assert {path.name for path in folder.iterdir()} == {f"GPU-5d1e0d3c-{os.getuid()}-{index}" for index in (0, 1)}
     with pytest.raises(DeviceError, match=rf"process {first.pid} \(.*\), process {second.pid} \(.*\)"):
         hold("three", share=2)
     first.kill()
@@ -122,10 +122,15 @@ def test_a_number_of_slots_that_is_no_number_is_refused(monkeypatch: pytest.Monk
         slot_count()
 
 
-def test_every_user_of_the_machine_can_lock(tmp_path: Path, folder: Path) -> None:
-    with held_gpu(GPU, tmp_path):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o666}
+def test_every_user_of_the_machine_can_lock_and_writes_to_files_of_its_own_alone(tmp_path: Path, folder: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        with held_gpu(GPU, tmp_path):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+            (file,) = folder.iterdir()
+            assert (stat.S_IMODE(file.stat().st_mode), file.name) == (0o644, f"GPU-5d1e0d3c-{os.getuid()}-0")
+    finally:
+        os.umask(umask)
 
 
 def test_a_folder_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

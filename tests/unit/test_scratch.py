@@ -49,6 +49,16 @@ def test_a_model_is_made_once_and_loads_as_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_recipe")
+def test_a_model_that_was_cut_is_made_again() -> None:
+    weights = resolve_model("scratch:sums") / "model.safetensors"
+    whole = weights.read_bytes()
+    os.truncate(weights, len(whole) // 2)
+    assert not is_made("scratch:sums")
+    assert resolve_model("scratch:sums") == weights.parent
+    assert weights.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("short_recipe")
 def test_made_twice_it_has_the_same_weights_and_another_recipe_has_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,5 +154,5 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
 
     held = [os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)]
     fcntl.flock(held[0], fcntl.LOCK_EX)
-    with waited_lock(tmp_path / "lock", wait):
+    with waited_lock(tmp_path / "lock", "is tested", wait=wait):
         assert waited == 1

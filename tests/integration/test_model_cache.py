@@ -1,0 +1,204 @@
+"""Models in the cache folder: made once by however many start together, and made again where a file was damaged."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import BusyError, ModelError
+from grpo_core.locks import open_lock, try_lock
+from grpo_core.policy import cache
+from grpo_core.policy.cache import MADE_FILE, is_whole, made_once, model_folder
+from tests.conftest import write_model
+
+ROOT = Path(__file__).parents[2]
+MAKER = """
+import sys, time
+from pathlib import Path
+from grpo_core.policy.cache import made_once, model_folder
+def make(folder):
+    with open(sys.argv[1], "a") as file:
+        file.write("made\\n")
+    for number in range(int(sys.argv[2])):
+        (folder / f"part-{number}.txt").write_text("x" * 1000)
+        time.sleep(0.02)
+    (folder / "config.json").write_text("{}")
+print("ready", flush=True)
+sys.stdin.readline()
+print(made_once("scratch:test", model_folder("test"), make), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    children = []
+
+    def begin(parts: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", MAKER, str(tmp_path / "made"), str(parts)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        child = subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes)  # type: ignore[call-overload]
+        children.append(child)
+        assert child.stdout.readline() == "ready\n"
+        return child  # type: ignore[no-any-return]
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def go(child: subprocess.Popen[str]) -> None:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+def make(folder: Path) -> None:
+    write_model(folder)
+
+
+def test_processes_that_start_together_make_a_model_once(start: Any, tmp_path: Path) -> None:
+    children = [start(50) for _ in range(5)]
+    for child in children:
+        go(child)
+    ends = [child.communicate() for child in children]
+    assert {output for output, _ in ends} == {f"{model_folder('test')}\n"}
+    assert (tmp_path / "made").read_text() == "made\n"
+    assert len(list(model_folder("test").glob("part-*.txt"))) == 50
+    assert sorted(path.name for path in model_folder("test").parent.iterdir()) == [".test.lock", "test"]
+
+
+def test_what_a_killed_process_has_half_made_is_removed_and_made_again(start: Any, tmp_path: Path) -> None:
+    child = start(10_000)
+    go(child)
+    partial = model_folder("test").with_name(".test.partial")
+    while not (partial / "part-3.txt").exists():
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not model_folder("test").exists()
+    assert is_whole(made_once("scratch:test", model_folder("test"), make))
+    assert not partial.exists()
+    assert not list(model_folder("test").glob("part-*"))
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 1)
+
+
+def flip(folder: Path) -> None:
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+
+
+def lose(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def spoil_list(folder: Path) -> None:
+    (folder / MADE_FILE).write_text((folder / MADE_FILE).read_text()[:-20])
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lose, spoil_list])
+def test_a_damaged_model_is_made_again(damage: Callable[[Path], None]) -> None:
+    folder = made_once("scratch:test", model_folder("test"), make)
+    weights = (folder / "model.safetensors").read_bytes()
+    damage(folder)
+    assert not is_whole(folder)
+    assert is_whole(made_once("scratch:test", folder, make))
+    assert (folder / "model.safetensors").read_bytes() == weights
+
+
+def test_a_cut_model_of_the_last_version_which_has_no_list_is_made_again_and_a_whole_one_is_used(tmp_path: Path) -> None:
+    folder = write_model(model_folder("test"))
+    assert made_once("scratch:test", folder, lambda _: pytest.fail("it is whole")) == folder
+    cut(folder)
+    assert is_whole(made_once("scratch:test", folder, make))
+    assert (folder / MADE_FILE).exists()
+
+
+def test_a_copied_cache_is_whole_although_its_times_are_others(tmp_path: Path) -> None:
+    folder = made_once("scratch:test", model_folder("test"), make)
+    copy = shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert (copy / "config.json").stat().st_mtime_ns != (folder / "config.json").stat().st_mtime_ns
+    assert is_whole(copy)
+
+
+def test_whoever_waits_reports_the_maker_and_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("grpo_core.locks.NOTICE_SECONDS", 0.1)
+    target = model_folder("test")
+    target.parent.mkdir(parents=True)
+    with open_lock(target.with_name(".test.lock")) as lock:
+        assert try_lock(lock)
+        with pytest.raises(BusyError, match=f"process {os.getpid()}, which makes the model scratch:test, has held this lock"):
+            made_once("scratch:test", target, make)
+    assert f"waiting for process {os.getpid()}, which makes the model scratch:test" in caplog.text
+
+
+def test_a_cache_folder_that_cannot_be_used_is_named_with_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"cannot be kept in the cache folder .*name a folder .* in GRPO_CACHE"):
+        made_once("scratch:test", model_folder("test"), make)
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+    target = model_folder("test")
+    target.parent.mkdir(parents=True)
+    (tmp_path / "precious").write_text("precious")
+    target.with_name(".test.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ModelError, match=r"it is a symbolic link.* in GRPO_CACHE"):
+        made_once("scratch:test", target, make)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_reads_a_shared_cache_and_is_told_where_to_keep_more(tmp_path: Path) -> None:
+    """The folder is one user's, made under the usual umask; the other one may read it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="grpo-shared-cache-") as name:
+        Path(name).chmod(0o755)
+        code = (
+            "import os\nfrom grpo_core.policy.cache import *\nos.setuid(65534)\n"
+            "fail = lambda folder: 1 / 0\n"
+            "print(made_once('scratch:one', model_folder('one'), fail))\n"
+            "try:\n    made_once('scratch:two', model_folder('two'), fail)\nexcept Exception as error:\n    print(error)\n"
+        )
+        environment = {**os.environ, "GRPO_CACHE": name, "PYTHONPATH": str(ROOT)}
+        one = Path(name) / "models" / "one"
+        umask = os.umask(0o022)
+        try:
+            made_once("scratch:one", one, make)
+        finally:
+            os.umask(umask)
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        first, second = done.stdout.splitlines()
+        assert first == str(one), done.stderr
+        assert "model.source scratch:two: cannot be kept in the cache folder" in second
+        assert second.endswith("name a folder that you may write to in GRPO_CACHE")
+
+
+def test_the_list_holds_every_file(tmp_path: Path) -> None:
+    folder = made_once("scratch:test", model_folder("test"), make)
+    listed = json.loads((folder / MADE_FILE).read_text())
+    assert {*listed, MADE_FILE} == {path.name for path in folder.iterdir()}

@@ -1,0 +1,32 @@
+"""Cached results of tasks: of runs that start together, one prepares them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_core.locks import lock_holder
+from tasks.caching import one_at_a_time
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Path]:
+    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "results"}):
+        yield tmp_path / "results"
+
+
+def test_others_are_kept_out_while_a_result_is_prepared(results: Path) -> None:
+    with one_at_a_time("abc"):
+        assert lock_holder(results / ".abc.lock") == f"process {os.getpid()}"
+    assert lock_holder(results / ".abc.lock") is None
+    with one_at_a_time(None):
+        assert {path.name for path in results.iterdir()} == {".abc.lock"}
+
+
+def test_a_folder_that_cannot_be_written_keeps_nobody_from_working(results: Path) -> None:
+    results.write_text("no folder")
+    with one_at_a_time("abc"):
+        pass
