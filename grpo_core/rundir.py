@@ -1,7 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/  original/
-alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
+.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
+original/  alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
 """
 
 import shutil
@@ -199,7 +199,8 @@ class RunDir(FlowDir):
     def why_not_older(self) -> str | None:
         """Return why a folder without a marker holds no run; None where an older version, or a person, made it for one.
 
-        It holds one with a configuration that is valid, beside the origin or the frozen prompts of a run; a journal must be whole.
+        It holds one with a configuration that is valid, beside the origin or the frozen prompts of a run; a journal must be
+        whole.
         """
         try:
             if not read_json(self.config_file):

@@ -52,6 +52,14 @@ def bundled_model_path(name: str) -> Path:
     return target
 
 
+def bundled_model_here(name: str) -> Path | None:
+    """Return the folder of a bundled model that was converted before; None where it was not."""
+    if name not in BUNDLED_MODELS:
+        return None
+    target = cache_folder() / "models" / f"{name}-{BUNDLED_MODELS[name].version}"
+    return target if (target / "config.json").exists() else None
+
+
 def _packaged_file(name: str, model: BundledModel) -> Path:
     requirement = f"{model.package}=={model.version}"
     try:

@@ -13,7 +13,8 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.jsonfile import write_json
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
-from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
+from tasks.disk import check_sweep_disk
+from tasks.folders import RUNS_FOLDER, check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.progress import say
 
 
@@ -35,6 +36,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         say(f"warning: {note}")
     if sweep_path is not None:
         SweepDir(sweep_path).refuse_second_sweep()
+    check_sweep_disk(sweep_path or RUNS_FOLDER, plan)
     path = sweep_path or make_folder(name)
     with starting(SweepDir(path), "sweep"):
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
