@@ -55,7 +55,9 @@ def plan() -> Plan:
 
 
 def test_a_model_folder_is_refused_and_left_as_it_is(theirs: Path) -> None:
-    with pytest.raises(FolderError, match=r"neither empty nor a folder of grpo-flow .* it holds completions, config\.json, data"):
+    with pytest.raises(
+        FolderError, match=r"neither empty nor a folder of grpo-flow .* it holds completions, config\.json, data"
+    ):
         RunDir(theirs).create(RunConfig())
 
 
@@ -87,7 +89,9 @@ def test_a_link_out_of_the_folder_is_refused(theirs: Path, tmp_path: Path, name:
             act()
 
 
-@pytest.mark.parametrize("name", ["config.json", "journal.jsonl", "lock", "train.log", "data/train.jsonl", "checkpoints/step_000010"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "journal.jsonl", "lock", "train.log", "data/train.jsonl", "checkpoints/step_000010"]
+)
 def test_a_link_in_the_place_of_a_file_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
     run_dir = RunDir(tmp_path / "run")
     run_dir.mark("run")
