@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from grpo_core.errors import GrpoError, JournalError
-from grpo_core.marker import MARKER_FILE
+from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.rundir import RunDir
 from tasks.context import FLOW_RUN_VARIABLE
-from tasks.folders import ROOTS_VARIABLE
+from tasks.folders import ROOTS_VARIABLE, check_root
 
 MODEL = {"model.safetensors": "w", "tokenizer.json": "{}"}
 THEIRS = {
@@ -181,14 +180,14 @@ def test_a_deployed_flow_stays_below_its_workers_roots(
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "out"]
 
 
-def test_the_workers_owner_can_allow_other_roots(tmp_path: Path, tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_owner_can_allow_other_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(FLOW_RUN_VARIABLE, "00000000-0000-0000-0000-000000000000")
     monkeypatch.setenv(ROOTS_VARIABLE, os.pathsep.join(["runs", str(tmp_path / "scratch")]))
-    reproduced = tiny_run()
-    with pytest.raises(JournalError, match="no journal there"):  # so far it came: the folder is allowed
-        reproduce(tmp_path / "scratch" / "one", reproduced)
-    assert (tmp_path / "scratch" / "one" / MARKER_FILE).exists()
+    for place in (tmp_path / "scratch" / "one", Path("runs/one"), None):
+        assert check_root(place, "run_dir") == place
+    with pytest.raises(FolderError, match="run_dir other/one: is not below"):
+        check_root(Path("other/one"), "run_dir")
 
 
 def test_a_start_that_fails_can_be_repeated_in_its_folder(tmp_path: Path, tiny_run: Any) -> None:

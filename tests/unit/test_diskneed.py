@@ -15,7 +15,7 @@ SMOLLM2_135M = 134_515_008
 
 
 def test_the_quickstart_keeps_what_was_measured() -> None:
-    """Measured with `du`, in units of 1,024,000 bytes: 5.2 in `runs/`, 0.5 in MLflow. A third checkpoint is there for a moment."""
+    """Measured with `du`, in units of 1,024,000 bytes: 5.2 in `runs/`, 0.5 in MLflow. A third checkpoint is there a while."""
     need = disk_need(load_config("quickstart", {}), SMOLLM2_135M)
     assert need.lasting / 1.024e9 == pytest.approx(5.2, abs=0.1)
     assert need.tracked / 1.024e9 == pytest.approx(0.5, abs=0.1)
