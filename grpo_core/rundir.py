@@ -164,7 +164,7 @@ class RunDir(FlowDir):
         if marker is None or marker.adopted:
             raise FolderError(
                 f"run dir {self.path}: holds the start of a run by an older version, which is not removed; "
-                f"go on with `grpo train --resume {self.path}`, or give another --run-dir"
+                f"resume it with `grpo train --resume {self.path}`, or give another --run-dir"
             )
         self.refuse_links()
         for folder in (self.data, self.eval, self.report, self.completions, *others):

@@ -109,9 +109,14 @@ def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     run_dir.read_config()
     load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
     target.mkdir(parents=True)
-    for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file, run_dir.journal_file):
+    for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file):
         if file.exists():
             shutil.copy(file, target)
+    try:
+        if run_dir.provenance_file.exists():
+            shutil.copy(run_dir.provenance_file, target)
+    except PermissionError:  # a colleague's: it holds the git diff
+        say(f"{run_dir.provenance_file} is readable by its owner alone; the environments are not compared")
     shutil.copytree(run_dir.data, target / run_dir.data.name)
     final = final_policy(run_dir)
     return None if final is None else asdict(final)
