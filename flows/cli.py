@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli_clean import clean
 from flows.cli_sweep import report, sweep
 from flows.servers import use_stack
 from grpo_core.config import check_consistency, load_config, parse_overrides
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 app.command()(sweep)
 app.command()(report)
+app.command()(clean)
 
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]

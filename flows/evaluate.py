@@ -15,10 +15,11 @@ from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, Posi
 from grpo_core.config import merge_knobs
 from tasks.cancellation import RunCancelledError
 from tasks.evaluation import evaluate
-from tasks.evaluation_run import open_evaluation, prepare_evaluation_data, report_evaluation
+from tasks.evaluation_run import Plan, open_evaluation, prepare_evaluation_data, report_evaluation
 from tasks.model import prepare_model
 from tasks.reporting import RunSummary
-from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
+from tasks.setup import hold_run
+from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
 
 KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples"}
 
@@ -49,7 +50,11 @@ def grpo_evaluate(
     """
     knobs = merge_knobs({"data": data, "num_prompts": num_prompts, "samples": samples}, overrides, KEYS)
     plan = open_evaluation(policy, config, knobs, Path(run_dir) if run_dir else None)
-    tracked = open_tracking(plan.run_path)
+    with hold_run(plan.run_path):
+        return _tracked_evaluation(plan, open_tracking(plan.run_path))
+
+
+def _tracked_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
     try:
         with end_tracking(plan.run_path, tracked):
             prompts = prepare_evaluation_data(plan)

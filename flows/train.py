@@ -18,6 +18,7 @@ from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeIn
 from grpo_core.config import merge_knobs
 from tasks.cancellation import RunCancelledError
 from tasks.data import prepare_data
+from tasks.disk import check_disk
 from tasks.evaluation import evaluate
 from tasks.model import prepare_model
 from tasks.monitoring import monitor
@@ -80,7 +81,7 @@ def _tracked_run(run_path: Path, tracked: TrackedRun) -> RunSummary:
     try:
         with end_tracking(run_path, tracked):
             data = prepare_data(run_path)
-            prepare_model(run_path, data)
+            check_disk(run_path, tracked, prepare_model(run_path, data).folder)
             track_inputs(run_path, tracked)
             evaluate(run_path, "base")
             watching = monitor.submit(run_path, tracked)

@@ -66,3 +66,20 @@ def free_mib(path: Path) -> float:
     """Return the MiB that this user can still write where `path` is."""
     facts = os.statvfs(path)
     return facts.f_bavail * facts.f_frsize / 2**20
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
+    there = next(parent for parent in (path, *path.resolve().parents) if parent.exists())
+    facts = os.statvfs(there)
+    return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder; links are not followed, and what is just being removed does not count."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(root) / name).lstat().st_size
+    return total

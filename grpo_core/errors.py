@@ -7,7 +7,8 @@
     |- DeviceError       a GPU is in use by another process
     |- RewardError       a reward function raised or broke its signature
     |- JournalError      a journal or RUN_DIR cannot be used as asked
-    |  `- DiskFullError  what a run under way had to write does not fit
+    |  |- DiskFullError  what a run under way had to write does not fit
+    |  `- FolderError    a folder is not ours to write into
     |- TrackingError     the MLflow server or store cannot be used
     |- BusyError         another process holds a lock for too long
     |- StackError        the local stack cannot be started, stopped or reached
@@ -69,6 +70,10 @@ class DiskFullError(JournalError):
     """The disk was full when a run under way had to write its journal, a checkpoint or a table."""
 
     exit_code = 1
+
+
+class FolderError(JournalError):
+    """A folder is not one that we made, or a deployment may not write there."""
 
 
 class TrackingError(GrpoError):

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from grpo_core.private import write_private
+
 T = TypeVar("T")
 
 
@@ -50,6 +52,15 @@ def write_json(path: Path, value: Any) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_private_json(path: Path, value: Any) -> None:
+    """Write a JSON file as `write_json` does, readable by its owner alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_private(path, json.dumps(value, indent=2) + "\n")
 
 
 def append_json(path: Path, value: Any) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from typing import IO
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
@@ -19,7 +20,7 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, at every moment; whoever reads it finds all of it or what was there before.
+    """Write a file that only its owner can read, at no moment readable by others, and whole or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -38,3 +39,22 @@ def write_private(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def append_private(path: Path) -> IO[bytes]:
+    """Open a file that only its owner can read, to append to it; one that others could read is closed to them.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    with contextlib.suppress(PermissionError):  # of another user, who lets us write: it is theirs to close
+        os.fchmod(descriptor, FILE_MODE)
+    return os.fdopen(descriptor, "ab")
+
+
+def close_to_others(path: Path) -> None:
+    """Take the rights of everybody but its owner from a file, if it is there and ours."""
+    with contextlib.suppress(OSError):
+        if not path.is_symlink() and path.is_file():
+            path.chmod(FILE_MODE)

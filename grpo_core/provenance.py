@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.hardware import core_count, environment, gpus, processor, thread_count
-from grpo_core.jsonfile import write_json
+from grpo_core.jsonfile import write_private_json
 
 PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
 
@@ -73,8 +73,8 @@ def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: s
 
 
 def write_provenance(provenance: Provenance, path: Path) -> None:
-    """Write it as JSON."""
-    write_json(path, asdict(provenance))
+    """Write it as JSON that only its owner can read: the diff may hold anything."""
+    write_private_json(path, asdict(provenance))
 
 
 def config_digest(config: dict[str, Any]) -> str:

@@ -1,24 +1,42 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/  original/
-alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
+.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
+original/  alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
 """
 
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
-from grpo_core.errors import JournalError, cause, shown
+from grpo_core.errors import FolderError, GrpoError, JournalError, cause, shown
 from grpo_core.flowdir import FlowDir
-from grpo_core.journal import JOURNAL_FILE
+from grpo_core.journal import JOURNAL_FILE, read_records
 from grpo_core.jsonfile import append_json, parse_json, read_json, write_json
+from grpo_core.marker import Kind
+from grpo_core.private import close_to_others
+
+PROMPTS_MANIFEST = "data/manifest.json"
 
 
 @dataclass(frozen=True)
 class RunDir(FlowDir):
     """Paths of one run."""
+
+    what: ClassVar[str] = "run dir"
+    kinds: ClassVar[tuple[str, ...]] = ("run", "evaluation", "reproduction")
+    subfolders: ClassVar[tuple[str, ...]] = ("data", "completions", "checkpoints", "eval", "report", "original", "source")
+    files: ClassVar[tuple[str, ...]] = (
+        *FlowDir.files,
+        "config.json",
+        "origin.json",
+        "provenance.json",
+        JOURNAL_FILE,
+        "alerts.jsonl",
+        "process.json",
+        "STOP",
+    )
 
     @property
     def config_file(self) -> Path:
@@ -113,25 +131,43 @@ class RunDir(FlowDir):
             raise JournalError(f"{self.alerts_file}, line {number}: not an alert ({cause(error)})") from error
         return text
 
-    def create(self, config: RunConfig, origin: Origin = Origin()) -> None:  # noqa: B008  (frozen)
-        """Make the folder, write the resolved configuration and its origin; what a failed start has left there is replaced.
+    def create(self, config: RunConfig, origin: Origin = Origin(), kind: Kind = "run") -> None:  # noqa: B008  (frozen)
+        """Take a folder for a new run, write the resolved configuration and its origin into it.
+
+        What a failed start of ours has left there is replaced.
 
         Raises:
             JournalError: the folder already holds a run.
+            FolderError: it is not empty and not ours.
         """
         self.refuse_second_run()
+        self.mark(kind)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.set_kind(kind)
             if self.config_file.exists():
-                self._forget_start()
+                self.forget_start()
             write_json(self.origin_file, asdict(origin))
             write_json(self.config_file, config.model_dump(mode="json"))
         except OSError as error:
             raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error
 
-    def _forget_start(self) -> None:
-        """Remove what a start that came to nothing has left."""
-        for folder in (self.data, self.eval, self.report, self.completions):
+    def forget_start(self, *others: Path) -> None:
+        """Remove what a start that came to nothing has left, in a folder of ours only.
+
+        Args:
+            others: what is removed as well.
+
+        Raises:
+            FolderError: the folder is not ours, or was taken over from a version that marked none: what it holds may be wanted.
+        """
+        marker = self.marker()
+        if marker is None or marker.adopted:
+            raise FolderError(
+                f"run dir {self.path}: holds the start of a run by an older version, which is not removed; "
+                f"resume it with `grpo train --resume {self.path}`, or give another --run-dir"
+            )
+        self.refuse_links()
+        for folder in (self.data, self.eval, self.report, self.completions, *others):
             shutil.rmtree(folder, ignore_errors=True)
         files = (
             self.provenance_file,
@@ -151,11 +187,44 @@ class RunDir(FlowDir):
             JournalError: the folder already holds a run.
         """
         # A checkpoint without its journal is a run, too: a training that found it would go on from there.
-        if self.journal_file.exists() or self.checkpoints.exists():
-            raise JournalError(
-                f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
-                f"(`grpo train --resume {self.path}` goes on with that run)"
-            )
+        if not (self.journal_file.exists() or self.checkpoints.exists()):
+            return
+        if self.marker() is None and self.why_not_older() is not None:
+            return  # not a run of ours, and no folder of ours: that is what is to be said of it
+        raise JournalError(
+            f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
+            f"(`grpo train --resume {self.path}` goes on with that run)"
+        )
+
+    def why_not_older(self) -> str | None:
+        """Return why a folder without a marker holds no run; None where an older version, or a person, made it for one.
+
+        It holds one with a configuration that is valid, beside the origin or the frozen prompts of a run; a journal must be
+        whole.
+        """
+        try:
+            if not read_json(self.config_file):
+                return "config.json is empty"
+            self.read_config()
+            if not self.origin_file.exists() and not (self.path / PROMPTS_MANIFEST).exists():
+                return f"it has neither origin.json nor {PROMPTS_MANIFEST}"
+            self.read_origin()
+            if self.journal_file.exists():
+                read_records(self.journal_file)
+        except (GrpoError, OSError, ValueError) as error:
+            return cause(error)
+        return None
+
+    def older_kind(self) -> Kind:
+        """Return what a run of an older version is, from what lies in its folder."""
+        if self.original.exists():
+            return "reproduction"
+        return "evaluation" if self.read_origin().preset == "evaluation" else "run"
+
+    def close_private_files(self) -> None:
+        """Let nobody but the owner read what may hold a secret: the git diff in the provenance, the store's address, logs."""
+        for file in (self.provenance_file, self.tracking_file, *self.path.glob("*.log")):
+            close_to_others(file)
 
     def read_provenance(self) -> dict[str, Any]:
         """Return what the run was made with; empty where that is not known yet.

@@ -20,7 +20,7 @@ from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
-from tasks.folders import make_folder
+from tasks.folders import check_root, make_folder, starting
 from tasks.reporting import REPORT_RETRIES, RunSummary
 from tasks.setup import EVALUATION, NOT_OF_A_SWEEP
 from tasks.tracking import TrackedRun
@@ -56,22 +56,31 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         ConfigError: the configuration is refused, or there is none.
         ModelError, TrackingError: the policy cannot be found.
         JournalError: the folder already holds a run.
+        FolderError: it is not ours, or a deployed flow may not write there.
     """
+    check_root(run_path, "run_dir")
     if run_path is not None:
         RunDir(run_path).refuse_second_run()
     path = run_path or make_folder(EVALUATION)
     try:
-        subject = _find(policy, path / "source")
-        base, resolved = _configure(subject, config, overrides)
-        prompts = _choose_prompts(subject, config, overrides, base, resolved)
-        name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
-        resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
-        RunDir(path).create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)))
+        with starting(RunDir(path), "evaluation"):
+            return _plan(policy, config, overrides, path)
     except BaseException:
         if run_path is None:
-            shutil.rmtree(path)
+            shutil.rmtree(path)  # made a moment ago
         raise
+
+
+def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], path: Path) -> Plan:
+    """Lay out an evaluation in a folder of ours."""
+    RunDir(path).forget_start(path / "source")  # of an attempt that came to nothing
+    subject = _find(policy, path / "source")
+    base, resolved = _configure(subject, config, overrides)
+    prompts = _choose_prompts(subject, config, overrides, base, resolved)
+    name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
+    named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
+    resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
+    RunDir(path).create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
     return Plan(
         run_path=path,
         policy=subject.name,

@@ -1,14 +1,29 @@
-"""Folders below `runs/`: a new one that nobody else has, or the one that an earlier attempt of this flow run has made."""
+"""Folders of runs and sweeps: a new one that nobody else has, or the one that an earlier attempt of this flow run has made.
 
+A start holds the lock of its folder from its first moment: of two that begin in one folder, one is refused.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 from prefect.runtime import flow_run
 
-from grpo_core.errors import JournalError
+from grpo_core.errors import FolderError, JournalError
 from grpo_core.flowdir import FlowDir
+from grpo_core.locks import holder_of, lock_soon
+from grpo_core.marker import Kind
+from tasks.context import deployed_flow_run
 
 RUNS_FOLDER = Path("runs")
+ROOTS_VARIABLE = "GRPO_RUN_ROOTS"
+"""Where deployed flows may write: folders, separated as in PATH; unset = the worker's `runs/`."""
+
+_started: dict[Path, IO[bytes]] = {}
+"""Locks of folders in which this process has begun a start, until `holding` takes them over."""
 
 
 def make_folder(name: str) -> Path:
@@ -31,6 +46,46 @@ def make_folder(name: str) -> Path:
             return path
 
 
+@contextlib.contextmanager
+def starting(flow_dir: FlowDir, kind: Kind) -> Iterator[None]:
+    """Mark a folder as ours and hold its lock; where what is inside fails, the lock is freed, else `holding` takes it over.
+
+    Raises:
+        FolderError: the folder is not ours, or another flow starts or works in it.
+    """
+    flow_dir.mark(kind)
+    lock = _locked(flow_dir)
+    try:
+        yield
+    except BaseException:
+        lock.close()
+        raise
+    _started[flow_dir.path.resolve()] = lock
+
+
+@contextlib.contextmanager
+def holding(flow_dir: FlowDir) -> Iterator[None]:
+    """Keep every other flow out of a folder while inside; it must be ours.
+
+    Raises:
+        FolderError: the folder is not ours, or another flow works in it.
+    """
+    flow_dir.require_ours()
+    lock = _started.pop(flow_dir.path.resolve(), None) or _locked(flow_dir)
+    with lock:
+        yield
+
+
+def _locked(flow_dir: FlowDir) -> IO[bytes]:
+    lock = flow_dir.open_lock()
+    if not lock_soon(lock):
+        holder = holder_of(lock)
+        lock.close()
+        noun = flow_dir.what.removesuffix(" dir")
+        raise FolderError(f"{flow_dir.what} {flow_dir.path}: {holder} works on this {noun}; wait for it, or end it first")
+    return lock
+
+
 def claim(path: Path) -> None:
     """Write down that a folder is this flow run's."""
     FlowDir(path).flow_run_file.write_text(f"{flow_run.id or ''}\n")
@@ -49,3 +104,48 @@ def folder_of_this_flow_run(only: Path | None) -> Path | None:
         if file.exists() and file.read_text().strip() == flow_run.id:
             return path
     return None
+
+
+def check_root(path: Path | None, parameter: str) -> Path | None:
+    """Return a folder that a flow was given; one of a deployed flow must lie below the roots that its worker allows.
+
+    Raises:
+        FolderError: it lies elsewhere.
+    """
+    if path is not None and deployed_flow_run() is not None:
+        refuse_foreign_root(path, allowed_roots(os.environ.get(ROOTS_VARIABLE)), parameter)
+    return path
+
+
+def allowed_roots(setting: str | None) -> tuple[Path, ...]:
+    """Return the folders below which deployed flows may write.
+
+    Args:
+        setting: of GRPO_RUN_ROOTS: folders, separated as in PATH; None or empty = `runs/` of the working directory.
+    """
+    return tuple(Path(part).expanduser() for part in (setting or "").split(os.pathsep) if part) or (RUNS_FOLDER,)
+
+
+def refuse_foreign_root(path: Path, roots: Sequence[Path], parameter: str = "run_dir") -> None:
+    """Refuse a folder that does not lie below one of the roots, `..` and links resolved.
+
+    >>> refuse_foreign_root(Path("runs/one"), [Path("runs")])
+    >>> refuse_foreign_root(Path("runs/../src"), [Path("runs")])
+    Traceback (most recent call last):
+    grpo_core.errors.FolderError: run_dir runs/../src: is not below ...
+
+    Args:
+        path: the folder; need not exist.
+        roots: where flows may write.
+        parameter: what the folder was given as, for the message.
+
+    Raises:
+        FolderError: it is not below any of them.
+    """
+    resolved = path.resolve()
+    if not any(root.resolve() in resolved.parents for root in roots):
+        names = " or ".join(str(root.resolve()) for root in roots)
+        raise FolderError(
+            f"{parameter} {path}: is not below {names}, where deployed flows may write; choose a folder there, or let the "
+            f"worker's owner add its parent to {ROOTS_VARIABLE} (folders separated by {os.pathsep!r}) and restart the worker"
+        )

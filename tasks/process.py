@@ -22,6 +22,7 @@ from prefect.exceptions import MissingContextError
 
 from grpo_core.errors import TrainingError
 from grpo_core.lifeline import LIFELINE_VARIABLE
+from grpo_core.private import append_private
 from tasks.cancellation import CancelWatch
 from tasks.context import deployed_flow_run
 from tasks.progress import say
@@ -106,7 +107,7 @@ def _start(
         "TRANSFORMERS_VERBOSITY": "error",
     }
     try:
-        with log_file.open("ab") as log:
+        with append_private(log_file) as log:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

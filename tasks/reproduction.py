@@ -16,7 +16,7 @@ from grpo_core.config import Origin, apply_overrides, changes_between, run_name,
 from grpo_core.errors import JournalError
 from grpo_core.jsonfile import write_json
 from grpo_core.rundir import RunDir
-from tasks.folders import claim, folder_of_this_flow_run, make_folder
+from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
 from tasks.progress import say
 from tasks.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
@@ -39,35 +39,43 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         TrackingError: MLflow does not hold the run.
         DataError: the run's frozen prompts have been changed since.
         ConfigError: an override is refused.
+        FolderError: the folder is not ours, or a deployed flow may not write there.
     """
+    check_root(run_path, "run_dir")
     mine = folder_of_this_flow_run(run_path)
     if mine is not None:
         return mine
     if run_path is not None:
         RunDir(run_path).refuse_second_run()
     path = run_path or make_folder("reproduction")
-    repeated = RunDir(path)
     try:
-        shutil.rmtree(repeated.original, ignore_errors=True)  # of an attempt that came to nothing
-        _gather(run, repeated.original)
-        original = RunDir(repeated.original)
-        _refuse_unfit(run, original)
-        base, origin = original.read_config(), original.read_origin()
-        named = {
-            "tracking.experiment": f"{base.tracking.experiment}-reproduce",
-            "tracking.run_name": f"again: {base.tracking.run_name or run_name(base, origin)}",
-            **NOT_OF_A_SWEEP,
-        }
-        config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
-        repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)))
-        if not any(key.startswith(FROZEN_BY) for key in overrides):
-            _copy_prompts(original, repeated)
-        claim(path)
+        with starting(RunDir(path), "reproduction"):
+            _prepare(run, overrides, RunDir(path))
+            claim(path)
     except BaseException:
         if run_path is None:
-            shutil.rmtree(path)
+            shutil.rmtree(path)  # made a moment ago
         raise
     return path
+
+
+def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
+    """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
+    repeated.forget_start(repeated.original)  # of an attempt that came to nothing
+    original = RunDir(repeated.original)
+    _gather(run, original.path)
+    original.close_private_files()
+    _refuse_unfit(run, original)
+    base, origin = original.read_config(), original.read_origin()
+    named = {
+        "tracking.experiment": f"{base.tracking.experiment}-reproduce",
+        "tracking.run_name": f"again: {base.tracking.run_name or run_name(base, origin)}",
+        **NOT_OF_A_SWEEP,
+    }
+    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
+    repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)), "reproduction")
+    if not any(key.startswith(FROZEN_BY) for key in overrides):
+        _copy_prompts(original, repeated)
 
 
 def say_changes(run_path: Path) -> None:
@@ -101,9 +109,14 @@ def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     run_dir.read_config()
     load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
     target.mkdir(parents=True)
-    for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file, run_dir.journal_file):
+    for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file):
         if file.exists():
             shutil.copy(file, target)
+    try:
+        if run_dir.provenance_file.exists():
+            shutil.copy(run_dir.provenance_file, target)
+    except PermissionError:  # a colleague's: it holds the git diff
+        say(f"{run_dir.provenance_file} is readable by its owner alone; the environments are not compared")
     shutil.copytree(run_dir.data, target / run_dir.data.name)
     final = final_policy(run_dir)
     return None if final is None else asdict(final)

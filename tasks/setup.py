@@ -10,10 +10,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import find_origin
-from grpo_core.errors import JournalError, cause
-from grpo_core.locks import holder_of, lock_holder, lock_soon, open_lock
+from grpo_core.errors import JournalError
+from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
-from tasks.folders import claim, folder_of_this_flow_run, make_folder
+from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.process import is_process_of
 from tasks.progress import say
 
@@ -31,14 +31,20 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     Raises:
         ConfigError: the configuration is refused.
         JournalError: the folder already holds another run.
+        FolderError: it is not ours, or a deployed flow may not write there.
     """
+    check_root(run_path, "run_dir")
     mine = folder_of_this_flow_run(run_path)
     if mine is not None:
         return mine
     resolved, origin = find_origin(config, overrides)
+    if run_path is not None:
+        RunDir(run_path).refuse_second_run()
     path = run_path or make_folder(origin.preset)
-    RunDir(path).create(resolved, origin)
-    claim(path)
+    with starting(RunDir(path), "run"):
+        RunDir(path).forget_start(RunDir(path).original, path / "source")  # of a reproduction or evaluation that never began
+        RunDir(path).create(resolved, origin)
+        claim(path)
     return path
 
 
@@ -48,7 +54,9 @@ def reopen_run(run_path: Path) -> Path:
 
     Raises:
         JournalError: there is no training in it, or one that cannot go on.
+        FolderError: a deployed flow may not write there.
     """
+    check_root(run_path, "run_dir")
     from grpo_core.analysis.summary import run_status
 
     run_dir = RunDir(run_path)
@@ -70,16 +78,12 @@ def hold_run(run_path: Path) -> Iterator[None]:
 
     Raises:
         JournalError: another flow works on the run, or a training that was started by hand.
+        FolderError: the folder is not ours.
     """
     run_dir = RunDir(run_path)
-    try:
-        lock = open_lock(run_dir.lock_file)
-    except OSError as error:
-        raise JournalError(f"run dir {run_path}: its lock, {run_dir.lock_file}, cannot be opened ({cause(error)})") from error
-    with lock:
-        if not lock_soon(lock):
-            raise JournalError(f"run dir {run_path}: {holder_of(lock)} works on this run; wait for it, or end it first")
+    with holding(run_dir):
         _await_orphan(run_dir)
+        run_dir.close_private_files()  # of an older version
         for leftover in (run_dir.stop_file, run_dir.process_file):
             leftover.unlink(missing_ok=True)
         yield

@@ -49,6 +49,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     from grpo_core.policy.loading import resolve_model
     from grpo_core.policy.saved import list_checkpoints, read_state
 
+    run_dir.require_ours()
     config = run_dir.read_config()
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     if policy == "final":

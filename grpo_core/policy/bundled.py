@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.cache import made_once, model_folder
+from grpo_core.policy.cache import is_whole, made_once, model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,14 @@ def bundled_model_path(name: str) -> Path:
         _convert(_packaged_file(name, model), folder)
 
     return made_once(f"{PREFIX}{name}", model_folder(f"{name}-{model.version}"), convert)
+
+
+def bundled_model_here(name: str) -> Path | None:
+    """Return the folder of a bundled model that was converted before; None where it was not."""
+    if name not in BUNDLED_MODELS:
+        return None
+    target = model_folder(f"{name}-{BUNDLED_MODELS[name].version}")
+    return target if is_whole(target) else None
 
 
 def _packaged_file(name: str, model: BundledModel) -> Path:

@@ -38,7 +38,9 @@ from grpo_core.policy.saved import (
     TrainingState,
     checkpoint_name,
     list_checkpoints,
+    list_leftovers,
     read_state,
+    step_of,
 )
 
 if TYPE_CHECKING:
@@ -83,9 +85,8 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a process that was killed has left half-written or half-removed."""
-    for path in (*folder.glob(".step_*.partial"), *folder.glob("step_*")):
-        if path.name.startswith(".") or not (path / MANIFEST_FILE).exists():
-            shutil.rmtree(path)
+    for path in list_leftovers(folder):
+        shutil.rmtree(path)
 
 
 def _write(folder: Path, live: Trainable, state: TrainingState) -> None:
@@ -176,7 +177,7 @@ def _drop_others(newest: Path, keep: int, best: str | None) -> None:
 
     The manifest goes first, so that what a kill leaves does not pass for a whole one.
     """
-    earlier = [path for path in list_checkpoints(newest.parent) if path.name <= newest.name]
+    earlier = [path for path in list_checkpoints(newest.parent) if step_of(path) <= step_of(newest)]
     for path in list_checkpoints(newest.parent):
         if path not in earlier[-keep:] and path.name != best:
             (path / MANIFEST_FILE).unlink()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, shown
-from grpo_core.policy.bundled import PREFIX, bundled_model_path
+from grpo_core.policy.bundled import PREFIX, bundled_model_here, bundled_model_path
 from grpo_core.policy.scratch import PREFIX as SCRATCH_PREFIX
-from grpo_core.policy.scratch import scratch_model_path
+from grpo_core.policy.scratch import is_made, scratch_model_path
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,24 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
             raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
         return folder
     return _download(source, trust_remote_code)
+
+
+def model_here(source: str) -> Path | None:
+    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
+    if source.startswith(PREFIX):
+        return bundled_model_here(source.removeprefix(PREFIX))
+    if source.startswith(SCRATCH_PREFIX):
+        return scratch_model_path(source.removeprefix(SCRATCH_PREFIX)) if is_made(source) else None
+    return _folder_of(source) or _downloaded(source)
+
+
+def _downloaded(source: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=["*.json", *WEIGHT_FILES], local_files_only=True))
+    except Exception:  # noqa: BLE001  (as in `_download`; it is not here)
+        return None
 
 
 def _folder_of(source: str) -> Path | None:

@@ -1,5 +1,7 @@
 """Which checkpoints there are, and where each was taken: known without loading torch, which takes a flow seconds."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +9,8 @@ from grpo_core.errors import ModelError, cause
 from grpo_core.jsonfile import build, read_json
 
 MANIFEST_FILE, STATE_FILE = "manifest.json", "state.json"
+_NAME = re.compile(r"step_(\d{6,})")
+_LEFTOVER = re.compile(r"\.step_\d{6,}\.partial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,29 @@ class TrainingState:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the whole checkpoints in `folder`, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if (path / MANIFEST_FILE).exists())
+    return sorted((path for path in _named(folder, _NAME) if (path / MANIFEST_FILE).exists()), key=step_of)
+
+
+def list_leftovers(folder: Path) -> list[Path]:
+    """Return what a process that was killed has left half-written or half-removed in `folder`."""
+    half_removed = [path for path in _named(folder, _NAME) if not (path / MANIFEST_FILE).exists()]
+    return sorted((*_named(folder, _LEFTOVER), *half_removed))
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was taken, from its name.
+
+    >>> step_of(Path("checkpoints/step_000040"))
+    40
+    """
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
+    """Yield the folders with a name that only we give; a copy (`step_000040_backup`) and a link are somebody else's."""
+    for path in folder.glob("*step_*"):
+        if pattern.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            yield path
 
 
 def find_best(folder: Path) -> Path | None:

@@ -1,6 +1,6 @@
 """The folder of one sweep: where each thing lies, and nothing else.
 
-sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json  flow_run  lock
+.grpo-folder  sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json  flow_run  lock
 study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/
 """
 
@@ -10,13 +10,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from grpo_core.errors import SweepError, cause
+from grpo_core.errors import GrpoError, SweepError, cause
 from grpo_core.flowdir import FlowDir
 from grpo_core.jsonfile import append_json, build, parse_json, read_json, write_json
+from grpo_core.marker import Kind
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.plan import Plan, make_plan
@@ -41,6 +42,22 @@ class Outcome:
 @dataclass(frozen=True)
 class SweepDir(FlowDir):
     """Paths of one sweep, and the records in them."""
+
+    what: ClassVar[str] = "sweep dir"
+    option: ClassVar[str] = "--sweep-dir"
+    kinds: ClassVar[tuple[str, ...]] = ("sweep",)
+    subfolders: ClassVar[tuple[str, ...]] = ("results", "report")
+    files: ClassVar[tuple[str, ...]] = (
+        *FlowDir.files,
+        "runs",  # what is in it may lie behind links: each is a folder of its own
+        SWEEP_FILE,
+        "arms.json",
+        "begun.jsonl",
+        "outcomes.jsonl",
+        "sessions.json",
+        "study.json",
+        "study.db",
+    )
 
     @property
     def sweep_file(self) -> Path:
@@ -95,11 +112,12 @@ class SweepDir(FlowDir):
 
         Raises:
             SweepError: the folder already holds a sweep, or cannot be written.
+            FolderError: it is not empty and not ours.
         """
-        if self.sweep_file.exists():
-            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {self.path}` goes on with it")
+        self.refuse_second_sweep()
+        self.mark("sweep")
         try:
-            (self.path / "runs").mkdir(parents=True, exist_ok=True)
+            (self.path / "runs").mkdir(exist_ok=True)
             base = self.path / f"{plan.preset}.yaml"
             base.write_text(yaml.safe_dump(dict(plan.base), sort_keys=False, allow_unicode=True), encoding="utf-8")
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
@@ -108,6 +126,27 @@ class SweepDir(FlowDir):
             raise SweepError(
                 f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir"
             ) from error
+
+    def refuse_second_sweep(self) -> None:
+        """Keep a sweep from being written over.
+
+        Raises:
+            SweepError: the folder already holds a sweep.
+        """
+        if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
+            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {self.path}` goes on with it")
+
+    def why_not_older(self) -> str | None:
+        """Return why a folder without a marker holds no sweep of an older version; None where it does."""
+        try:
+            self.read()
+        except (GrpoError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            return cause(error)
+        return None
+
+    def older_kind(self) -> Kind:
+        """Return what a sweep is."""
+        return "sweep"
 
     def read(self) -> "StoredSweep":
         """Return the sweep of the folder, checked again.

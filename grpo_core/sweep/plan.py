@@ -33,6 +33,8 @@ class Plan:
     preset: str
     """Name of the base."""
     num_arms: int
+    configs: tuple[RunConfig, ...]
+    """Of every arm of a grid; of a search, the ends of its ranges."""
     notes: tuple[str, ...]
     """Warnings, each with the number of arms that it is about."""
 
@@ -71,7 +73,14 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     configs = _arm_configs(sweep, base)
     _check_beta(sweep, configs)
     _check_objective(sweep, configs)
-    return Plan(sweep=sweep, base=base, preset=base_file.stem, num_arms=count_arms(sweep), notes=tuple(_notes(sweep, configs)))
+    return Plan(
+        sweep=sweep,
+        base=base,
+        preset=base_file.stem,
+        num_arms=count_arms(sweep),
+        configs=tuple(configs),
+        notes=tuple(_notes(sweep, configs)),
+    )
 
 
 def _check_sampler(sweep: SweepConfig) -> None:

@@ -50,6 +50,11 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
     run_dir = RunDir(options.run_dir)
+    try:
+        run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
+    except GrpoError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
     stop.install()
     try:

@@ -18,6 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.locks import lock_holder
+from grpo_core.private import append_private
 from tasks.context import deployed_flow_run
 from tasks.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
 from tasks.sweep.launcher import Ended, Job
@@ -65,7 +66,7 @@ class LocalLauncher:
             time.sleep(POLL_SECONDS)
         read_end, _ = self._lifeline
         gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
-        with job.log_file.open("ab") as log:
+        with append_private(job.log_file) as log:
             log_start = log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", COMMAND, "train", *_arguments(job)],

@@ -10,12 +10,11 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.errors import SweepError, cause
 from grpo_core.jsonfile import write_json
-from grpo_core.locks import holder_of, lock_soon, open_lock
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
-from tasks.folders import claim, folder_of_this_flow_run, make_folder
+from tasks.disk import check_sweep_disk
+from tasks.folders import RUNS_FOLDER, check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.progress import say
 
 
@@ -26,16 +25,22 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     Raises:
         ConfigError: the sweep is refused: nothing has been run.
         SweepError: the folder already holds a sweep.
+        FolderError: it is not ours, or a deployed flow may not write there.
     """
+    check_root(sweep_path, "sweep_dir")
     mine = folder_of_this_flow_run(sweep_path)
     if mine is not None:
         return mine
     plan, name = load_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
+    if sweep_path is not None:
+        SweepDir(sweep_path).refuse_second_sweep()
+    check_sweep_disk(sweep_path or RUNS_FOLDER, plan)
     path = sweep_path or make_folder(name)
-    SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
-    claim(path)
+    with starting(SweepDir(path), "sweep"):
+        SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
+        claim(path)
     sweep = plan.sweep
     say(
         f"{plan.num_arms} arms x {len(sweep.seeds)} seeds = {plan.num_runs} runs, {sweep.runs.concurrency} at a time, in {path}"
@@ -48,19 +53,13 @@ def hold_sweep(sweep_path: Path) -> Iterator[None]:
     """Keep every other flow out of a sweep while inside, and count the time as one of its sessions.
 
     Raises:
-        SweepError: it is none, or another flow works on it.
+        SweepError: it is none.
+        FolderError: another flow works on it, or a deployed flow may not write there.
     """
+    check_root(sweep_path, "sweep_dir")
     sweep_dir = SweepDir(sweep_path)
     sweep_dir.read()  # nothing is written into a folder that is no sweep's
-    try:
-        lock = open_lock(sweep_dir.lock_file)
-    except OSError as error:
-        raise SweepError(
-            f"sweep dir {sweep_path}: its lock, {sweep_dir.lock_file}, cannot be opened ({cause(error)})"
-        ) from error
-    with lock:
-        if not lock_soon(lock):
-            raise SweepError(f"sweep dir {sweep_path}: {holder_of(lock)} works on this sweep; wait for it, or end it first")
+    with holding(sweep_dir):
         now = time.time()
         write_json(sweep_dir.sessions_file, [*sweep_dir.sessions(), [now, now]])
         try:

@@ -51,6 +51,7 @@ def make_report(sweep_path: Path) -> tuple["Results", Path, tuple[str, ...]]:
 
     sweep_dir = SweepDir(sweep_path)
     stored = sweep_dir.read()
+    sweep_dir.require_ours()
     results = collect(sweep_dir, stored)
     sweep_dir.results.mkdir(exist_ok=True)
     for name, table in (("runs", results.runs), ("steps", results.steps), ("syncs", results.syncs)):

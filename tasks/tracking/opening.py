@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig, run_name
-from grpo_core.jsonfile import write_json
+from grpo_core.jsonfile import write_private_json
 from grpo_core.rundir import RunDir
 from tasks.tracking.description import STOP_TAG, params, start_tags
 from tasks.tracking.store import TrackedRun, make_client
@@ -19,7 +19,9 @@ def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     experiment_id = find_experiment(client, uri, config.tracking.experiment, run_dir.path)
     run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
-    write_json(run_dir.tracking_file, asdict(tracked))  # at once: whoever goes on with a run that dies here finds this one
+    write_private_json(
+        run_dir.tracking_file, asdict(tracked)
+    )  # at once: whoever goes on with a run that dies here finds this one
     _log_params(client, tracked, config)
     return tracked
 
@@ -49,7 +51,7 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
             return None
         tracked = replace(known, uri=uri)
         if tracked != known:
-            write_json(run_dir.tracking_file, asdict(tracked))
+            write_private_json(run_dir.tracking_file, asdict(tracked))
         client.update_run(tracked.run_id, status="RUNNING")
         _log_params(client, tracked, run_dir.read_config())  # the attempt before may have died before it did
         if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to go on

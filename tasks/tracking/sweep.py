@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import load_config
 from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.jsonfile import build, read_json, write_json
+from grpo_core.jsonfile import build, read_json, write_private_json
 from grpo_core.sweep.arms import arm_overrides
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
@@ -68,7 +68,7 @@ def track_sweep(sweep_path: Path) -> TrackedRun:
             experiment_id = find_experiment(client, uri, config.tracking.experiment, sweep_dir.path)
             run = client.create_run(experiment_id, run_name=stored.name, tags=_tags(sweep_dir, stored))
             tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=stored.name)
-            write_json(sweep_dir.tracking_file, asdict(tracked))
+            write_private_json(sweep_dir.tracking_file, asdict(tracked))
             _log_params(client, tracked, stored)
             return tracked
     except GrpoError:  # a local store that is broken or locked: the message names the file and what to do

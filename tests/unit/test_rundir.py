@@ -66,6 +66,7 @@ def test_checkpoints_without_a_journal_are_a_run_that_a_new_one_must_not_go_on_f
     tmp_path: Path, tiny_config: Callable[..., Any]
 ) -> None:
     run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
     (run_dir.checkpoints / "step_000010").mkdir(parents=True)
     with pytest.raises(JournalError, match="already holds a run"):
         run_dir.create(tiny_config())

@@ -1,0 +1,50 @@
+"""The verb of the `grpo` command that frees disk."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo_core.errors import ConfigError
+
+
+def clean(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run or sweep.")] = Path("runs"),
+    *,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only checkpoints, leftovers, damaged or starts; may be given again.")
+    ] = None,
+    run: Annotated[list[Path] | None, typer.Option(help="Only the run in this folder; may be given again.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed; without it, nothing is removed.")] = False,
+) -> None:
+    """List what can go of finished, damaged and failed runs, with its size and age; with --yes, remove it."""
+    from grpo_core.cleaning import KINDS, find_items, remove_items
+    from grpo_core.diskneed import shown_bytes
+    from grpo_core.errors import name_of
+
+    unknown = [name for name in kind or () if name not in KINDS]
+    if unknown:
+        raise ConfigError(f"--kind {unknown[0]}: choose of {', '.join(KINDS)}")
+    found = find_items(folder, kind or tuple(KINDS), run or ())
+    for item in found.items:
+        note = f"  ({item.note})" if item.note else ""
+        size = shown_bytes(item.bytes)
+        typer.echo(f"{item.kind:12}{size:>8}{_age(item.age_seconds):>10}  {name_of(str(item.path), 300)}{note}")
+    for text in found.skipped:
+        typer.echo(f"left alone: {text}", err=True)
+    total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"
+    if not yes:
+        typer.echo(f"{total} can go; --yes removes {'them' if found.items else 'what is listed'}")
+        return
+    left = remove_items(found.items)
+    for text in left:
+        typer.echo(f"left alone: {text}", err=True)
+    typer.echo(f"{total} removed" if not left else "removed what could be removed")
+
+
+def _age(seconds: float) -> str:
+    for name, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {name}{'s' if number > 1 else ''}"
+    return "new"

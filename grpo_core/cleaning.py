@@ -1,0 +1,236 @@
+"""What can be removed from folders that we made, and its removal: `grpo clean`.
+
+Only folders with our marker are looked into, only things with names that we give are listed, and nothing of a run that is under
+way. The newest and the best checkpoint of a run always stay.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_core.diskspace import folder_bytes
+from grpo_core.errors import FolderError, GrpoError, cause
+from grpo_core.flowdir import FlowDir
+from grpo_core.journal import read_journal
+from grpo_core.jsonfile import read_json
+from grpo_core.locks import lock_holder, try_lock
+from grpo_core.marker import MARKER_FILE
+from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
+from grpo_core.rundir import RunDir
+
+KINDS = {
+    "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
+    "leftovers": "checkpoints and files that a killed process left half-written or half-removed",
+    "damaged": "checkpoints that a resume found damaged and set aside",
+    "starts": "folders of runs, evaluations and sweeps that never began",
+}
+"""What can go, by the name with which it is chosen."""
+ENDED = ("finished", "stopped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One file or folder that can go."""
+
+    kind: str
+    path: Path
+    folder: Path
+    """The run's."""
+    bytes: int
+    age_seconds: float
+    """Since it was last changed."""
+    note: str = ""
+    """What is not possible without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What can go, and what was passed over."""
+
+    items: tuple[Item, ...]
+    skipped: tuple[str, ...]
+    """Folders that were not looked into, each with the reason."""
+
+
+def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collection[Path] = ()) -> Findings:
+    """Return what can go of the runs in a folder, which may itself be that of a run or a sweep.
+
+    Args:
+        folder: usually `runs`.
+        kinds: of KINDS.
+        runs: only of these folders; empty = of all.
+
+    Raises:
+        FolderError: a folder of `runs` is not ours.
+    """
+    chosen = [FlowDir(path) for path in runs] or list(_flow_dirs(folder))
+    for flow_dir in chosen if runs else ():
+        if flow_dir.marker() is None:
+            raise FolderError(f"{flow_dir.path}: has no {MARKER_FILE}, so nothing in it is removed")
+    used = _used_policies(_flow_dirs(folder))
+    items, skipped = list[Item](), list[str]()
+    for flow_dir in chosen:
+        reason = why_left_alone(flow_dir)
+        if reason is None:
+            items += [item for item in _items(flow_dir, used) if item.kind in kinds]
+        else:
+            skipped.append(f"{flow_dir.path}: {reason}")
+    older = 0 if runs else sum(1 for path in folder.glob("*/journal.jsonl") if not _is_marked(FlowDir(path.parent)))
+    if older:
+        skipped.append(f"{older} folder(s) of runs of an older version in {folder}: they have no {MARKER_FILE}")
+    return Findings(items=tuple(items), skipped=tuple(skipped))
+
+
+def remove_items(items: Iterable[Item]) -> list[str]:
+    """Remove what was listed, each under the lock of its folder and only if it can still go; return what was left, and why."""
+    left, by_folder = list[str](), dict[Path, list[Item]]()
+    for item in items:
+        by_folder.setdefault(item.folder, []).append(item)
+    for folder, wanted in by_folder.items():
+        flow_dir = FlowDir(folder)
+        try:
+            reason = why_left_alone(flow_dir)
+            if reason is None:
+                with flow_dir.open_lock() as lock:
+                    if try_lock(lock):
+                        still = {item.path for item in _items(flow_dir, {})}
+                        left += [f"{item.path}: it has changed" for item in wanted if item.path not in still]
+                        for item in (item for item in wanted if item.path in still):
+                            _remove(item)
+                        continue
+                    reason = "a flow has begun to work in it"
+        except (GrpoError, OSError) as error:
+            reason = cause(error)
+        left.append(f"{folder}: {reason}")
+    return left
+
+
+def why_left_alone(flow_dir: FlowDir) -> str | None:
+    """Return why nothing of a folder may be removed; None where it may."""
+    try:
+        marker = flow_dir.marker()
+    except GrpoError as error:
+        return cause(error)
+    if marker is None:
+        return f"it has no {MARKER_FILE}"
+    run_dir = RunDir(flow_dir.path)
+    holder = lock_holder(flow_dir.lock_file) or lock_holder(run_dir.journal_file)
+    if holder is not None:
+        return f"{holder} works on it"
+    try:
+        run_dir.refuse_links()
+    except GrpoError as error:
+        return cause(error)
+    return None
+
+
+def _flow_dirs(folder: Path) -> Iterator[FlowDir]:
+    """Yield the folders with our marker: this one, or those in it, and the runs of each sweep."""
+    here = FlowDir(folder)
+    if _is_marked(here):
+        yield here
+        inside = folder / "runs"
+    else:
+        inside = folder
+    for path in sorted(inside.iterdir()) if inside.is_dir() else ():
+        if path.is_dir() and not path.is_symlink() and _is_marked(FlowDir(path)):
+            yield from _flow_dirs(path)
+
+
+def _is_marked(flow_dir: FlowDir) -> bool:
+    file = flow_dir.path / MARKER_FILE
+    return file.is_file() and not file.is_symlink()
+
+
+def _items(flow_dir: FlowDir, used: dict[Path, Path]) -> Iterator[Item]:
+    run_dir = RunDir(flow_dir.path)
+    checkpoints = run_dir.checkpoints
+    if _never_began(flow_dir):
+        if _is_all_ours(flow_dir):
+            yield _item("starts", flow_dir.path, flow_dir.path)
+        return
+    for path in list_leftovers(checkpoints):
+        yield _item("leftovers", path, run_dir.path)
+    for path in (*run_dir.path.glob(".*.partial"), *run_dir.completions.glob("*.partial")):
+        yield _item("leftovers", path, run_dir.path)
+    for path in checkpoints.glob("damaged_step_*"):
+        yield _item("damaged", path, run_dir.path, "it can no longer be examined")
+    if has_ended(run_dir):
+        whole = list_checkpoints(checkpoints)
+        for path in whole[:-1]:
+            if path != find_best(checkpoints):
+                yield _item("checkpoints", path, run_dir.path, _what_needs(path, used))
+
+
+def _what_needs(checkpoint: Path, used: dict[Path, Path]) -> str:
+    user = used.get((checkpoint / "policy").resolve()) or used.get(checkpoint.resolve())
+    falls_back = "a resume falls back on it if the newest is damaged; its policy can be evaluated"
+    return f"it is the model of {user}, which cannot be resumed or reproduced without it" if user else falls_back
+
+
+def _used_policies(flow_dirs: Iterable[FlowDir]) -> dict[Path, Path]:
+    """Return {policy that lies in a folder: a run whose model it is}."""
+    used = {}
+    for flow_dir in flow_dirs:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError):
+            source = Path(read_json(flow_dir.path / "config.json")["model"]["source"]).expanduser()
+            if source.is_dir():
+                used[source.resolve()] = flow_dir.path
+    return used
+
+
+def has_ended(run_dir: RunDir) -> bool:
+    """Tell whether a run has come to its end and needs no checkpoint before the newest; False where that is not sure."""
+    try:
+        records = read_journal(run_dir.journal_file)
+    except GrpoError:  # none, or a damaged one: its repair may need an earlier checkpoint
+        return False
+    lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
+    return bool(lifecycle) and lifecycle[-1].kind == "end" and lifecycle[-1].data.get("status") in ENDED
+
+
+def _never_began(flow_dir: FlowDir) -> bool:
+    path = flow_dir.path
+    begun = ("journal.jsonl", "checkpoints", "sweep.json")
+    return not any((path / name).exists() for name in begun) and not any((path / "runs").glob("*"))
+
+
+def _is_all_ours(flow_dir: FlowDir) -> bool:
+    """Tell whether everything in the folder of a start has a name that we give, and the marker was there first."""
+    marker = flow_dir.marker()
+    ours = {*RunDir.files, *RunDir.subfolders, "runs"}
+    names = os.listdir(flow_dir.path)  # noqa: PTH208  (names alone)
+    known = all(name in ours or name.endswith((".log", ".partial")) for name in names)
+    return marker is not None and not marker.adopted and known
+
+
+def _item(kind: str, path: Path, folder: Path, note: str = "") -> Item:
+    size = folder_bytes(path) if path.is_dir() else path.lstat().st_size
+    return Item(
+        kind=kind, path=path, folder=folder, bytes=size, age_seconds=max(0.0, time.time() - path.lstat().st_mtime), note=note
+    )
+
+
+def _remove(item: Item) -> None:
+    """Remove a file or folder; a checkpoint's manifest and a run's marker go in an order that leaves nothing misleading."""
+    if not item.path.is_dir():
+        item.path.unlink()
+        return
+    if item.kind == "starts":
+        for path in item.path.iterdir():
+            if path.name not in (MARKER_FILE, "lock"):
+                _remove_one(path)
+    else:
+        (item.path / MANIFEST_FILE).unlink(missing_ok=True)  # what a kill leaves must not pass for a whole checkpoint
+    shutil.rmtree(item.path)
+
+
+def _remove_one(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,171 @@
+"""How much disk a run needs, known before it starts: from the number of its parameters and its configuration.
+
+    checkpoint = 4 bytes x parameters x (policy, reference, two moments of AdamW; the initial policy once a sync made it differ)
+    most       = (keep_checkpoints + 1 while one is written + 1 for the best) x checkpoint
+
+All weights are fp32. Activations and the model's own files are no part of it.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grpo_core.config import RunConfig
+from grpo_core.errors import JournalError
+
+BYTES_PER_WEIGHT = 4
+MOMENTS = 2
+FEW_BYTES = 3_000_000
+"""Report, tables, prompts' share of MLflow, tokenizer: what does not grow with the run."""
+JOURNAL_BYTES_PER_STEP = 4_000
+BYTES_PER_TOKEN = 4
+"""Of a completion's text."""
+BYTES_PER_ROW = 24
+"""Figures of one completion, compressed."""
+LARGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskNeed:
+    """Bytes that a run has still to write."""
+
+    most: int
+    """In its folder, while it runs."""
+    lasting: int
+    """In its folder, when it has ended."""
+    tracked: int
+    """In MLflow, if its store is on a disk of this machine."""
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Return how many weights the safetensors files of a model folder hold, from their headers; None where they do not tell."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        named = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else None
+        files = sorted(folder.glob("*.safetensors")) if named is None else [folder / name for name in sorted(named)]
+        counts = [_count(file) for file in files]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
+        return None
+    return sum(counts) or None
+
+
+def _count(file: Path) -> int:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > LARGEST_HEADER:
+            raise ValueError("not a safetensors header")
+        header = json.loads(stream.read(length))
+    return sum(math.prod(facts["shape"]) for name, facts in header.items() if name != "__metadata__")
+
+
+def disk_need(config: RunConfig, num_parameters: int, *, from_step: int = 0, present: Sequence[int] = ()) -> DiskNeed:
+    """Return what a run has still to write.
+
+    Args:
+        config: of the run.
+        num_parameters: of its model.
+        from_step: the step of its newest checkpoint; 0 = it has none.
+        present: bytes of each whole checkpoint that it has.
+
+    Returns:
+        the need; what is there already, and will make room for what comes, is taken off
+    """
+    checkpoint = checkpoint_bytes(config, num_parameters)
+    coming = checkpoints_to_come(config, from_step)
+    kept = config.training.keep_checkpoints + (config.evaluation.every_steps is not None)
+    most, lasting = (min(count, len(present) + coming) * checkpoint for count in (kept + 1, kept))
+    there = sum(present) if coming else lasting + checkpoint  # nothing is written any more
+    journal = JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)
+    texts = _completions_bytes(config, from_step) + journal + FEW_BYTES
+    policies = (1 + (config.evaluation.every_steps is not None)) if config.tracking.log_policy else 0
+    return DiskNeed(
+        most=max(0, most - there) + texts,
+        lasting=max(0, lasting - there) + texts,
+        tracked=policies * BYTES_PER_WEIGHT * num_parameters + texts,
+    )
+
+
+def checkpoint_bytes(config: RunConfig, num_parameters: int) -> int:
+    """Return the size of one checkpoint, at its largest."""
+    sync = config.reference.sync_steps
+    models = 2 + (sync is not None and sync <= config.training.steps)  # policy, reference, initial policy
+    return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
+
+
+def checkpoints_to_come(config: RunConfig, from_step: int) -> int:
+    """Return how many checkpoints a run writes at most after a step."""
+    steps, every = config.training.steps, config.training.checkpoint_every
+    due = set(range(every, steps + 1, every)) if every is not None else set[int]()
+    if config.evaluation.every_steps is not None:  # each may be the best so far
+        due |= set(range(config.evaluation.every_steps, steps + 1, config.evaluation.every_steps))
+    return sum(step > from_step for step in {*due, steps})
+
+
+def _completions_bytes(config: RunConfig, from_step: int) -> int:
+    rollout, every = config.rollout, config.training.completions_every
+    rows = rollout.num_prompts_per_step * rollout.group_size
+    a_row = BYTES_PER_ROW + BYTES_PER_TOKEN * rollout.max_completion_tokens
+    prompts = BYTES_PER_TOKEN * rollout.num_prompts_per_step * rollout.max_prompt_tokens
+    return (config.training.steps // every - from_step // every) * (rows * a_row + prompts)
+
+
+def sweep_need(needs: Sequence[DiskNeed], num_runs: int, concurrency: int) -> DiskNeed:
+    """Return what a sweep has to write: all its runs, of which some are under way at the same time.
+
+    Args:
+        needs: of the arms that are known.
+        num_runs: arms times seeds; where these are more than `needs`, the others are as the largest.
+        concurrency: runs at a time.
+    """
+    each, rest = divmod(num_runs, len(needs))
+    largest = replace(needs[0], lasting=max(need.lasting for need in needs), tracked=max(need.tracked for need in needs))
+    known = [need for need in needs for _ in range(each)] + [largest] * rest
+    writing = min(concurrency, num_runs) * max(need.most - need.lasting for need in needs)
+    lasting = sum(need.lasting for need in known)
+    return DiskNeed(most=lasting + writing, lasting=lasting, tracked=sum(need.tracked for need in known))
+
+
+def refuse_too_little(what: str, disks: Iterable[tuple[int, int | None]], remedies: Sequence[str]) -> None:
+    """Refuse what will not fit.
+
+    Args:
+        what: the run or sweep and what it needs, for the message.
+        disks: (bytes needed, bytes free or None where that is not known) of each disk that it writes to.
+        remedies: what would make it fit.
+
+    Raises:
+        JournalError: there is too little room on one of them.
+    """
+    missing = max((need - free for need, free in disks if free is not None), default=0)
+    if missing > 0:
+        raise JournalError(f"{what}: too little disk by {shown_bytes(missing)}; free that much, or {', or '.join(remedies)}")
+
+
+def savings(config: RunConfig, num_parameters: int, tracked_here: bool) -> list[str]:
+    """Return which keys of a new run would need less disk, and how much less."""
+    keep, training = config.training.keep_checkpoints, config.training
+    need = disk_need(config, num_parameters).most
+    lines = []
+    if keep > 1:
+        fewer = config.model_copy(update={"training": training.model_copy(update={"keep_checkpoints": 1})})
+        lines.append(("training.keep_checkpoints=1", need - disk_need(fewer, num_parameters).most))
+    if training.checkpoint_every is not None:
+        once = config.model_copy(update={"training": training.model_copy(update={"checkpoint_every": None})})
+        lines.append(("training.checkpoint_every=null", need - disk_need(once, num_parameters).most))
+    if config.tracking.log_policy and tracked_here:
+        lines.append(("tracking.log_policy=false", BYTES_PER_WEIGHT * num_parameters))
+    return [f"{key} ({shown_bytes(saved)} less)" for key, saved in lines if saved > 0]
+
+
+def shown_bytes(number: float) -> str:
+    """Return a number of bytes as people read it, in decimal units.
+
+    >>> shown_bytes(5_380_600_320), shown_bytes(12_345_678), shown_bytes(71e9), shown_bytes(900)
+    ('5.4 GB', '12 MB', '71 GB', '1 MB')
+    """
+    if number >= 1e9:
+        return f"{number / 1e9:.1f} GB" if number < 10e9 else f"{number / 1e9:.0f} GB"
+    return f"{max(1, math.ceil(number / 1e6 - 0.5))} MB"

@@ -1,0 +1,77 @@
+"""What a run is said to need, against what a real one writes; and what it says and refuses."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_core.diskneed import count_parameters, disk_need
+from grpo_core.diskspace import folder_bytes
+from grpo_core.errors import JournalError
+from grpo_core.training.__main__ import main
+from tasks.disk import check_disk
+from tasks.tracking.store import TrackedRun
+
+TEXTS = 4_000_000
+"""Allowed for report, journal and tables, which do not grow with the model."""
+
+
+@pytest.fixture(scope="module")
+def larger_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough that weights are what counts: 3.2 million parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.conftest import CHARACTERS, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("model") / "larger"
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=len(CHARACTERS) + 5, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{}, {"reference.sync_steps": None}, {"evaluation.every_steps": 2}], ids=str)
+def test_a_real_run_writes_what_it_was_said_to_need(tiny_run: Any, larger_model: Path, changes: dict[str, Any]) -> None:
+    run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1, **changes})
+    parameters = count_parameters(larger_model)
+    assert parameters is not None
+    need = disk_need(run_dir.read_config(), parameters)
+    before = folder_bytes(run_dir.path)
+    assert main([str(run_dir.path)]) == 0
+    written = folder_bytes(run_dir.path) - before
+    one = need.most - need.lasting
+    best_is_newest = one if "evaluation.every_steps" in changes else 0
+    assert need.lasting - TEXTS - best_is_newest <= written <= need.lasting
+    finished = [folder_bytes(path) for path in run_dir.checkpoints.iterdir()]
+    assert disk_need(run_dir.read_config(), parameters, from_step=4, present=finished).most < TEXTS
+
+
+def tracked(tmp_path: Path) -> TrackedRun:
+    return TrackedRun(uri="http://127.0.0.1:9", experiment_id="0", run_id="0", name="x")
+
+
+def test_a_run_says_what_it_needs_and_has(tiny_run: Any, larger_model: Path, tmp_path: Path, capsys: Any) -> None:
+    run_dir = tiny_run({"model.source": str(larger_model)})
+    check_disk(run_dir.path, tracked(tmp_path), larger_model)
+    said = capsys.readouterr().out
+    assert said.startswith("disk: needs up to ")
+    assert f" MB in {run_dir.path}" in said
+    assert said.endswith(" free\n")
+
+
+def test_a_run_that_will_not_fit_is_refused_before_it_starts(
+    tiny_run: Any, larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(f_bavail=1000, f_frsize=4096, f_blocks=10**6)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1})
+    with pytest.raises(
+        JournalError, match=r"too little disk by .* MB; free that much, or training\.keep_checkpoints=1"
+    ) as caught:
+        check_disk(run_dir.path, tracked(tmp_path), larger_model)
+    assert "another --run-dir on a larger disk" in str(caught.value)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=0))
+    check_disk(run_dir.path, tracked(tmp_path), larger_model)  # a file system that does not tell refuses nothing

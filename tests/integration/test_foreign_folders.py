@@ -1,0 +1,227 @@
+"""Every verb that writes, in a folder that is not ours: refused, and not a byte of it is changed."""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import FolderError, GrpoError, JournalError
+from grpo_core.rundir import RunDir
+from tasks.context import FLOW_RUN_VARIABLE
+from tasks.folders import ROOTS_VARIABLE, check_root
+
+MODEL = {"model.safetensors": "w", "tokenizer.json": "{}"}
+THEIRS = {
+    "config.json": '{"architectures": ["LlamaForCausalLM"]}',
+    "sweep.json": '{"parameters": {}}',
+    "quickstart.yaml": "mine: true",
+    "lock": "apt",
+    "flow_run": "",
+    "STOP": "no",
+    "data/corpus.txt": "months of work",
+    "report/thesis.md": "chapter 1",
+    "eval/scores.csv": "1,2",
+    "completions/notes.txt": "n",
+    "original/first.txt": "o",
+    "source/config.json": "{}",
+    **MODEL,
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "theirs"
+    for name, text in THEIRS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before
+
+
+def train(path: Path, run: RunDir) -> None:
+    from tasks.setup import open_run
+
+    open_run.fn("quickstart", {}, path)
+
+
+def resume(path: Path, run: RunDir) -> None:
+    from tasks.setup import hold_run, reopen_run
+
+    with hold_run(reopen_run.fn(path)):
+        pass
+
+
+def hold(path: Path, run: RunDir) -> None:
+    from tasks.setup import hold_run
+
+    with hold_run(path):
+        pass
+
+
+def evaluate(path: Path, run: RunDir) -> None:
+    from tasks.evaluation_run import open_evaluation
+
+    open_evaluation.fn(str(run.read_config().model.source), "quickstart", {}, path)
+
+
+def reproduce(path: Path, run: RunDir) -> None:
+    from tasks.reproduction import open_reproduction
+
+    open_reproduction.fn(str(run.path), {}, path)
+
+
+def sweep(path: Path, run: RunDir) -> None:
+    from tasks.sweep.opening import open_sweep
+
+    open_sweep.fn("beta_group_sync_tiny", {}, path)
+
+
+def resume_sweep(path: Path, run: RunDir) -> None:
+    from tasks.sweep.opening import hold_sweep
+
+    with hold_sweep(path):
+        pass
+
+
+def report(path: Path, run: RunDir) -> None:
+    from tasks.sweep.reporting import report_again
+
+    report_again(path)
+
+
+def track(path: Path, run: RunDir) -> None:
+    from tasks.tracking.later import track_later
+
+    track_later(path)
+
+
+VERBS = [train, resume, hold, evaluate, reproduce, sweep, resume_sweep, report, track]
+STARTS = [train, evaluate, reproduce, sweep]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_a_folder_of_another_program_is_refused_and_left_as_it_is(
+    verb: Callable[..., None], theirs: Path, tiny_run: Any
+) -> None:
+    with pytest.raises(GrpoError):
+        verb(theirs, tiny_run())
+
+
+@pytest.mark.parametrize("verb", STARTS, ids=lambda verb: verb.__name__)
+def test_so_it_is_where_it_only_holds_folders_that_are_called_as_ours(
+    verb: Callable[..., None], tmp_path: Path, tiny_run: Any
+) -> None:
+    """Without a config.json nothing was removed, but written: prompts, an `original`, a downloaded policy, a sweep."""
+    mine = tmp_path / "mine"
+    (mine / "data").mkdir(parents=True)
+    (mine / "data" / "train.jsonl").write_text("mine")
+    (mine / "original").mkdir()
+    (mine / "original" / "x").write_text("mine")
+    before = contents(mine)
+    with pytest.raises(GrpoError, match="neither empty nor a folder of grpo-flow"):
+        verb(mine, tiny_run())
+    assert contents(mine) == before
+
+
+@pytest.mark.parametrize("module", ["grpo_core.training", "grpo_core.evaluation"])
+def test_the_bare_processes_write_nothing_there_either(module: str, theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from grpo_core.evaluation.__main__ import main as evaluation
+    from grpo_core.training.__main__ import main as training
+
+    code = training([str(theirs)]) if module == "grpo_core.training" else evaluation([str(theirs), "--policy", "base"])
+    assert code == 2
+    assert "is no folder of grpo-flow" in capsys.readouterr().err
+
+
+def test_a_checkpoint_folder_of_theirs_is_not_pruned(tmp_path: Path, tiny_run: Any) -> None:
+    """Copies that a person made, and what happens to be called alike, outlive the training; a link is refused."""
+    from grpo_core.training.__main__ import main
+
+    run_dir = tiny_run({"training.checkpoint_every": 1, "training.keep_checkpoints": 1})
+    mine = [run_dir.checkpoints / name for name in ("step_000000_before", "step_notes", "my_step_000001")]
+    for folder in mine:
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    (run_dir.checkpoints / "step_plan.txt").write_text("x")
+    (mine[1] / "manifest.json").rename(mine[1] / "notes.txt")
+    assert main([str(run_dir.path)]) == 0
+    assert [folder.name for folder in mine if not folder.is_dir()] == []
+    assert (run_dir.checkpoints / "step_plan.txt").exists()
+    assert (run_dir.checkpoints / "step_000004").is_dir()
+    shutil.move(run_dir.checkpoints, tmp_path / "elsewhere")
+    run_dir.checkpoints.symlink_to(tmp_path / "elsewhere")
+    before = contents(tmp_path / "elsewhere")
+    assert main([str(run_dir.path)]) == 2
+    assert contents(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize("verb", [*STARTS, resume, resume_sweep], ids=lambda verb: verb.__name__)
+def test_a_deployed_flow_stays_below_its_workers_roots(
+    verb: Callable[..., None], tmp_path: Path, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "out").symlink_to(tmp_path)
+    monkeypatch.setenv(FLOW_RUN_VARIABLE, "00000000-0000-0000-0000-000000000000")
+    run = tiny_run()
+    for place in (tmp_path / "other", Path("runs/../other"), Path("runs/out/other"), Path("runs")):
+        with pytest.raises(GrpoError, match=f"_dir {place}: is not below {tmp_path}/runs, where .* GRPO_RUN_ROOTS"):
+            verb(place, run)
+    assert not (tmp_path / "other").exists()
+    assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "out"]
+
+
+def test_the_workers_owner_can_allow_other_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(FLOW_RUN_VARIABLE, "00000000-0000-0000-0000-000000000000")
+    monkeypatch.setenv(ROOTS_VARIABLE, os.pathsep.join(["runs", str(tmp_path / "scratch")]))
+    for place in (tmp_path / "scratch" / "one", Path("runs/one"), None):
+        assert check_root(place, "run_dir") == place
+    with pytest.raises(FolderError, match="run_dir other/one: is not below"):
+        check_root(Path("other/one"), "run_dir")
+
+
+def test_a_start_that_fails_can_be_repeated_in_its_folder(tmp_path: Path, tiny_run: Any) -> None:
+    run = tiny_run()
+    for _ in range(2):
+        with pytest.raises(JournalError, match="no journal there"):
+            reproduce(tmp_path / "again", run)
+    train(tmp_path / "again", run)
+    assert not RunDir(tmp_path / "again").original.exists()  # or the run would be compared with that one
+    hold(tmp_path / "again", run)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_may_hold_a_secret_is_its_owners_alone(tmp_path: Path, tiny_run: Any) -> None:
+    from grpo_core.provenance import collect_provenance, write_provenance
+    from tasks.process import run_child
+    from tasks.tracking import open_tracking
+
+    before = os.umask(0o022)
+    try:
+        run_dir = tiny_run({"tracking.uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})
+        open_tracking.fn(run_dir.path)
+        facts = collect_provenance(run_dir.read_config().model_dump(mode="json"), "d", "m")
+        write_provenance(facts, run_dir.provenance_file)
+        run_child("platform", [], run_dir.log_file("train"))
+    finally:
+        os.umask(before)
+    private = (run_dir.tracking_file, run_dir.provenance_file, run_dir.log_file("train"))
+    assert [path.name for path in private if mode(path) != 0o600] == []
+    assert mode(run_dir.config_file) == 0o644
+    for path in private:
+        path.chmod(0o644)  # as an older version left them
+    hold(run_dir.path, run_dir)
+    assert [path.name for path in private if mode(path) != 0o600] == []
