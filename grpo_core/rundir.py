@@ -207,7 +207,7 @@ class RunDir(FlowDir):
 
 
 def _without_credentials(values: Any) -> Any:
-    """Return a stored configuration without the password that an earlier version let into the address of the tracking server."""
+    """Return a stored configuration without the password that an earlier version let into `tracking.uri`."""
     tracking = values.get("tracking") if isinstance(values, dict) else None
     if isinstance(tracking, dict) and isinstance(tracking.get("uri"), str):
         return {**values, "tracking": {**tracking, "uri": kept_uri(tracking["uri"])}}

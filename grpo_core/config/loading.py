@@ -78,7 +78,9 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
             overrides[key.strip()] = parse_yaml(value) if value else value
         except ConfigError as error:
             raise ConfigError(f"override {shown(text)}: the value {error}") from error
-        refuse_credentials(key.strip(), overrides[key.strip()])  # here: Prefect keeps what a flow is given, also if it is refused
+        refuse_credentials(
+            key.strip(), overrides[key.strip()]
+        )  # here: Prefect keeps what a flow is given, also if it is refused
     return overrides
 
 

@@ -108,7 +108,8 @@ def test_a_record_of_an_older_version_is_compared_in_what_it_holds() -> None:
 def test_provenance_is_collected_without_torch() -> None:
     script = (
         "import sys; from grpo_core.provenance import collect_provenance, environment_differences; "
-        "config = {'training': {'seed': 1, 'threads': None, 'device': 'cpu'}, 'data': {'seed': 2}, 'tracking': {'git_diff': True}}; "
+        "training = {'seed': 1, 'threads': None, 'device': 'cpu'}; "
+        "config = {'training': training, 'data': {'seed': 2}, 'tracking': {'git_diff': True}}; "
         "collect_provenance(config, 'd', 'm'); "
         "sys.exit('torch' in sys.modules)"
     )
