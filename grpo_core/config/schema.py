@@ -298,9 +298,9 @@ class TrackingConfig(Section):
     """Where MLflow is."""
 
     uri: TrackingUri | None = None
-    """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories. An address with
-    a password is refused: a server's belongs into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or
-    MLFLOW_TRACKING_TOKEN, a database's into MLFLOW_TRACKING_URI. `postgresql://***@host/db` stands for that variable."""
+    """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories. A password
+    is refused: of a server it goes into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN, of a
+    database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
     experiment: str = "grpo"
     """MLflow experiment."""
     log_policy: bool = True
@@ -312,8 +312,7 @@ class TrackingConfig(Section):
     labels: dict[str, str] = {}
     """Tags and parameters of the MLflow run that group it with others, such as sweep and arm."""
     git_diff: bool = True
-    """Keep the uncommitted changes of the code in provenance.json, in MLflow as well; off = their digest alone, by which a
-    comparison of two runs still shows that they differ."""
+    """Keep the uncommitted changes of the code in provenance.json, also in MLflow; off = their digest alone."""
 
 
 class RunConfig(Section):

@@ -96,10 +96,8 @@ def _tags(sweep_dir: SweepDir, stored: StoredSweep) -> dict[str, str]:
     from prefect.runtime import flow_run
 
     sweep = stored.plan.sweep
-    rows = [
-        f"| {for_code(key, in_table=True)} | {for_markdown(', '.join(map(str, axis)) if isinstance(axis, tuple) else str(axis))} |"
-        for key, axis in sweep.axes.items()
-    ]
+    values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
+    rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
     lines = [
         f"**{for_markdown(sweep.question or stored.name)}**",
         "",

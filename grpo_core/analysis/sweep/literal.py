@@ -9,7 +9,10 @@ def take_literally(figure: Figure) -> None:
     """Keep matplotlib from reading what stands between two dollar signs as mathematics; its own powers of ten stay."""
     axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
     own = [
-        label for axis in axes if isinstance(axis.get_major_formatter(), LogFormatter) for label in axis.get_ticklabels("both")
+        label
+        for axis in axes
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for label in axis.get_ticklabels(which="both")
     ]
     for text in figure.findobj(Text):
         if not any(text is label for label in own):
