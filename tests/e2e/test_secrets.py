@@ -1,4 +1,4 @@
-"""A password in MLFLOW_TRACKING_URI is stored and shown nowhere, hostile text is shown as text: one run, seen from everywhere."""
+"""A password in MLFLOW_TRACKING_URI is stored and shown nowhere, hostile text is shown as text: one run, seen everywhere."""
 
 import base64
 import html.parser
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from grpo_core.config import apply_overrides
 from grpo_core.plain_text import visible
 from tests.e2e.conftest import ROOT, Finished
 from tests.torture.servers import MlflowServer
@@ -221,3 +222,40 @@ def test_names_and_tags_in_prefect_hold_nothing_that_acts(told: Told) -> None:
         runs = [run for run in client.read_flow_runs() if str(run.parameters.get("run_dir")) in ("runs/one", "runs/bad")]
     assert any(run.name.startswith("\\x1b]0;owned\\x07") for run in runs)
     assert all(text.isprintable() for run in runs for text in (run.name, *run.tags))
+
+
+def test_a_sweep_keeps_no_password_of_its_databases(
+    grpo: Callable[..., Finished], told: Told, tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    """SQLite takes any word after the ?, so that a store and a study can have a token without a server."""
+    base = {"data.eval_fraction": 0.0, "training.steps": 1, "tracking.log_policy": False}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, base)))
+    sweep = {"base": "tiny.yaml", "objective": {"metric": "reward/mean"}, "axes": {"loss.beta": [0.0, 0.1]}, "seeds": [0]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**sweep, "question": NAME}))
+    with watched_command_lines() as command_lines:
+        done = grpo(
+            "sweep",
+            "sweep.yaml",
+            "--sweep-dir",
+            "runs/sweep",
+            cwd=tmp_path,
+            MLFLOW_TRACKING_URI=f"sqlite:///file:{tmp_path}/mlflow.db?uri=true&token={CANARY}",
+            GRPO_STUDY_URL=f"sqlite:///file:{tmp_path}/studies.db?uri=true&token={CANARY}",
+            PREFECT_HOME=str(tmp_path / "home"),
+        )
+    assert done.returncode == 0, done.stderr
+    assert "runs      2 finished" in done.stdout
+    assert 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI", then' in done.stdout
+    folder = tmp_path / "runs" / "sweep"
+    stored = [json.loads((folder / name).read_text()) for name in ("tracking.json", "runs/arm-000-seed-0/tracking.json")]
+    assert [tracked["uri"].rpartition("token=")[2] for tracked in stored] == ["***", "***"]
+    assert json.loads((folder / "study.json").read_text())["where"].endswith("studies.db?uri=true&token=***")
+    assert CANARY not in done.stdout + done.stderr
+    assert CANARY.encode() not in b"\n".join(command_lines)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    files += list(told.prefect_database.parent.glob(f"{told.prefect_database.name}*"))
+    assert {"mlflow.db", "studies.db", "report.html", "arm-000-seed-0.log"} <= {file.name for file in files}
+    assert [leak for file in files for leak in leaks(file)] == []
+    page = (folder / "report" / "report.html").read_text()
+    assert "<script>" not in page
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page + done.stdout)
