@@ -8,6 +8,8 @@ from grpo_core.redaction import HIDDEN, kept_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 USER_VARIABLE, PASSWORD_VARIABLE = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+OWNER_VARIABLE = "GRPO_TRACKING_CREDENTIALS_OF"
+"""Set where the two above come from an address: the server to which they may be shown."""
 
 
 def move_credentials() -> None:
@@ -30,6 +32,7 @@ def move_credentials() -> None:
     os.environ[VARIABLE] = kept_uri(uri)
     if user:
         os.environ[USER_VARIABLE], os.environ[PASSWORD_VARIABLE] = unquote(user), unquote(password)
+        os.environ[OWNER_VARIABLE] = urlsplit(uri).netloc.rpartition("@")[2]
 
 
 def environment_uri() -> str | None:
@@ -45,6 +48,10 @@ def usable_uri(kept: str) -> str:
     Raises:
         TrackingError: its password is not in the environment.
     """
+    owner = os.environ.get(OWNER_VARIABLE)
+    if owner is not None and kept.startswith("http") and urlsplit(kept).netloc != owner:
+        for name in (USER_VARIABLE, PASSWORD_VARIABLE, OWNER_VARIABLE):  # MLflow would show them to any server
+            os.environ.pop(name, None)
     if HIDDEN not in kept:
         return kept
     uri = os.environ.get(VARIABLE, "")

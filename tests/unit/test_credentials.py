@@ -166,7 +166,7 @@ def test_a_server_gets_the_password_and_the_run_keeps_the_bare_address(
 
     from tasks.tracking.store import make_client, tracking_uri
 
-    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "GRPO_TRACKING_CREDENTIALS_OF"):
         monkeypatch.setenv(name, "another")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://m%40e:p%2Fw%40{SECRET}@{server}")
     uri = tracking_uri(tiny_config(), tmp_path / "run")
@@ -174,6 +174,21 @@ def test_a_server_gets_the_password_and_the_run_keeps_the_bare_address(
     with pytest.raises(MlflowException):
         make_client(uri).get_run("0" * 32)
     assert Recorder.shown == [requests.auth._basic_auth_str("m@e", f"p/w@{SECRET}")]
+
+
+def test_another_server_does_not_get_the_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.exceptions import MlflowException
+
+    from tasks.credentials import OWNER_VARIABLE, move_credentials
+    from tasks.tracking.store import make_client
+
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", OWNER_VARIABLE):
+        monkeypatch.setenv(name, "")  # put back what was there, whatever the functions do
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:9")
+    move_credentials()
+    with pytest.raises(MlflowException):
+        make_client(f"http://{server}").get_run("0" * 32)
+    assert Recorder.shown == [None]
 
 
 def test_a_user_without_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
