@@ -16,7 +16,7 @@ _LINK = re.compile(r"((?:[a-z][a-z0-9+.-]{0,31}://|www\.|mailto:)[^\s|`\\]+|[\w.
 """What renderers make a link of without being asked."""
 _MARKUP = re.compile(r"[\\`*\[\]|~]|(?<!\S)#|(?<![^\W_])_|_(?![^\W_])")
 _ENTITIES = {"<": "&lt;", "&": "&amp;", "$": "&#36;", "@": "&#64;"}
-_BLOCK_START = re.compile(r"^(\d{0,9})([-+=.):>])")
+_BLOCK_START = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:[-\s]|$)|[=>]))")
 """A list item, a quotation, an underlined heading, a line across."""
 
 
@@ -58,7 +58,7 @@ def for_markdown(text: str) -> str:
     """
     plain = visible(redact_uri(text)).strip(" ")
     pieces = [for_code(piece) if index % 2 else _escaped(piece) for index, piece in enumerate(_LINK.split(plain))]
-    return _BLOCK_START.sub(r"\1\\\2", "".join(pieces))
+    return _BLOCK_START.sub(r"\1\\", "".join(pieces))
 
 
 def for_code(text: str, *, in_table: bool = False) -> str:

@@ -95,8 +95,8 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
     """Return the secrets of an environment, the longest first; as they are written in an address, and as they are meant."""
     found = {environment[name] for name in SECRET_VARIABLES if name in environment}
     for name in ADDRESS_VARIABLES:
-        user, separator, _ = environment.get(name, "").partition("://")[2].rpartition("@")
-        if separator and HIDDEN not in user:
-            found |= {user, user.partition(":")[2]}
-    found |= {part for secret in found for part in (unquote(secret), secret.partition(":")[2])}
+        scheme, _, rest = environment.get(name, "").partition("://")
+        user, _, password = rest.rpartition("@")[0].partition(":")
+        found.add(password or (user if scheme.lower().startswith("http") else ""))
+    found |= {part for secret in found for part in (unquote(secret), secret.partition(":")[2])} - {HIDDEN}
     return sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)

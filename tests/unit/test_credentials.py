@@ -73,6 +73,8 @@ def test_names_of_runs_are_not_taken_for_passwords() -> None:
 def test_secrets_of_the_environment_are_hidden_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_STUDY_URL", "postgresql://me:hunter%2Ftwo-22@db/x")
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://postgres@db/x")
+    assert redact_uri("postgres at postgresql://postgres@db") == "postgres at postgresql://postgres@db"
     text = "no login for 'me' with hunter/two-22 or hunter%2Ftwo-22, token hf_abcdefgh; hf_abcdefghi is another word"
     assert redact_uri(text) == "no login for 'me' with *** or ***, token ***; hf_abcdefghi is another word"
 

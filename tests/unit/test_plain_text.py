@@ -44,6 +44,9 @@ HOSTILE = (
     "+ item",
     "> quote",
     "---",
+    "- - -",
+    "-",
+    "12.",
     "===",
     "***a***",
     "__a__",
@@ -93,6 +96,19 @@ def test_code_renders_as_the_text(text: str) -> None:
     row = rendered(f"| a | b |\n|---|---|\n| {for_code(text, in_table=True)} | c |")
     assert row.tags.count("code") == 1
     assert row.tags.count("td") == 2
+
+
+def test_figures_and_names_stay_readable_in_the_source() -> None:
+    for text in (
+        "0.04",
+        "-0.5",
+        "reward: 0.123 (first 5 steps) -> 0.4",
+        "loss.beta",
+        "quickstart β=0 G=8",
+        "a_b",
+        "step 3: kl/ref/k3",
+    ):
+        assert for_markdown(text) == text
 
 
 @given(st.text(st.sampled_from("a1 `*_[]()<>|!#\\&;$@:/.-+=~\n\t\"'{}x"), min_size=1))
