@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +11,14 @@ import typer
 from flows.cli_clean import clean
 from flows.cli_sweep import report, sweep
 from flows.servers import use_stack
+from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
-from grpo_core.errors import ConfigError, GrpoError
+from grpo_core.config.credentials import refuse_credentials
+from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.errors import MAX_FAULT_CHARACTERS, ConfigError, GrpoError, cause
 from grpo_core.lifeline import exit_with_lifeline
+from tasks.credentials import move_credentials
 
 if TYPE_CHECKING:
     from tasks.reporting import RunSummary
@@ -72,13 +75,13 @@ def train(
         summary = _train(config, parse_overrides(overrides or []), run_dir)
     _show(summary)
     if summary.status == "stopped":
-        typer.echo(f"stopped early: {summary.reason}", err=True)
+        echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSummary":
     for warning in check_consistency(load_config(config, values)):
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     use_stack()
     from flows.train import grpo
 
@@ -109,6 +112,8 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on its held-out prompts or on any data: the flow `grpo-evaluate`."""
     values = parse_overrides(overrides or [])
+    for name, given in {"POLICY": policy, "--data": data, "--config": config}.items():
+        refuse_credentials(name, given)  # before it is a flow's parameter, which Prefect keeps
     use_stack()
     from flows.evaluate import grpo_evaluate
 
@@ -123,6 +128,7 @@ def reproduce(
 ) -> None:
     """Repeat a run from what was recorded of it and compare every figure: exit code 0 if all are identical, 4 if not."""
     values = parse_overrides(overrides or [])
+    refuse_credentials("RUN", run)
     use_stack()
     from flows.reproduce import grpo_reproduce
 
@@ -131,17 +137,18 @@ def reproduce(
 
 def _show(summary: "RunSummary") -> None:
     """Say what came of a run and where to look at it."""
-    typer.echo()
+    echo()
     for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
-        typer.echo(f"  {fact}")
-    typer.echo(f"\nreport    {summary.run_path}/report/report.md")
+        echo(f"  {fact}")
+    echo()
+    echo(f"report    {summary.run_path}/report/report.md")
     where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
     for label, text in zip(("MLflow", ""), where, strict=False):
-        typer.echo(f"{label:10}{text}")
+        echo(f"{label:10}{text}")
     server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    typer.echo(f"Prefect   {server or 'prefect server start, then http://127.0.0.1:4200'}")
+    echo(f"Prefect   {server or 'prefect server start, then http://127.0.0.1:4200'}")
     for problem in summary.problems:
-        typer.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)
     if summary.is_identical is False:
         raise typer.Exit(4)
 
@@ -149,18 +156,17 @@ def _show(summary: "RunSummary") -> None:
 @app.command()
 def check(config: ConfigName, overrides: Overrides = None) -> None:
     """Print the resolved configuration and every warning, without loading a model."""
-    import yaml
-
     resolved = load_config(config, parse_overrides(overrides or []))
-    typer.echo(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True).rstrip())
+    echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
     factor = advantage_rms_factor(resolved)
     said = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
-    typer.echo(f"\nadvantage_rms_factor: {said}")
-    typer.echo(f"effective beta: {effective_beta(resolved)}")
+    echo()
+    echo(f"advantage_rms_factor: {said}")
+    echo(f"effective beta: {effective_beta(resolved)}")
     warnings = check_consistency(resolved)
     for warning in warnings:
-        typer.echo(f"warning: {warning}")
-    typer.echo(f"{len(warnings)} warning(s); the configuration is valid")
+        echo(f"warning: {warning}")
+    echo(f"{len(warnings)} warning(s); the configuration is valid")
 
 
 @app.command()
@@ -169,9 +175,10 @@ def track(run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has
     from tasks.tracking.later import track_later
 
     tracked, status, problems = track_later(run_dir)
-    typer.echo(f"{tracked.name}: {status}\nMLflow    {tracked.address}")
+    echo(f"{tracked.name}: {status}")
+    echo(f"MLflow    {tracked.address}")
     for problem in problems:
-        typer.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
 
@@ -186,8 +193,8 @@ def import_settings(
     from grpo_core.config.importing import import_config, render, summary
 
     imported = import_config(file, source, processes)
-    typer.echo(render(imported).rstrip())
-    typer.echo(summary(imported), err=True)
+    typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
+    echo(summary(imported), err=True)
 
 
 @app.command()
@@ -205,9 +212,10 @@ def up(
     from flows.stack.client_settings import folder_here
 
     wanted = control.Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers)
-    stack = control.up(folder or folder_here(), wanted, typer.echo)
-    typer.echo(f"\nlogs and data are in {stack.folder}; a first run:")
-    typer.echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
+    stack = control.up(folder or folder_here(), wanted, echo)
+    echo()
+    echo(f"logs and data are in {stack.folder}; a first run:")
+    echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
 
 
 @app.command()
@@ -220,8 +228,8 @@ def down(
     from flows.stack.client_settings import folder_here
 
     folder = folder or folder_here()
-    if not control.down(folder, patience, typer.echo):
-        typer.echo(f"nothing is up in {folder}")
+    if not control.down(folder, patience, echo):
+        echo(f"nothing is up in {folder}")
 
 
 @app.command()
@@ -244,17 +252,17 @@ def _stack_status(folder: Path) -> None:
 
     stack, conditions = control.status(folder)
     if stack is None:
-        typer.echo(f"nothing is up in {folder}; start it with `grpo up`")
+        echo(f"nothing is up in {folder}; start it with `grpo up`")
         raise typer.Exit(1)
     addresses = {"prefect": stack.prefect_address, "mlflow": stack.mlflow_address}
     for name, condition in conditions.items():
         process = stack.processes.get(name)
-        typer.echo(f"{name:8} {condition:10} process {process.pid if process else '-':<8} {addresses.get(name, '')}")
+        echo(f"{name:8} {condition:10} process {process.pid if process else '-':<8} {addresses.get(name, '')}")
     counts = count_runs(stack)
     known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
-    typer.echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
+    echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
     if set(conditions.values()) != {"ready"}:
-        typer.echo("`grpo up` starts what is missing")
+        echo("`grpo up` starts what is missing")
         raise typer.Exit(1)
 
 
@@ -263,16 +271,16 @@ def _run_status(run_dir: Path) -> None:
     from grpo_core.rundir import RunDir
 
     now = run_status(RunDir(run_dir))
-    typer.echo(f"{run_dir}: {now.state}, step {now.step} of {now.steps}, {now.num_syncs} reference sync(s)")
+    echo(f"{run_dir}: {now.state}, step {now.step} of {now.steps}, {now.num_syncs} reference sync(s)")
     if now.reason:
-        typer.echo(f"reason: {now.reason}")
+        echo(f"reason: {now.reason}")
     if now.last is not None:
-        typer.echo(f"last record: {now.last.time}")
+        echo(f"last record: {now.last.time}")
         for key in ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds"):
             if key in now.last.metrics:
-                typer.echo(f"  {key:20} {now.last.metrics[key]:.4g}")
+                echo(f"  {key:20} {now.last.metrics[key]:.4g}")
     for alert in now.alerts:
-        typer.echo(f"alert: {alert}")
+        echo(f"alert: {alert}")
 
 
 def _set_environment(debug: bool) -> None:
@@ -292,17 +300,18 @@ def main() -> None:
         # Each attempt to reach a server that is away; that it is away is said once, by the monitor.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
+        move_credentials()
         app(arguments)
     except GrpoError as error:
         if debug:
-            traceback.print_exc()
-        sys.stderr.write(f"error: {error}\n")
+            echo_traceback()
+        echo_text(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001  (whatever else goes wrong is one line, too)
         if debug:
-            traceback.print_exc()
-        cause = " ".join(str(error).split())
-        sys.stderr.write(f"error: {type(error).__name__}: {cause} (unexpected; {DEBUG} shows the traceback)\n")
+            echo_traceback()
+        said = cause(error, most=MAX_FAULT_CHARACTERS)
+        echo(f"error: {type(error).__name__}: {said} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(GrpoError.exit_code)
 
 

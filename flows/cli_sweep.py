@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.servers import use_stack
+from flows.terminal import echo
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
 
@@ -66,20 +67,22 @@ def _show_plan(file: str, values: dict[str, Any]) -> None:
     from grpo_core.sweep.plan import load_sweep
 
     for line in describe_plan(load_sweep(file, values)):
-        typer.echo(line)
+        echo(line)
 
 
 def _show_sweep(summary: "SweepSummary") -> None:
-    typer.echo()
+    echo()
     for line in summary.answer:
-        typer.echo(f"  {line}")
+        echo(f"  {line}")
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    typer.echo(f"\nruns      {counts}\nreport    {summary.page}")
+    echo()
+    echo(f"runs      {counts}")
+    echo(f"report    {summary.page}")
     where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
     for label, text in zip(("MLflow", ""), where, strict=False):
-        typer.echo(f"{label:10}{text}")
+        echo(f"{label:10}{text}")
     for problem in summary.problems:
-        typer.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)
 
 
 def report(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
@@ -88,7 +91,8 @@ def report(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, fi
 
     page, answer, problems = report_again(sweep_dir)
     for line in answer:
-        typer.echo(f"  {line}")
-    typer.echo(f"\nreport    {page}")
+        echo(f"  {line}")
+    echo()
+    echo(f"report    {page}")
     for problem in problems:
-        typer.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)

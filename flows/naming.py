@@ -10,6 +10,8 @@ from flows.worker import worker_tags
 from grpo_core.config import find_origin, merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError
+from grpo_core.plain_text import visible
+from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from tasks.away import prefect_may_be_away
@@ -24,8 +26,8 @@ def name_flow_run() -> str:
     try:
         config, origin = find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
     except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
-        return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
-    return config.tracking.run_name or run_name(config, origin)
+        return _shown(f"refused: {str(error).splitlines()[0]}")
+    return _shown(config.tracking.run_name or run_name(config, origin))
 
 
 def name_resumed_run() -> str:
@@ -33,30 +35,30 @@ def name_resumed_run() -> str:
     run_dir = RunDir(Path(flow_run.parameters["run_dir"]))
     try:
         config = run_dir.read_config()
-        return f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed"
+        return _shown(f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed")
     except GrpoError as error:  # as above
-        return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
+        return _shown(f"refused: {str(error).splitlines()[0]}")
 
 
 def name_reproduction() -> str:
     """Return the name of the repetition that is about to start: `runs/20261121-101500-quickstart again`."""
-    return f"{flow_run.parameters['run']} again"
+    return _shown(f"{flow_run.parameters['run']} again")
 
 
 def name_evaluation_run() -> str:
     """Return the name of the evaluation that is about to start: `runs/20261121-101500-quickstart on its held-out prompts`."""
     given: dict[str, Any] = flow_run.parameters
-    return f"{given['policy']} on {given.get('data') or given.get('config') or 'its held-out prompts'}"
+    return _shown(f"{given['policy']} on {given.get('data') or given.get('config') or 'its held-out prompts'}")
 
 
 def name_sweep() -> str:
     """Return the name of the sweep that is about to start: `beta_group_sync_tiny`."""
-    return Path(flow_run.parameters["sweep"]).stem[:NAME_CHARACTERS]
+    return _shown(Path(flow_run.parameters["sweep"]).stem)
 
 
 def name_resumed_sweep() -> str:
     """Return the name of a sweep that goes on: `20261121-101500-beta_group_sync_tiny, resumed`."""
-    return f"{Path(flow_run.parameters['sweep_dir']).name}, resumed"
+    return _shown(f"{Path(flow_run.parameters['sweep_dir']).name}, resumed")
 
 
 def tag_flow_run(run_path: Path) -> None:
@@ -73,7 +75,12 @@ def tag_sweep(sweep_path: Path) -> None:
     _add_tags({f"sweep:{SweepDir(sweep_path).read().id}"})
 
 
+def _shown(name: str) -> str:
+    """Return a name as Prefect's pages and commands show it: one line in which nothing acts, without passwords."""
+    return visible(redact_uri(name))[:NAME_CHARACTERS]
+
+
 def _add_tags(tags: set[str]) -> None:
     with prefect_may_be_away(), get_client(sync_client=True) as client:
         known = client.read_flow_run(flow_run.id)
-        client.update_flow_run(known.id, tags={*known.tags, *tags, *worker_tags()})
+        client.update_flow_run(known.id, tags={*known.tags, *(visible(redact_uri(tag)) for tag in tags), *worker_tags()})

@@ -2,10 +2,9 @@
 
 import os
 
-import typer
-
 from flows.stack.client_settings import folder_here
 from flows.stack.state import read_stack
+from flows.terminal import echo
 from grpo_core.errors import StackError
 
 
@@ -18,7 +17,7 @@ def use_stack() -> None:
     folder = folder_here()
     stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
     if stack is None:
-        typer.echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
+        echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
         from flows.embedded import start_embedded_server
 
         start_embedded_server()
@@ -27,4 +26,4 @@ def use_stack() -> None:
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     os.environ.setdefault("PREFECT_API_URL", stack.api)
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
-    typer.echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
+    echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")

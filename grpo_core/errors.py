@@ -16,11 +16,15 @@
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
 `exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown`, `name_of`,
-`cause` and `listed` keep a message readable whatever the value is.
+`cause` and `listed` keep a message readable whatever the value is. No message holds a password of an
+address, nor a character that a terminal would obey.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+from grpo_core.plain_text import for_terminal
+from grpo_core.redaction import redact_uri
 
 MAX_FAULTS = 10
 MAX_FAULT_CHARACTERS = 600
@@ -30,6 +34,10 @@ class GrpoError(Exception):
     """Base of all errors whose message is meant for the person at the terminal."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        """Keep the message as it may be shown: Prefect, the journal and MLflow keep it, too."""
+        super().__init__(for_terminal(message))
 
 
 class ConfigError(GrpoError, ValueError):
@@ -111,7 +119,7 @@ def shown(value: Any, most: int = 80) -> str:
     '[1, 1, 1,...'
     """
     try:
-        text = repr(value)
+        text = redact_uri(repr(value))  # before it is cut: half a password has nothing by which it is recognised
     except (ValueError, RecursionError):  # an integer of thousands of digits; a thousand lists within each other
         return f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= most else f"{text[: most - 3]}..."
@@ -134,7 +142,7 @@ def cause(error: BaseException, most: int = 300) -> str:
     >>> cause(KeyError("loss"))
     "'loss'"
     """
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = redact_uri(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

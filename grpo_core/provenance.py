@@ -23,7 +23,9 @@ class Provenance:
 
     git_commit: str | None
     git_diff: str
-    """Uncommitted changes of tracked files; empty where there are none."""
+    """Uncommitted changes of tracked files; empty where there are none, or with `tracking.git_diff: false`."""
+    git_diff_digest: str
+    """SHA-256 of the uncommitted changes, whether they are kept or not; empty where there are none."""
     python: str
     packages: dict[str, str]
     platform: str
@@ -50,9 +52,11 @@ def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: s
     """Return the provenance of a run about to start; `config` is the resolved configuration."""
     names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()
     cuda, cudnn = _cuda_versions() if names else (None, None)
+    diff = _git("diff", "HEAD") or ""
     return Provenance(
         git_commit=_git("rev-parse", "HEAD"),
-        git_diff=_git("diff", "HEAD") or "",
+        git_diff=diff if config["tracking"]["git_diff"] else "",
+        git_diff_digest=_digest(diff),
         python=sys.version.split()[0],
         packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
         platform=platform.platform(),
@@ -85,7 +89,7 @@ def config_digest(config: dict[str, Any]) -> str:
 
 FACTS = {
     "git_commit": "git commit",
-    "git_diff": "uncommitted changes",
+    "git_diff_digest": "uncommitted changes",
     "python": "python",
     "packages": "",
     "platform": "platform",
@@ -115,6 +119,7 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     >>> environment_differences(then, {"packages": {"torch": "2.14.0", "trl": "1.16"}, "threads": 4, "cuda": None})
     ['torch: 2.13.0 then, 2.14.0 now', 'trl: none then, 1.16 now', 'threads: 2 then, 4 now']
     """
+    before, now = _with_diff_digest(before), _with_diff_digest(now)
     lines = []
     for field, name in FACTS.items():
         if field in before and field in now:
@@ -122,6 +127,17 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
                 if one != other:
                     lines.append(f"{label}: {_shown(one)} then, {_shown(other)} now")
     return lines
+
+
+def _with_diff_digest(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a provenance in which the uncommitted changes have their digest: an earlier version kept the changes alone."""
+    if "git_diff" not in facts:
+        return facts
+    return {"git_diff_digest": _digest(str(facts["git_diff"])), **facts}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 
 def _pairs(name: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -154,7 +170,10 @@ def _cuda_versions() -> tuple[str | None, str | None]:
 def _git(*arguments: str) -> str | None:
     folder = Path(__file__).resolve().parent
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
+        # Replaced: a changed file need not be UTF-8.
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

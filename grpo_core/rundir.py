@@ -16,6 +16,7 @@ from grpo_core.journal import JOURNAL_FILE, read_records
 from grpo_core.jsonfile import append_json, parse_json, read_json, write_json
 from grpo_core.marker import Kind
 from grpo_core.private import close_to_others
+from grpo_core.redaction import kept_uri
 
 PROMPTS_MANIFEST = "data/manifest.json"
 
@@ -254,7 +255,7 @@ class RunDir(FlowDir):
             raise JournalError(
                 f"run dir {self.path}: no readable config.json ({cause(error)}); give the folder of a run"
             ) from error
-        return validate_config(values)
+        return validate_config(_without_credentials(values))
 
     def read_origin(self) -> Origin:
         """Return where the configuration comes from; a folder that was made by hand has no preset.
@@ -272,6 +273,14 @@ class RunDir(FlowDir):
             return Origin(preset=preset, changes={key: _pair(key, values) for key, values in changes.items()})
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise JournalError(f"run dir {self.path}: no readable origin.json ({cause(error)})") from error
+
+
+def _without_credentials(values: Any) -> Any:
+    """Return a stored configuration without the password that an earlier version let into `tracking.uri`."""
+    tracking = values.get("tracking") if isinstance(values, dict) else None
+    if isinstance(tracking, dict) and isinstance(tracking.get("uri"), str):
+        return {**values, "tracking": {**tracking, "uri": kept_uri(tracking["uri"])}}
+    return values
 
 
 def _pair(key: str, values: Any) -> tuple[Any, Any]:

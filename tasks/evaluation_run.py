@@ -17,11 +17,12 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, load_config, validate_config
 from grpo_core.errors import ConfigError, DataError
 from grpo_core.evaluation.sets import HELD_OUT, set_name
+from grpo_core.plain_text import for_markdown
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
 from tasks.folders import check_root, make_folder, starting
-from tasks.reporting import REPORT_RETRIES, RunSummary
+from tasks.reporting import REPORT_RETRIES, RunSummary, whereabouts
 from tasks.setup import EVALUATION, NOT_OF_A_SWEEP
 from tasks.tracking import TrackedRun
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
@@ -161,7 +162,7 @@ def report_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
     markdown = _markdown(run_dir, tracked, facts)
     (run_dir.report / "report.md").write_text(markdown)
     with prefect_may_be_away(REPORT_RETRIES):
-        create_markdown_artifact(markdown, key="evaluation-report", description=tracked.name)
+        create_markdown_artifact(markdown, key="evaluation-report", description=for_markdown(tracked.name))
     return RunSummary(
         run_path=plan.run_path,
         mlflow_run_id=tracked.run_id,
@@ -198,11 +199,11 @@ def _markdown(run_dir: RunDir, tracked: TrackedRun, facts: tuple[str, ...]) -> s
     rows = [f"| {' | '.join(map(_cell, row))} |" for row in columns]
     return "\n".join(
         [
-            f"# {tracked.name}",
+            f"# {for_markdown(tracked.name)}",
             "",
-            f"[MLflow run {tracked.run_id}]({tracked.address}) · run dir `{run_dir.path}`",
+            whereabouts(tracked, "run dir", run_dir.path),
             "",
-            *(f"- {fact}" for fact in facts),
+            *(f"- {for_markdown(fact)}" for fact in facts),
             "",
             "## Greedy completions",
             "",
@@ -215,4 +216,4 @@ def _markdown(run_dir: RunDir, tracked: TrackedRun, facts: tuple[str, ...]) -> s
 
 
 def _cell(text: Any) -> str:
-    return " ".join(str(text).replace("|", "\\|").replace("`", "'").split())[-200:]
+    return for_markdown(" ".join(str(text).split())[-200:])

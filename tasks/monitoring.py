@@ -13,6 +13,7 @@ from prefect.events import emit_event
 
 from grpo_core.analysis.rules import Alert, RuleBook
 from grpo_core.journal import JournalTail, Record, supersede
+from grpo_core.plain_text import for_code
 from grpo_core.rundir import RunDir
 from grpo_core.training.ending import share_done
 from tasks.away import prefect_may_be_away
@@ -72,7 +73,7 @@ class _Watch:
         """Alerts of an earlier monitor that ask for the end."""
         self._progress: UUID | None = None
         with prefect_may_be_away():
-            created = create_progress_artifact(progress=0.0, key="training-progress", description=str(run_dir.path))
+            created = create_progress_artifact(progress=0.0, key="training-progress", description=for_code(str(run_dir.path)))
             assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
             self._progress = created
 

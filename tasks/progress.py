@@ -15,6 +15,8 @@ from rich.table import Table
 
 from grpo_core.config import RunConfig, TrainingConfig
 from grpo_core.journal import Record
+from grpo_core.plain_text import visible
+from grpo_core.redaction import redact_uri
 from grpo_core.training.ending import share_done
 from tasks.context import deployed_flow_run
 
@@ -46,12 +48,18 @@ def make_view(config: RunConfig) -> View:
 
 
 def say(text: str) -> None:
-    """Write one line to standard output, or in a worker to the flow run's log."""
+    """Write one line to standard output, or in a worker to the flow run's log; nothing in it acts on a terminal."""
+    text = one_line(text)
     if deployed_flow_run() is not None:
         get_run_logger().info(text)
     else:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+
+def one_line(text: str) -> str:
+    """Return a text of a run as one line to show: without passwords, and with escapes for what would act."""
+    return visible(redact_uri(text))
 
 
 class PlainLines:
@@ -120,7 +128,7 @@ class LiveTable:
 
     def say(self, text: str) -> None:
         """Put a line above the table."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(one_line(text), highlight=False, markup=False, emoji=False)
 
     def _draw(self) -> Group:
         table = Table("step", "reward", "KL ref", "KL init", "entropy", "tokens", "syncs", "tok/s", "s/step", expand=False)

@@ -9,6 +9,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.tracking import TrackedRun
@@ -61,7 +62,7 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
     with prefect_may_be_away(REPORT_RETRIES):
         # Prefect keeps the text alone: the figures travel inside it.
         markdown = "\n\n".join([text, *map(_inlined, figures)])
-        create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {tracked.name}")
+        create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {for_markdown(tracked.name)}")
     return RunSummary(
         run_path=run_path,
         mlflow_run_id=tracked.run_id,
@@ -79,15 +80,15 @@ def _markdown(
     run_dir: RunDir, tracked: TrackedRun, facts: tuple[str, ...], alerts: tuple[str, ...], syncs: "pandas.DataFrame"
 ) -> str:
     lines = [
-        f"# GRPO run {tracked.name}",
+        f"# GRPO run {for_markdown(tracked.name)}",
         "",
-        f"[MLflow run {tracked.run_id}]({tracked.address}) · run dir `{run_dir.path}`",
+        whereabouts(tracked, "run dir", run_dir.path),
         "",
-        *(f"- {fact}" for fact in facts),
+        *(f"- {for_markdown(fact)}" for fact in facts),
         "",
         "## Alerts",
         "",
-        *([f"- {alert}" for alert in alerts] or ["None."]),
+        *([f"- {for_markdown(alert)}" for alert in alerts] or ["None."]),
         "",
         "## Reference syncs",
         "",
@@ -98,6 +99,11 @@ def _markdown(
     return "\n".join(lines)
 
 
+def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
+    """Return a line of Markdown: a link to the MLflow run, and where the files are."""
+    return f"[MLflow run {for_markdown(tracked.run_id)}]({for_link(tracked.address)}) · {what} {for_code(str(path))}"
+
+
 def _inlined(figure: Path) -> str:
     return f"![{figure.stem}](data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()})"
 
@@ -105,4 +111,5 @@ def _inlined(figure: Path) -> str:
 def _table(rows: list[list[str]], columns: list[str]) -> list[str]:
     if not rows:
         return ["None."]
-    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+    shown = [[for_markdown(cell) for cell in row] for row in rows]
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *shown)]

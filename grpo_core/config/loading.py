@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from grpo_core.config.consistency import check_consistency
+from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.yaml_text import copy_plain, parse_yaml
@@ -61,7 +62,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     Values are read as YAML, so `null`, `0.1`, `[1, 4]` mean what they mean in a file.
 
     Raises:
-        ConfigError: a text is malformed, or a key is given twice.
+        ConfigError: a text is malformed, a key is given twice, or a value is an address with a password.
 
     >>> parse_overrides(["loss.beta=1e-3", "reference.sync_steps=null"])
     {'loss.beta': 0.001, 'reference.sync_steps': None}
@@ -77,6 +78,9 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
             overrides[key.strip()] = parse_yaml(value) if value else value
         except ConfigError as error:
             raise ConfigError(f"override {shown(text)}: the value {error}") from error
+        refuse_credentials(
+            key.strip(), overrides[key.strip()]
+        )  # here: Prefect keeps what a flow is given, also if it is refused
     return overrides
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from grpo_core.config.credentials import Source, TrackingUri
 from grpo_core.config.plain import check_fits, check_plain
 
 PlainValues = Annotated[dict[str, Any], AfterValidator(check_plain)]
@@ -17,7 +18,10 @@ PlainValues = Annotated[dict[str, Any], AfterValidator(check_plain)]
 class Section(BaseModel):
     """Base of all sections: frozen, strict about keys, described by the text under each field."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    # Inputs are hidden: pydantic cuts a long one and so shows a part of a password; `explain` shows it without.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     @field_validator("*")
     @classmethod
@@ -28,7 +32,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which policy is trained."""
 
-    source: str = "bundled:smollm2-135m"
+    source: Source = "bundled:smollm2-135m"
     """`bundled:<name>` or `scratch:<name>` (no download), a folder in transformers' format, or a hub id such as `org/name`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of policy and reference alike; weights and optimizer state are float32 either way."""
@@ -39,7 +43,7 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where prompts come from and what is frozen."""
 
-    source: str = "reasoning_gym:chain_sum"
+    source: Source = "reasoning_gym:chain_sum"
     """`reasoning_gym:<task>`, `file:<path>` (.jsonl, .parquet, .csv), or `hub:<dataset>`."""
     hub_config: str | None = None
     """Configuration name of a hub data set (GSM8K: `main`)."""
@@ -293,8 +297,10 @@ class MonitorConfig(Section):
 class TrackingConfig(Section):
     """Where MLflow is."""
 
-    uri: str | None = None
-    """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories."""
+    uri: TrackingUri | None = None
+    """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories. A password
+    is refused: of a server it goes into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN, of a
+    database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
     experiment: str = "grpo"
     """MLflow experiment."""
     log_policy: bool = True
@@ -305,6 +311,8 @@ class TrackingConfig(Section):
     """MLflow run id of the sweep that the run belongs to; null = it stands alone."""
     labels: dict[str, str] = {}
     """Tags and parameters of the MLflow run that group it with others, such as sweep and arm."""
+    git_diff: bool = True
+    """Keep the uncommitted changes of the code in provenance.json, also in MLflow; off = their digest alone."""
 
 
 class RunConfig(Section):

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from grpo_core.errors import ConfigError, cause
+from grpo_core.plain_text import visible
 
 MAX_VALUES = 10_000
 """Every alias counts as the values that it stands for."""
@@ -59,6 +60,29 @@ def parse_yaml(text: str) -> Any:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which quotes text that holds characters that act instead of being seen."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Return the node of a text; in double quotes YAML has the escapes of `visible`."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if visible(text) == text else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    r"""Return values as YAML that reads back as they are, and in which no character acts on a terminal.
+
+    >>> print(dump_yaml({"run_name": "a\x1b[2J\u202eb", "beta": "β"}))
+    run_name: "a\e[2J\u202eb"
+    beta: β
+    <BLANKLINE>
+    """
+    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def copy_plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from grpo_core.config.credentials import StudyUrl
 from grpo_core.config.schema import PlainValues, Section
 
 
@@ -143,9 +144,9 @@ class SweepConfig(Section):
     runs: RunsConfig = RunsConfig()
     failed_runs_allowed: int = Field(default=0, ge=0)
     """The sweep ends once more runs than this have failed."""
-    study: str | None = None
-    """Optuna storage: null = GRPO_STUDY_URL, else SQLite in the sweep's folder. PostgreSQL: `postgresql+psycopg://...`; a
-    password belongs into GRPO_STUDY_URL."""
+    study: StudyUrl | None = None
+    """Optuna storage: null = GRPO_STUDY_URL, else SQLite in the sweep's folder. PostgreSQL: `postgresql+psycopg://...`; one
+    with a password is refused and belongs into GRPO_STUDY_URL."""
 
     @field_validator("seeds")
     @classmethod

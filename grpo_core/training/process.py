@@ -20,6 +20,8 @@ from grpo_core.diskspace import free_mib, is_full_disk
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
 from grpo_core.journal import Journal, read_records
 from grpo_core.lifeline import lifeline_from_environment
+from grpo_core.plain_text import visible
+from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir
 from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
@@ -76,7 +78,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         if is_full_disk(error):
             return _fail(journal, _explain(DiskFullError(f"disk full: {error}"), run_dir), DiskFullError.exit_code)
         traceback.print_exc()
-        return _fail(journal, f"{type(error).__name__}: {error}", GrpoError.exit_code)
+        return _fail(journal, redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code)
     finally:
         stop.close()
         journal.close()
@@ -132,7 +134,7 @@ def _fail(journal: Journal, message: str, exit_code: int) -> int:
     with contextlib.suppress(JournalError):
         journal.append("end", journal.last_step, {"status": "failed", "reason": message})
     try:
-        sys.stderr.write(" ".join(message.split()) + "\n")
+        sys.stderr.write(visible(" ".join(message.split())) + "\n")
         sys.stderr.flush()
     except OSError:  # the log is on the same disk; what the stream still holds must not change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

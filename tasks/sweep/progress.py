@@ -8,6 +8,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from grpo_core.errors import GrpoError
 from grpo_core.journal import read_journal
+from grpo_core.plain_text import for_markdown
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.schedule import Key, count_runs
@@ -31,7 +32,9 @@ class SweepPace:
         self._started = self._spoken = time.monotonic()
         self._artifact: UUID | None = None
         with prefect_may_be_away():
-            created = create_progress_artifact(progress=self._percent(), key="sweep-progress", description=stored.name)
+            created = create_progress_artifact(
+                progress=self._percent(), key="sweep-progress", description=for_markdown(stored.name)
+            )
             assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
             self._artifact = created
 

@@ -9,10 +9,11 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import cause
+from grpo_core.plain_text import for_markdown
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.schedule import count_runs
 from tasks.away import prefect_may_be_away
-from tasks.reporting import REPORT_RETRIES
+from tasks.reporting import REPORT_RETRIES, whereabouts
 from tasks.tracking.store import TrackedRun
 from tasks.tracking.sweep import log_results, read_parent
 
@@ -101,10 +102,10 @@ def report_sweep(sweep_path: Path, tracked: TrackedRun) -> SweepSummary:
     """Write the report, hand it to MLflow and keep its words as an artifact of the flow run."""
     results, page, answer = make_report(sweep_path)
     problems = _hand_over(sweep_path, tracked, results, answer)
-    lines = [f"# Sweep {tracked.name}", "", f"[MLflow run {tracked.run_id}]({tracked.address}) · `{page}`", ""]
+    lines = [f"# Sweep {for_markdown(tracked.name)}", "", whereabouts(tracked, "report", page), ""]
     with prefect_may_be_away(REPORT_RETRIES):
-        markdown = "\n".join([*lines, *(f"- {line}" for line in answer), ""])
-        create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {tracked.name}")
+        markdown = "\n".join([*lines, *(f"- {for_markdown(line)}" for line in answer), ""])
+        create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
     return SweepSummary(
         sweep_path=sweep_path,
         page=page,

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.jsonfile import read_json, write_json
+from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
@@ -96,7 +97,7 @@ class SweepStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sweep, mark = stored.plan.sweep, sweep_dir.path / MARK
         url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{sweep_dir.study_file.resolve()}"
-        where = _without_password(url)
+        where = kept_uri(url)
         sampler = ArmSampler(sweep)
         try:
             wait = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
@@ -181,18 +182,8 @@ def _decode(value: Any) -> Any:
     return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
 
 
-def _without_password(url: str) -> str:
-    from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return "what is given"
-
-
 def _created_in(mark: Path) -> str:
     try:
-        return str(read_json(mark)["where"])
+        return redact_uri(str(read_json(mark)["where"]))
     except (OSError, ValueError, LookupError, TypeError):
         return "a place that its study.json no longer tells"

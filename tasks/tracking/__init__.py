@@ -15,8 +15,10 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.analysis.rules import RuleBook
 from grpo_core.errors import GrpoError, TrackingError
 from grpo_core.journal import read_journal, read_records
+from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir
 from tasks.cancellation import RunCancelledError
+from tasks.credentials import usable_uri
 from tasks.tracking.description import STOP_TAG
 from tasks.tracking.local_store import sqlite_file
 from tasks.tracking.opening import open_new, reopen
@@ -61,9 +63,9 @@ def open_tracking(run_path: Path) -> TrackedRun:
     except GrpoError:  # a local store that is broken or locked: the message names the file and what to do
         raise
     except Exception as error:  # mlflow raises unrelated types for each store
-        cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        words = redact_uri(str(error)).strip() or type(error).__name__
         raise TrackingError(
-            f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used ({cause}); "
+            f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used ({words.splitlines()[0][:300]}); "
             "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
         ) from error
 
@@ -149,7 +151,7 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
             client.set_terminated(tracked.run_id, status)
     except Exception as error:  # noqa: BLE001  (as above)
         problems.append(f"the MLflow run could not be ended as {status} ({type(error).__name__}: {error})")
-    return tuple(" ".join(problem.split()) for problem in problems)
+    return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
 
 
 @contextmanager
@@ -183,7 +185,7 @@ def system_metrics(tracked: TrackedRun) -> Iterator[None]:
     """Log CPU, memory and GPU use of this machine while inside."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    watcher = SystemMetricsMonitor(tracked.run_id, resume_logging=True, tracking_uri=tracked.uri)
+    watcher = SystemMetricsMonitor(tracked.run_id, resume_logging=True, tracking_uri=usable_uri(tracked.uri))
     watcher.start()
     try:
         yield

@@ -6,6 +6,8 @@ from typing import Any
 
 from grpo_core.config import Origin, RunConfig
 from grpo_core.config.flat import flatten
+from grpo_core.plain_text import for_code, for_markdown
+from grpo_core.redaction import kept_uri
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""
@@ -17,14 +19,16 @@ STOP_TAG = "grpo.stop"
 
 def describe_run(config: RunConfig, origin: Origin, run_path: Path) -> str:
     """Return the description, in Markdown: what differs from the preset, how to see more, how to stop."""
-    rows = [f"| `{key}` | {_cell(before)} | {_cell(now)} |" for key, (before, now) in origin.changes.items()]
+    rows = [
+        f"| {for_code(key, in_table=True)} | {_cell(before)} | {_cell(now)} |" for key, (before, now) in origin.changes.items()
+    ]
     table = ["| key | preset | this run |", "|---|---|---|", *rows] if rows else ["Exactly as the preset says."]
     lines = [
-        f"**{origin.preset}**: {config.model.source} on {config.data.source}",
+        f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
         "",
         *table,
         "",
-        f"Where it is: `grpo status {shlex.quote(str(run_path.resolve()))}`. "
+        f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_path.resolve()))}')}. "
         f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
     ]
     return "\n".join(lines)
@@ -42,7 +46,7 @@ def start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, s
         "seed": str(config.training.seed),
         "run_dir": str(run_path.resolve()),
         "prefect.flow_run_id": flow_run_id,
-        "prefect.flow_run_url": (url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None) or "",
+        "prefect.flow_run_url": kept_uri((url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None) or ""),
         "mlflow.source.name": "grpo",
         **({PARENT: config.tracking.parent} if config.tracking.parent else {}),
         **config.tracking.labels,
@@ -59,4 +63,4 @@ def _is_label(key: str) -> bool:
 
 
 def _cell(value: Any) -> str:
-    return "null" if value is None else str(value).replace("|", "\\|")
+    return "null" if value is None else for_markdown(str(value))

@@ -1,14 +1,14 @@
 """Read back what an earlier run left in MLflow."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import GrpoError, ModelError, TrackingError
+from grpo_core.errors import GrpoError, ModelError, TrackingError, cause
 from grpo_core.rundir import RunDir
+from tasks.credentials import environment_uri
 from tasks.tracking.store import default_uri, make_client, short_retries
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -64,7 +64,7 @@ def fetch_records(run_id: str, target: Path) -> TrackedFacts:
 
 def _download(run_id: str, target: Path, names: Sequence[str]) -> TrackedFacts:
     """Download those of the named artifacts that there are."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri(Path("runs"))
+    uri = environment_uri() or default_uri(Path("runs"))
     target.mkdir(parents=True, exist_ok=True)
     try:
         with short_retries():
@@ -77,9 +77,8 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> TrackedFacts:
     except GrpoError:  # a local store that is broken or not there: the message names the file and what to do
         raise
     except Exception as error:  # mlflow raises unrelated types for each store
-        cause = " ".join(str(error).split())[:300]
         raise TrackingError(
-            f"run {run_id}: cannot be read from MLflow at {uri} ({cause}); set MLFLOW_TRACKING_URI to its store"
+            f"run {run_id}: cannot be read from MLflow at {uri} ({cause(error)}); set MLFLOW_TRACKING_URI to its store"
         ) from error
     if "config.json" not in present:
         raise TrackingError(f"run {run_id}: this MLflow run has no config.json, so it is not a training of this project")

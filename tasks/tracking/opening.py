@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig, run_name
-from grpo_core.jsonfile import write_private_json
+from grpo_core.errors import TrackingError
+from grpo_core.jsonfile import read_json, write_private_json
 from grpo_core.rundir import RunDir
 from tasks.tracking.description import STOP_TAG, params, start_tags
 from tasks.tracking.store import TrackedRun, make_client
@@ -39,18 +40,21 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
     """
     from mlflow.exceptions import MlflowException
 
-    failure: MlflowException | None = None
+    failure: Exception | None = None
     for uri in addresses:
-        client = make_client(uri)
         try:
+            client = make_client(uri)
             run = client.get_run(known.run_id)
+        except TrackingError as error:  # a password that is no longer in the environment
+            failure = failure or error
+            continue
         except MlflowException as error:
             failure = failure if error.error_code == "RESOURCE_DOES_NOT_EXIST" else failure or error
             continue
         if run.info.lifecycle_stage == "deleted":
             return None
         tracked = replace(known, uri=uri)
-        if tracked != known:
+        if asdict(tracked) != read_json(run_dir.tracking_file):  # also where an earlier version has kept a password
             write_private_json(run_dir.tracking_file, asdict(tracked))
         client.update_run(tracked.run_id, status="RUNNING")
         _log_params(client, tracked, run_dir.read_config())  # the attempt before may have died before it did

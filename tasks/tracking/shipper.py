@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from grpo_core.analysis.rules import Alert
 from grpo_core.journal import Record
+from grpo_core.redaction import redact_uri
 from tasks.tracking.store import TrackedRun, make_client, short_retries
 
 SHIP_SECONDS = 1.0
@@ -58,7 +59,7 @@ class Shipper:
             with short_retries():
                 self._send()
         except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
-            self.last_error = f"{type(error).__name__}: {error}"
+            self.last_error = redact_uri(f"{type(error).__name__}: {error}")
             self._marks.clear()  # a batch whose answer was lost may have arrived
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False

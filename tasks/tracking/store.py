@@ -7,14 +7,16 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, cause
 from grpo_core.jsonfile import build, read_json
+from grpo_core.redaction import HIDDEN, kept_uri
 from grpo_core.rundir import RunDir
+from tasks.credentials import VARIABLE, environment_uri, usable_uri
 from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete, sqlite_file
 
 
@@ -23,6 +25,7 @@ class TrackedRun:
     """Where a run is tracked."""
 
     uri: str
+    """As it may be kept: `make_client` finds the password of a database's in MLFLOW_TRACKING_URI."""
     experiment_id: str
     run_id: str
     name: str
@@ -36,7 +39,8 @@ class TrackedRun:
     @property
     def ui_command(self) -> str:
         """What to type to look at it."""
-        return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}, then"
+        store = f'"${VARIABLE}"' if HIDDEN in self.uri else self.uri
+        return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {store}, then"
 
 
 def read_tracked(run_dir: RunDir) -> TrackedRun:
@@ -46,17 +50,27 @@ def read_tracked(run_dir: RunDir) -> TrackedRun:
         TrackingError: it was never tracked, or the file was changed into something else.
     """
     try:
-        return build(TrackedRun, read_json(run_dir.tracking_file))
+        return read_tracking_file(run_dir.tracking_file)
     except (OSError, ValueError) as error:
         raise TrackingError(
             f"run dir {run_dir.path}: has no readable tracking.json, so it has no run in MLflow ({cause(error)})"
         ) from error
 
 
+def read_tracking_file(path: Path) -> TrackedRun:
+    """Return what a tracking.json holds, without the password that an earlier version may have left there.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it was changed into something else.
+    """
+    tracked = build(TrackedRun, read_json(path))
+    return replace(tracked, uri=kept_uri(tracked.uri))
+
+
 def tracking_uri(config: RunConfig, run_path: Path) -> str:
-    """Return `tracking.uri`, else MLFLOW_TRACKING_URI, else SQLite beside the run directories."""
-    configured = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return configured or default_uri(run_path.parent)
+    """Return `tracking.uri`, else MLFLOW_TRACKING_URI, else SQLite beside the run directories; as it may be kept."""
+    return config.tracking.uri or environment_uri() or default_uri(run_path.parent)
 
 
 def default_uri(runs_folder: Path) -> str:
@@ -72,7 +86,7 @@ def make_client(uri: str, create: bool = True) -> Any:
         create: whether a local store that does not exist is created; to read from it would be pointless.
 
     Raises:
-        TrackingError: a local store is broken or cannot be created; the message says what to do.
+        TrackingError: a local store is broken or cannot be created, or the password of another is not in the environment.
         BusyError: another process has been creating it for too long.
     """
     file = sqlite_file(uri)
@@ -80,7 +94,7 @@ def make_client(uri: str, create: bool = True) -> Any:
         _check_store(uri, file, create)
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=uri)
+    return MlflowClient(tracking_uri=usable_uri(uri))
 
 
 _checked: set[tuple[str, int, int]] = set()

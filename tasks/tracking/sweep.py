@@ -14,7 +14,8 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import load_config
 from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.jsonfile import build, read_json, write_private_json
+from grpo_core.jsonfile import read_json, write_private_json
+from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.sweep.arms import arm_overrides
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
@@ -22,7 +23,7 @@ from tasks.cancellation import RunCancelledError
 from tasks.tracking import Status
 from tasks.tracking.description import NOTE, PARENT
 from tasks.tracking.opening import find_experiment
-from tasks.tracking.store import TrackedRun, make_client, short_retries, tracking_uri
+from tasks.tracking.store import TrackedRun, make_client, read_tracking_file, short_retries, tracking_uri
 
 if TYPE_CHECKING:
     from grpo_core.sweep.results import Results
@@ -102,23 +103,22 @@ def read_parent(sweep_path: Path) -> TrackedRun | None:
 def _known(sweep_dir: SweepDir) -> TrackedRun | None:
     if not sweep_dir.tracking_file.exists():
         return None
-    return build(TrackedRun, read_json(sweep_dir.tracking_file))
+    return read_tracking_file(sweep_dir.tracking_file)
 
 
 def _tags(sweep_dir: SweepDir, stored: StoredSweep) -> dict[str, str]:
     from prefect.runtime import flow_run
 
     sweep = stored.plan.sweep
-    rows = [
-        f"| `{key}` | {', '.join(map(str, axis)) if isinstance(axis, tuple) else axis} |" for key, axis in sweep.axes.items()
-    ]
+    values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
+    rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
     lines = [
-        f"**{sweep.question or stored.name}**",
+        f"**{for_markdown(sweep.question or stored.name)}**",
         "",
         *("| key | values |", "|---|---|", *rows),
         "",
         f"{stored.plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {_held(sweep.hold)}base "
-        f"{stored.plan.preset}. Its runs are nested below. `grpo report {sweep_dir.path.resolve()}`",
+        f"{for_markdown(stored.plan.preset)}. Its runs are nested below. {for_code(f'grpo report {sweep_dir.path.resolve()}')}",
     ]
     return {
         NOTE: "\n".join(lines),

@@ -81,3 +81,7 @@ def test_both_workers_know_the_study_and_no_password_is_written_down(services: d
     passwords = re.findall(r"postgresql\S*?://[^:]*:-grpo\}:([^@]+)@", (ROOT / "docker-compose.yml").read_text())
     assert set(passwords) == {"${POSTGRES_PASSWORD}"}
     assert len(passwords) == 3
+
+
+def test_no_password_is_on_a_command_line(services: dict[str, Any]) -> None:
+    assert [name for name, service in services.items() if "PASSWORD" in str(service.get("command", ""))] == []

@@ -107,3 +107,29 @@ def test_without_a_verb_the_verbs_are_listed() -> None:
     done = grpo("--help")
     assert done.returncode == 0
     assert [verb for verb in ("train", "check", "status") if verb not in done.stdout] == []
+
+
+def test_status_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    run_dir = RunDir(tmp_path / "run\nerror: forged \x1b[31m")
+    run_dir.create(tiny_config())
+    run_dir.add_alert(1, "alert \x1b]0;owned\x07\nerror: forged \u202e http://me:s3cret@host")
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    journal.append("end", 1, {"status": "stopped", "reason": "because \x9b2J\nerror: forged"})
+    journal.close()
+    done = grpo("status", str(run_dir.path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert "run\\nerror: forged \\x1b[31m: stopped, step 0 of 4, 0 reference sync(s)" in lines[0]
+    assert lines[1] == "reason: because \\x9b2J\\nerror: forged"
+    assert lines[2] == "alert: alert \\x1b]0;owned\\x07\\nerror: forged \\u202e http://***@host"
+
+
+def test_check_prints_hostile_text_so_that_it_reads_back(tmp_path: Path) -> None:
+    name = "a\x1b[2J\u202e\nb\x85c"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"tracking": {"run_name": name}}))
+    done = grpo("check", str(tmp_path / "config.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert all(line.isprintable() for line in done.stdout.split("\n"))
+    assert resolved(done.stdout).tracking.run_name == name

@@ -22,8 +22,10 @@ echo "NVIDIA H100 80GB HBM3, 570.86.15"
 """
 
 
-def collect(threads: int | None = None, device: str = "auto") -> Provenance:
-    return collect_provenance({"training": {"seed": 1, "threads": threads, "device": device}, "data": {"seed": 2}}, "d", "m")
+def collect(threads: int | None = None, device: str = "auto", git_diff: bool = True) -> Provenance:
+    training = {"seed": 1, "threads": threads, "device": device}
+    config = {"training": training, "data": {"seed": 2}, "tracking": {"git_diff": git_diff}}
+    return collect_provenance(config, "d", "m")
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_each_fact_that_differs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     before: dict[str, Any] = asdict(collect(threads=2))
     changes = {
         "git_commit": "a" * 40,
-        "git_diff": "-one\n+two\n",
+        "git_diff_digest": "c" * 64,
         "packages": {**before["packages"], "torch": "2.14.0"},
         "processor": "another CPU",
         "threads": 4,
@@ -82,11 +84,11 @@ def test_each_fact_that_differs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         "environment": {**before["environment"], "CUDA_VISIBLE_DEVICES": "1"},
         "data_digest": "b" * 64,
     }
-    before |= {"git_commit": None, "git_diff": ""}
+    before |= {"git_commit": None, "git_diff_digest": ""}
     lines = environment_differences(before, {**before, **changes})
     assert lines[0] == f"git commit: none then, {'a' * 40} now"
-    assert lines[1].startswith("uncommitted changes: none then, SHA-256 ")
-    assert lines[2:] == [
+    assert lines[1:] == [
+        "uncommitted changes: none then, cccccccccccc now",
         f"torch: {before['packages']['torch']} then, 2.14.0 now",
         f"processor: {before['processor']} then, another CPU now",
         "threads: 2 then, 4 now",
@@ -98,7 +100,7 @@ def test_each_fact_that_differs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_record_of_an_older_version_is_compared_in_what_it_holds() -> None:
     now = asdict(collect(threads=2))
-    newer = ("threads", "gpus", "driver", "cuda", "cudnn", "environment")
+    newer = ("threads", "gpus", "driver", "cuda", "cudnn", "environment", "git_diff_digest")
     before = {key: value for key, value in now.items() if key not in newer} | {"python": "3.10.1"}
     assert environment_differences(before, now) == [f"python: 3.10.1 then, {now['python']} now"]
 
@@ -106,8 +108,38 @@ def test_a_record_of_an_older_version_is_compared_in_what_it_holds() -> None:
 def test_provenance_is_collected_without_torch() -> None:
     script = (
         "import sys; from grpo_core.provenance import collect_provenance, environment_differences; "
-        "collect_provenance({'training': {'seed': 1, 'threads': None, 'device': 'cpu'}, 'data': {'seed': 2}}, 'd', 'm'); "
+        "training = {'seed': 1, 'threads': None, 'device': 'cpu'}; "
+        "config = {'training': training, 'data': {'seed': 2}, 'tracking': {'git_diff': True}}; "
+        "collect_provenance(config, 'd', 'm'); "
         "sys.exit('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", script], check=False, env=environment).returncode == 0
+
+
+@pytest.fixture
+def changed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git that knows of an uncommitted change."""
+    (tmp_path / "git").write_text("#!/bin/sh\ntest $1 = diff && cat $(dirname $0)/change || echo 0123456789\n")
+    (tmp_path / "git").chmod(0o755)
+    (tmp_path / "change").write_text('-key = ""\n+key = "hunter2"\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / "change"
+
+
+def test_the_uncommitted_changes_can_be_left_out_and_still_show_that_they_differ(changed_code: Path) -> None:
+    kept, left_out = collect(), collect(git_diff=False)
+    assert "hunter2" in kept.git_diff
+    assert "hunter2" not in json.dumps(asdict(left_out))
+    assert environment_differences(asdict(kept), asdict(left_out)) == []
+    of_an_older_version = {key: value for key, value in asdict(kept).items() if key != "git_diff_digest"}
+    assert environment_differences(of_an_older_version, asdict(left_out)) == []
+    changed_code.write_text("+something = 'else'\n")
+    (line,) = environment_differences(asdict(left_out), asdict(collect(git_diff=False)))
+    assert line.startswith("uncommitted changes: ")
+    assert " then, " in line
+
+
+def test_a_change_that_is_not_utf_8_is_no_obstacle(changed_code: Path) -> None:
+    changed_code.write_bytes(b"+caf\xe9\n")
+    assert "caf" in collect().git_diff

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from grpo_core.plain_text import visible
+
 Level = float | int | str | bool | None
 """A value of a knob; None where the configuration says null."""
 
@@ -80,7 +82,7 @@ def level_order(level: Level) -> tuple[int, float, str]:
 
 def knob_name(knob: str) -> str:
     """Return what a knob is called in a sentence."""
-    return NAMES.get(knob, knob)
+    return NAMES.get(knob, visible(knob))
 
 
 def knob_title(knob: str) -> str:
@@ -90,7 +92,7 @@ def knob_title(knob: str) -> str:
     'sync period (reference.sync_steps, steps)'
     """
     if knob not in NAMES:
-        return knob
+        return visible(knob)
     return f"{NAMES[knob]} ({', '.join([knob, *([UNITS[knob]] if knob in UNITS else [])])})"
 
 
@@ -104,7 +106,7 @@ def level_name(knob: str, level: Level) -> str:
         return "never" if knob == "reference.sync_steps" else "null"
     if isinstance(level, bool):
         return str(level).lower()
-    return f"{level:.4g}" if isinstance(level, float) else str(level)
+    return f"{level:.4g}" if isinstance(level, float) else visible(str(level))
 
 
 def setting_name(knobs: Sequence[str], levels: Sequence[Level]) -> str:

@@ -14,6 +14,7 @@ from grpo_core.analysis.sweep.held import held_words
 from grpo_core.analysis.sweep.numbers import counted, number
 from grpo_core.analysis.sweep.statistics import smallest_t
 from grpo_core.analysis.sweep.words import GROUP_SIZE, Best, Findings, best_arm
+from grpo_core.plain_text import visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Pi
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if isinstance(value, str) else value,
     )
     return environment.get_template("report.html.j2").render(
         facts=findings.facts, plan=_plan(findings), answer=answer, sections=sections

@@ -16,6 +16,7 @@ from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure
 from grpo_core.analysis.sweep.drift_picture import MEASURE_NAMES, frontier_figure
 from grpo_core.analysis.sweep.effects import MAX_LEVELS, OUTCOMES, differences_table, effects_table
 from grpo_core.analysis.sweep.facts import SweepFacts, knob_name
+from grpo_core.analysis.sweep.literal import take_literally
 from grpo_core.analysis.sweep.page import Picture, render_page
 from grpo_core.analysis.sweep.pictures import effect_figure, heat_figure
 from grpo_core.analysis.sweep.runs import SweepRuns
@@ -164,6 +165,7 @@ def _save(drawing: _Drawing, folder: Path) -> Picture | None:
         figure = drawing.draw()
         if figure is None:
             return None
+        take_literally(figure)
         path = folder / f"{drawing.name}.png"
         figure.savefig(path, dpi=DPI)
     return Picture(path=path, section=drawing.section, alt=drawing.alt)

@@ -5,10 +5,10 @@ import re
 import textwrap
 from typing import Any
 
-import yaml
-
 from grpo_core.config.importing.reading import Unresolved
 from grpo_core.config.importing.records import Entry, Imported
+from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.redaction import redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
 WIDTH = 120
@@ -17,7 +17,7 @@ LONGEST_VALUE = 160
 
 def render(imported: Imported) -> str:
     """Return the YAML text of the configuration, with comments that hold every key of the source."""
-    body = yaml.safe_dump(dict(imported.values), sort_keys=False, allow_unicode=True)
+    body = dump_yaml(dict(imported.values))
     return "\n".join([*_head(imported), body.rstrip(), "", *_lists(imported)]) + "\n"
 
 
@@ -95,4 +95,6 @@ def _redacted(key: str, value: Any) -> Any:
         return {str(name): _redacted(str(name), item) for name, item in value.items()}
     if isinstance(value, list):
         return [_redacted(key, item) for item in value]
-    return "(not shown)" if isinstance(value, str) and SECRET.search(key) else value
+    if not isinstance(value, str):
+        return value
+    return "(not shown)" if SECRET.search(key) else redact_uri(value)

@@ -1,0 +1,23 @@
+"""What the `grpo` command prints: lines in which nothing acts on the terminal and no password stands."""
+
+import traceback
+
+import typer
+
+from grpo_core.plain_text import for_terminal, visible
+from grpo_core.redaction import redact_uri
+
+
+def echo(line: str = "", err: bool = False) -> None:
+    """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
+    typer.echo(visible(redact_uri(line)), err=err)
+
+
+def echo_text(text: str, err: bool = False) -> None:
+    """Print a text of several lines."""
+    typer.echo(for_terminal(text), err=err)
+
+
+def echo_traceback() -> None:
+    """Print the traceback of the error that is being handled."""
+    echo_text(traceback.format_exc().rstrip("\n"), err=True)

@@ -1,0 +1,29 @@
+"""Log records of flows without passwords and without characters that a terminal obeys.
+
+Prefect writes records to the terminal and to its database, with tracebacks in which other packages show what they were given.
+"""
+
+import logging
+import traceback
+from typing import Any
+
+from grpo_core.plain_text import for_terminal
+
+
+class PlainRecord(logging.LogRecord):
+    """A record whose message and traceback are shown as the text that they are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Format the traceback here: formatters keep what they find."""
+        super().__init__(*args, **kwargs)
+        if self.exc_info and self.exc_info[1] is not None:
+            self.exc_text = for_terminal("".join(traceback.format_exception(self.exc_info[1])).rstrip("\n"))
+
+    def getMessage(self) -> str:  # noqa: N802  (logging's name)
+        """Return the message with its arguments, as it may be shown."""
+        return for_terminal(super().getMessage())
+
+
+def use_plain_logs() -> None:
+    """Make every record of this process from here on a plain one."""
+    logging.setLogRecordFactory(PlainRecord)

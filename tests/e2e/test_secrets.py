@@ -1,0 +1,261 @@
+"""A password in MLFLOW_TRACKING_URI is stored and shown nowhere, hostile text is shown as text: one run, seen everywhere."""
+
+import base64
+import html.parser
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from grpo_core.config import apply_overrides
+from grpo_core.plain_text import visible
+from tests.e2e.conftest import ROOT, Finished
+from tests.torture.servers import MlflowServer
+
+pytestmark = pytest.mark.timeout(900)
+
+CANARY = "canary-7f3a91"
+IN_HEADERS = base64.b64encode(f"someone:{CANARY}/x".encode()).rstrip(b"=")[:-2]
+NAME = (
+    "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script><img src=x onerror=alert(1)>[a](javascript:b)"
+    "![c](http://evil.example/x.png) | ``` $\\frac {{7*7}} [bold red]\n# heading"
+)
+PROMPTS = (
+    "\x1b[2J",
+    "<script>",
+    "![x](http://e.x/y)",
+    "| a |",
+    "```",
+    "\u202e",
+    "</script>",
+    "[l](http://e.x)",
+    "$\\frac",
+    "# h",
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What three commands have left behind."""
+
+    folder: Path
+    prefect_database: Path
+    trained: Finished
+    evaluated: Finished
+    failed: Finished
+    command_lines: bytes
+    """Of all processes of this machine while they ran."""
+    address: str
+
+
+@contextmanager
+def watched_command_lines() -> Iterator[list[bytes]]:
+    """Collect what `ps` could show to anybody while inside."""
+    seen: set[bytes] = set()
+    found: list[bytes] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            for file in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    seen.add(file.read_bytes())
+                except OSError:  # it has just ended
+                    continue
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+        found += seen
+
+
+@pytest.fixture(scope="module")
+def told(
+    grpo: Callable[..., Finished], prefect_api: str, tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Told]:
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
+
+    folder = tmp_path_factory.mktemp("secret")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
+    rows = [{"question": f"{PROMPTS[row % len(PROMPTS)]} {row}", "answer": str(row)} for row in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "hostile_reward.py").write_text(
+        f"def explode(prompts, completions, **columns):\n    raise ValueError({NAME!r})\n"
+    )
+    server = MlflowServer(folder / "mlflow")
+    server.start()
+    variables = {
+        "MLFLOW_TRACKING_URI": server.address.replace("://", f"://someone:{CANARY}%2Fx@"),
+        "PREFECT_HOME": str(folder / "home"),
+        "PYTHONPATH": f"{ROOT}:{folder}",
+    }
+    changes = {
+        "data.source": "file:rows.jsonl",
+        "data.chat_template": False,
+        "rewards": [{"fn": "length", "args": {"max_characters": 4}}],
+        "training.steps": 2,
+        "tracking.run_name": NAME,
+        "tracking.labels": {"arm": NAME},
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    try:
+        with watched_command_lines() as command_lines:
+            trained = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/one", cwd=folder, **variables)
+            evaluated = grpo("evaluate", "runs/one", "--run-dir", "runs/two", cwd=folder, **variables)
+            failing = [*overrides, "rewards=[{fn: 'hostile_reward:explode'}]", "data.eval_fraction=0", "evaluation.samples=0"]
+            failing.remove(next(override for override in failing if override.startswith('rewards=[{"fn": "length"')))
+            failed = grpo("train", "tiny.yaml", *failing, "--run-dir", "runs/bad", "--debug", cwd=folder, **variables)
+        database = Path(PREFECT_SERVER_DATABASE_CONNECTION_URL.value().get_secret_value().partition("///")[2])
+        yield Told(folder, database, trained, evaluated, failed, b"\n".join(command_lines), server.address)
+    finally:
+        server.kill()
+
+
+def leaks(path: Path) -> list[str]:
+    content = path.read_bytes()
+    return [f"{path}: {secret!r}" for secret in (CANARY.encode(), IN_HEADERS) if secret in content]
+
+
+def test_the_runs_are_tracked_on_that_server(told: Told) -> None:
+    assert told.trained.returncode == 0, told.trained.stderr
+    assert told.evaluated.returncode == 0, told.evaluated.stderr
+    assert told.failed.returncode == 1, told.failed.stderr
+    assert json.loads((told.folder / "runs/one/tracking.json").read_text())["uri"] == told.address
+    assert f"{told.address}/#/experiments/" in told.trained.stdout
+
+
+def test_the_password_is_in_no_file(told: Told) -> None:
+    files = [file for file in told.folder.rglob("*") if file.is_file()]
+    files += list(told.prefect_database.parent.glob(f"{told.prefect_database.name}*"))
+    assert {"mlflow.db", "config.json", "report.md", "train.log", told.prefect_database.name} <= {file.name for file in files}
+    assert [leak for file in files for leak in leaks(file)] == []
+
+
+def test_the_password_is_neither_printed_nor_on_a_command_line(told: Told) -> None:
+    output = "".join(done.stdout + done.stderr for done in (told.trained, told.evaluated, told.failed))
+    assert "Traceback" in output  # of --debug
+    assert CANARY not in output
+    assert CANARY.encode() not in told.command_lines
+    assert b"grpo_core.training" in told.command_lines
+
+
+def test_no_character_acts_on_the_terminal(told: Told) -> None:
+    for done in (told.trained, told.evaluated, told.failed):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", done.stdout + done.stderr)
+        assert "\n# heading" not in done.stdout + done.stderr
+    assert "reward hostile_reward:explode raised ValueError: \\x1b]0;owned\\x07" in told.failed.stderr
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, addresses and text of a page."""
+
+    def __init__(self, markdown: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(MarkdownIt("commonmark").enable("table").render(markdown))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+OURS = {"h1", "h2", "p", "ul", "li", "a", "img", "code", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def expect_plain(markdown: str, address: str) -> Page:
+    """Check that a page holds our own markup alone."""
+    page = Page(markdown)
+    assert set(page.tags) <= OURS
+    for found in page.addresses:
+        assert found.startswith((address, "data:image/png;base64,")) or found in ("reward.png", "kl.png")
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.text)
+    return page
+
+
+def test_markdown_of_reports_artifacts_and_descriptions_shows_the_text(told: Told, prefect_api: str) -> None:
+    import httpx
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=told.address)
+    tracked = [json.loads((told.folder / "runs" / name / "tracking.json").read_text()) for name in ("one", "two")]
+    run = client.get_run(tracked[0]["run_id"])
+    assert run.info.run_name == NAME  # what is stored stays as it is
+    assert run.data.tags["arm"] == NAME
+    trained, evaluated = ((told.folder / "runs" / name / "report/report.md").read_text() for name in ("one", "two"))
+    artifacts = httpx.post(f"{prefect_api}/artifacts/filter", json={}, timeout=30).json()
+    shown = [found["data"] for found in artifacts if isinstance(found["data"], str) and told.address in found["data"]]
+    assert len(shown) == 2
+    pages = [expect_plain(text, told.address) for text in (trained, evaluated, run.data.tags["mlflow.note.content"], *shown)]
+    assert [page.tags.count("h1") for page in pages] == [1, 1, 0, 1, 1]
+    name = " ".join(visible(NAME).split())
+    assert name in " ".join(pages[0].text.split())
+    assert name in " ".join(pages[2].text.split())
+    assert pages[1].tags.count("td") % 4 == 0
+    assert all(text in pages[1].text for text in ("<script>", "![x](http://e.x/y)", "</script>", "\\u202e"))
+    descriptions = [found["description"] or "" for found in artifacts]
+    assert all(set(Page(text).tags) <= {"p", "code"} for text in descriptions)
+
+
+def test_names_and_tags_in_prefect_hold_nothing_that_acts(told: Told) -> None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        runs = [run for run in client.read_flow_runs() if str(run.parameters.get("run_dir")) in ("runs/one", "runs/bad")]
+    assert any(run.name.startswith("\\x1b]0;owned\\x07") for run in runs)
+    assert all(text.isprintable() for run in runs for text in (run.name, *run.tags))
+
+
+def test_a_sweep_keeps_no_password_of_its_databases(
+    grpo: Callable[..., Finished], told: Told, tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    """SQLite takes any word after the ?, so that a store and a study can have a token without a server."""
+    base = {"data.eval_fraction": 0.0, "training.steps": 1, "tracking.log_policy": False}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, base)))
+    sweep = {"base": "tiny.yaml", "objective": {"metric": "reward/mean"}, "axes": {"loss.beta": [0.0, 0.1]}, "seeds": [0]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**sweep, "question": NAME}))
+    with watched_command_lines() as command_lines:
+        done = grpo(
+            "sweep",
+            "sweep.yaml",
+            "--sweep-dir",
+            "runs/sweep",
+            cwd=tmp_path,
+            MLFLOW_TRACKING_URI=f"sqlite:///file:{tmp_path}/mlflow.db?uri=true&token={CANARY}",
+            GRPO_STUDY_URL=f"sqlite:///file:{tmp_path}/studies.db?uri=true&token={CANARY}",
+            PREFECT_HOME=str(tmp_path / "home"),
+        )
+    assert done.returncode == 0, done.stderr
+    assert "runs      2 finished" in done.stdout
+    assert 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI", then' in done.stdout
+    folder = tmp_path / "runs" / "sweep"
+    stored = [json.loads((folder / name).read_text()) for name in ("tracking.json", "runs/arm-000-seed-0/tracking.json")]
+    assert [tracked["uri"].rpartition("token=")[2] for tracked in stored] == ["***", "***"]
+    assert json.loads((folder / "study.json").read_text())["where"].endswith("studies.db?uri=true&token=***")
+    assert CANARY not in done.stdout + done.stderr
+    assert CANARY.encode() not in b"\n".join(command_lines)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    files += list(told.prefect_database.parent.glob(f"{told.prefect_database.name}*"))
+    assert {"mlflow.db", "studies.db", "report.html", "arm-000-seed-0.log"} <= {file.name for file in files}
+    assert [leak for file in files for leak in leaks(file)] == []
+    page = (folder / "report" / "report.html").read_text()
+    assert "<script>" not in page
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page + done.stdout)

@@ -1,0 +1,235 @@
+"""Passwords and tokens: recognised, redacted, refused in a configuration, and carried by the environment alone."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.config import load_config, parse_overrides
+from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
+from grpo_core.redaction import has_credentials, kept_uri, redact_uri
+from grpo_core.rundir import RunDir
+from grpo_core.sweep.plan import load_sweep
+
+ROOT = Path(__file__).parents[2]
+SECRET = "s3cret-canary"
+ADDRESSES = (
+    f"http://me:{SECRET}@host:5000",
+    f"HTTPS://me:{SECRET}@host/path?x=1#y",
+    f"https://{SECRET}@github.com/a/b",
+    f"postgresql+psycopg://me:{SECRET}@host:5432/db",
+    f"postgresql://me:a@{SECRET}@host/db",
+    f"postgresql://me:a/b?c#{SECRET}@host/db",
+    f"postgresql://:{SECRET}@host/db",
+    f"postgresql:///db?host=/tmp&user=me&password={SECRET}",
+    f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3D{SECRET}",
+    f"https://host/data.parquet?X-Amz-Credential={SECRET}&X-Amz-Signature={SECRET}",
+    f"http://host/?page=1&api_key={SECRET}",
+)
+HARMLESS = (
+    "http://host:5000/path@x",
+    "http://[::1]:5000/a@b",
+    "sqlite:////home/a:b/c@d/mlflow.db",
+    "postgresql://me@host/db",
+    "ssh://git@host/x",
+    "databricks://profile",
+    "file:rows.jsonl",
+    "hub:openai/gsm8k",
+    "http://***@host",
+    "postgresql://***@host/db",
+    "C:\\runs",
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_secret_is_found_and_leaves_no_trace(address: str) -> None:
+    assert has_credentials(address)
+    for text in (address, f"cannot reach {address}: refused (see {address})", json.dumps({"uri": address, "other": 1})):
+        assert SECRET not in redact_uri(text)
+        assert redact_uri(redact_uri(text)) == redact_uri(text)
+    assert SECRET not in kept_uri(address)
+    assert not has_credentials(kept_uri(address))
+    assert kept_uri(kept_uri(address)) == kept_uri(address)
+
+
+@pytest.mark.parametrize("address", HARMLESS)
+def test_an_address_without_a_secret_stays_as_it_is(address: str) -> None:
+    assert redact_uri(f"see {address} now") == f"see {address} now"
+    assert not has_credentials(address)
+    assert kept_uri(address) == address.replace("http://***@", "http://")
+
+
+def test_names_of_runs_are_not_taken_for_passwords() -> None:
+    for text in ("quickstart β=0 training.max_tokens=512 seed=0", "data.answer_after=#### token=5", "a@b.example: x"):
+        assert redact_uri(text) == text
+
+
+def test_secrets_of_the_environment_are_hidden_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_STUDY_URL", "postgresql://me:hunter%2Ftwo-22@db/x")
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://postgres@db/x")
+    assert redact_uri("postgres at postgresql://postgres@db") == "postgres at postgresql://postgres@db"
+    text = "no login for 'me' with hunter/two-22 or hunter%2Ftwo-22, token hf_abcdefgh; hf_abcdefghi is another word"
+    assert redact_uri(text) == "no login for 'me' with *** or ***, token ***; hf_abcdefghi is another word"
+
+
+def test_a_long_line_of_hostile_text_takes_no_time() -> None:
+    for piece in ("://:", "://a:1@", "http://", "?token=", "&a.b.", "password=", "://" + "a" * 300):
+        redact_uri(piece * 20_000)
+
+
+def test_a_secret_is_gone_before_a_message_is_cut() -> None:
+    address = f"http://me:{SECRET * 40}@host"
+    assert SECRET[:5] not in shown(address) + shown({"uri": address}) + cause(ValueError(address))
+    assert str(GrpoError(f"cannot reach {ADDRESSES[0]}\x1b[2J")) == "cannot reach http://***@host:5000\\x1b[2J"
+
+
+@pytest.mark.parametrize("key", ["tracking.uri", "data.source", "model.source"])
+def test_a_configuration_with_a_secret_is_refused_by_name_without_it(key: str) -> None:
+    for address in (ADDRESSES[0], ADDRESSES[3], f"http://me:{SECRET * 20}@host"):
+        for read in (
+            lambda key, value: load_config("quickstart", {key: value}),
+            lambda key, value: parse_overrides([f"{key}={value}"]),
+        ):
+            with pytest.raises(ConfigError) as refused:
+                read(key, address)
+            assert str(refused.value).startswith(f"{key}: holds a password or a token")
+            assert SECRET[:5] not in str(refused.value) + repr(refused.value.__cause__) + str(refused.value.__cause__)
+    with pytest.raises(
+        ConfigError, match=r"MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN.*Prefect's database holds it now"
+    ):
+        load_config("quickstart", {"tracking.uri": ADDRESSES[0]})
+    assert load_config("quickstart", {"tracking.uri": "postgresql://***@host/db"}).tracking.uri == "postgresql://***@host/db"
+
+
+def test_a_study_with_a_password_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^study: holds a password.*GRPO_STUDY_URL") as refused:
+        load_sweep("beta_group_sync_tiny", {"study": ADDRESSES[3]})
+    assert SECRET not in str(refused.value)
+
+
+def test_the_command_refuses_before_a_flow_is_started(tmp_path: Path) -> None:
+    commands = (
+        ["train", "quickstart", f"tracking.uri={ADDRESSES[0]}"],
+        ["evaluate", "runs/one", f"tracking.url={ADDRESSES[0]}"],
+        ["evaluate", "runs/one", "--data", ADDRESSES[0], "--debug"],
+        ["reproduce", "runs/one", f"tracking={{uri: '{ADDRESSES[0]}'}}"],
+    )
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "holds a password or a token" in done.stderr
+        assert SECRET not in done.stdout + done.stderr
+        assert "starting Prefect" not in done.stdout
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Answers as an MLflow server that holds no run, and remembers the credentials that it is shown."""
+
+    shown: list[str | None] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.shown.append(self.headers["Authorization"])
+        answer = json.dumps({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}).encode()
+        self.send_response(404)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Recorder.shown.clear()
+    httpd = HTTPServer(("127.0.0.1", 0), Recorder)
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{httpd.server_address[1]}"
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+def test_a_server_gets_the_password_and_the_run_keeps_the_bare_address(
+    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_config: Callable[..., Any]
+) -> None:
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    from tasks.tracking.store import make_client, tracking_uri
+
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "GRPO_TRACKING_CREDENTIALS_OF"):
+        monkeypatch.setenv(name, "another")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://m%40e:p%2Fw%40{SECRET}@{server}")
+    uri = tracking_uri(tiny_config(), tmp_path / "run")
+    assert uri == f"http://{server}"
+    with pytest.raises(MlflowException):
+        make_client(uri).get_run("0" * 32)
+    assert Recorder.shown == [requests.auth._basic_auth_str("m@e", f"p/w@{SECRET}")]
+
+
+def test_another_server_does_not_get_the_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.exceptions import MlflowException
+
+    from tasks.credentials import OWNER_VARIABLE, move_credentials
+    from tasks.tracking.store import make_client
+
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", OWNER_VARIABLE):
+        monkeypatch.setenv(name, "")  # put back what was there, whatever the functions do
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:9")
+    move_credentials()
+    with pytest.raises(MlflowException):
+        make_client(f"http://{server}").get_run("0" * 32)
+    assert Recorder.shown == [None]
+
+
+def test_a_user_without_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.credentials import move_credentials
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"https://{SECRET}@host")
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI https://host: holds a user or a token without") as refused:
+        move_credentials()
+    assert SECRET not in str(refused.value)
+
+
+def test_the_address_of_a_database_is_kept_without_its_password_and_found_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_config: Callable[..., Any]
+) -> None:
+    from tasks.tracking.store import TrackedRun, make_client, tracking_uri
+
+    whole = f"postgresql://me:{SECRET}@127.0.0.1:9/mlflow"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", whole)
+    kept = tracking_uri(tiny_config(), tmp_path / "run")
+    assert kept == "postgresql://***@127.0.0.1:9/mlflow"
+    assert tracking_uri(tiny_config({"tracking.uri": kept}), tmp_path / "run") == kept
+    tracked = TrackedRun(uri=kept, experiment_id="1", run_id="2", name="n")
+    assert tracked.ui_command == 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI", then'
+    for other in (None, f"postgresql://me:{SECRET}@127.0.0.1:9/other", "http://host"):
+        monkeypatch.delenv("MLFLOW_TRACKING_URI") if other is None else monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+        with pytest.raises(TrackingError, match="its password is kept nowhere, and MLFLOW_TRACKING_URI is") as refused:
+            make_client(kept)
+        assert SECRET not in str(refused.value)
+
+
+def test_a_folder_of_an_earlier_version_is_read_without_its_password(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    from tasks.tracking.store import read_tracked
+
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    values = json.loads(run_dir.config_file.read_text())
+    values["tracking"]["uri"] = ADDRESSES[0]
+    del values["tracking"]["git_diff"]
+    run_dir.config_file.write_text(json.dumps(values))
+    run_dir.tracking_file.write_text(json.dumps({"uri": ADDRESSES[3], "experiment_id": "1", "run_id": "2", "name": "n"}))
+    assert run_dir.read_config().tracking.uri == "http://host:5000"
+    assert read_tracked(run_dir).uri == "postgresql+psycopg://***@host:5432/db"

@@ -1,0 +1,114 @@
+"""Levels, names, notes and causes of a sweep that look like markup, formulas or orders to a terminal are shown as text."""
+
+import html.parser
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from matplotlib.text import Text
+
+from grpo_core.analysis.sweep.facts import SweepFacts
+from grpo_core.analysis.sweep.literal import take_literally
+from grpo_core.analysis.sweep.report import write_report
+from grpo_core.plain_text import visible
+
+LEVELS = (
+    "$\\frac{1}$ $x$",
+    "\x1b[2J\x9b31m\u202e",
+    "</td></table><script>alert(1)</script>",
+    "\"><img src=x onerror=alert(1)> {{7*7}} '",
+    "one\ntwo",
+)
+KNOB = "data.answer_after"
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, attributes and text of an HTML page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: dict[str, set[str]] = {}
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, set()).add(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def runs() -> pandas.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for arm, level in enumerate(LEVELS):
+        for seed in (0, 1):
+            cause = None if arm else f"reward x raised {LEVELS[1]} {LEVELS[2]}"
+            rows.append(
+                {"arm": arm, "seed": seed, "status": "failed" if cause and seed else "finished", "cause": cause, KNOB: level}
+                | {"objective": arm / 10 + seed / 100, "reward": arm / 10, "kl_ref_seq": 1.0 + arm, "kl_init_seq": 1.0 + arm}
+                | {"steps": 3, "tokens": 10, "wall_seconds": 5.0, "train_seconds": 4.0, "run_dir": f"runs/{LEVELS[2]}"}
+            )
+    return pandas.DataFrame(rows)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+    facts = SweepFacts(
+        name=LEVELS[2],
+        question=LEVELS[1],
+        knobs=(KNOB,),
+        seeds=(0, 1),
+        objective="reward",
+        hold=None,
+        sampler="grid",
+        concurrency=1,
+        elapsed_seconds=math.nan,
+        notes=(LEVELS[3],),
+        planned_runs=10,
+    )
+    keys = [(arm, seed, step) for arm in range(len(LEVELS)) for seed in (0, 1) for step in (1, 2, 3)]
+    steps = pandas.DataFrame(keys, columns=["arm", "seed", "step"]).assign(
+        **{"kl/ref/k3": 0.1, "kl/init/k3": 0.2, "reward/mean": 0.3}
+    )
+    syncs = pandas.DataFrame(columns=["arm", "seed", "step", "kl_before", "kl_after"])
+    report = write_report(facts, runs(), steps, syncs, tmp_path_factory.mktemp("hostile"))
+    assert len(report.figures) >= 4
+    return report.page, report.answer
+
+
+def test_the_page_holds_no_tag_of_a_level(written: tuple[Path, tuple[str, ...]]) -> None:
+    page = Page(written[0].read_text())
+    assert "script" not in page.tags
+    assert "onerror" not in page.attributes
+    assert all(source.startswith("data:image/png;base64,") for source in page.attributes["src"])
+    assert page.tags.count("table") == written[0].read_text().count("<table>") == written[0].read_text().count("</table>")
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.text + "".join(page.attributes["alt"]))
+    for level in LEVELS:
+        assert visible(level) in page.text
+
+
+def test_words_are_lines(written: tuple[Path, tuple[str, ...]]) -> None:
+    assert all(line.isprintable() for line in written[1])
+
+
+def test_a_formula_in_a_label_is_drawn_as_it_is_and_powers_of_ten_as_such() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1, 1000], [1, 2], label="$\\frac$")
+    axes.set_xscale("log")
+    axes.set(title="$x$ $\\nonsense$", ylabel="$y$")
+    axes.set_yticks([1, 2], LEVELS[:1] * 2)
+    figure.legend()
+    take_literally(figure)
+    figure.canvas.draw()
+    read_as_formulas = {text.get_text() for text in figure.findobj(Text) if text.get_parse_math()}
+    assert read_as_formulas
+    assert all("mathdefault" in text for text in read_as_formulas if text)
