@@ -190,6 +190,7 @@ def import_settings(
 
 @app.command()
 def up(
+    *,
     folder: StackFolder = None,
     prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
@@ -197,12 +198,20 @@ def up(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that take runs (1); together as many at a time as --slots says.")
     ] = None,
+    allow_reward: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Module whose functions deployments may name as rewards (none); repeatable."),
+    ] = None,
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, workers."""
     from flows.stack import control
     from flows.stack.client_settings import folder_here
+    from tasks.rails import module_names
 
-    wanted = control.Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers)
+    allowed = module_names(allow_reward) if allow_reward else None
+    wanted = control.Wanted(
+        prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers, allow_reward=allowed
+    )
     stack = control.up(folder or folder_here(), wanted, typer.echo)
     typer.echo(f"\nlogs and data are in {stack.folder}; a first run:")
     typer.echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")

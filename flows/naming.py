@@ -7,12 +7,13 @@ from prefect import get_client
 from prefect.runtime import flow_run
 
 from flows.worker import worker_tags
-from grpo_core.config import find_origin, merge_knobs, run_name
+from grpo_core.config import merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from tasks.away import prefect_may_be_away
+from tasks.rails import find_allowed_origin
 
 NAME_CHARACTERS = 200
 
@@ -22,7 +23,7 @@ def name_flow_run() -> str:
     given: dict[str, Any] = flow_run.parameters
     knobs = {name: given.get(name) for name in KNOBS}
     try:
-        config, origin = find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
+        config, origin = find_allowed_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
     except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
         return f"refused: {str(error).splitlines()[0]}"[:NAME_CHARACTERS]
     return config.tracking.run_name or run_name(config, origin)

@@ -21,6 +21,7 @@ from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
 from tasks.folders import make_folder
+from tasks.rails import refuse_code, unquoted
 from tasks.reporting import REPORT_RETRIES, RunSummary
 from tasks.setup import EVALUATION, NOT_OF_A_SWEEP
 from tasks.tracking import TrackedRun
@@ -53,7 +54,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """Find the policy, decide on its prompts and make the folder of its evaluation.
 
     Raises:
-        ConfigError: the configuration is refused, or there is none.
+        ConfigError: the configuration is refused, runs code that a deployment may not run, or there is none.
         ModelError, TrackingError: the policy cannot be found.
         JournalError: the folder already holds a run.
     """
@@ -62,7 +63,9 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     path = run_path or make_folder(EVALUATION)
     try:
         subject = _find(policy, path / "source")
-        base, resolved = _configure(subject, config, overrides)
+        with unquoted(config or ""):
+            base, resolved = _configure(subject, config, overrides)
+        refuse_code([resolved])
         prompts = _choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}

@@ -9,13 +9,13 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.config import find_origin
 from grpo_core.errors import JournalError
 from grpo_core.locks import holder_of, lock_holder, lock_soon
 from grpo_core.rundir import RunDir
 from tasks.folders import claim, folder_of_this_flow_run, make_folder
 from tasks.process import is_process_of
 from tasks.progress import say
+from tasks.rails import find_allowed_origin, refuse_code
 
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
@@ -29,13 +29,13 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the configuration is refused.
+        ConfigError: the configuration is refused, or runs code that a deployment may not run.
         JournalError: the folder already holds another run.
     """
     mine = folder_of_this_flow_run(run_path)
     if mine is not None:
         return mine
-    resolved, origin = find_origin(config, overrides)
+    resolved, origin = find_allowed_origin(config, overrides)
     path = run_path or make_folder(origin.preset)
     RunDir(path).create(resolved, origin)
     claim(path)
@@ -66,12 +66,15 @@ def reopen_run(run_path: Path) -> Path:
 def hold_run(run_path: Path) -> Iterator[None]:
     """Keep every other flow out of a run while inside, and begin without what an earlier one has left.
 
-    A training whose flow was killed is still finishing its step: it is waited for.
+    A training whose flow was killed is still finishing its step: it is waited for. Here every run passes, also one that is
+    resumed, retried or from MLflow, so the code that its configuration names is refused here once more.
 
     Raises:
+        ConfigError: the configuration runs code that a deployment may not run.
         JournalError: another flow works on the run, or a training that was started by hand.
     """
     run_dir = RunDir(run_path)
+    refuse_code([run_dir.read_config()])
     with run_dir.lock_file.open("wb") as lock:
         if not lock_soon(lock):
             raise JournalError(f"run dir {run_path}: {holder_of(lock)} works on this run; wait for it, or end it first")

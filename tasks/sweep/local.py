@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.locks import lock_holder
-from tasks.context import deployed_flow_run
+from tasks.context import PART_VARIABLE, deployed_flow_run, is_deployed
 from tasks.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
 from tasks.sweep.launcher import Ended, Job
 
@@ -107,7 +107,8 @@ class LocalLauncher:
         api = {"PREFECT_API_URL": self._api} if self._api else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
-        return {**inherited, **api, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
+        return {**inherited, **api, **part, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def prefect_api() -> str | None:

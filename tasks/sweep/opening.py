@@ -14,9 +14,9 @@ from grpo_core.errors import SweepError
 from grpo_core.jsonfile import write_json
 from grpo_core.locks import holder_of, lock_soon
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import load_sweep
 from tasks.folders import claim, folder_of_this_flow_run, make_folder
 from tasks.progress import say
+from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 
 
 @task(name="open-sweep", cache_policy=NO_CACHE)
@@ -24,13 +24,13 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     """Return the folder of a new sweep; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the sweep is refused: nothing has been run.
+        ConfigError: the sweep is refused, or an arm runs code that a deployment may not run; nothing has been run.
         SweepError: the folder already holds a sweep.
     """
     mine = folder_of_this_flow_run(sweep_path)
     if mine is not None:
         return mine
-    plan, name = load_sweep(file, overrides), Path(file).stem
+    plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
     path = sweep_path or make_folder(name)
@@ -49,9 +49,11 @@ def hold_sweep(sweep_path: Path) -> Iterator[None]:
 
     Raises:
         SweepError: it is none, or another flow works on it.
+        ConfigError: an arm runs code that a deployment may not run.
     """
     sweep_dir = SweepDir(sweep_path)
-    sweep_dir.read()  # nothing is written into a folder that is no sweep's
+    stored = sweep_dir.read()  # nothing is written into a folder that is no sweep's
+    refuse_code_of_sweep(stored.plan)
     with sweep_dir.lock_file.open("wb") as lock:
         if not lock_soon(lock):
             raise SweepError(f"sweep dir {sweep_path}: {holder_of(lock)} works on this sweep; wait for it, or end it first")
