@@ -11,6 +11,7 @@ import typer
 
 from flows.cli_sweep import report, sweep
 from flows.servers import use_stack
+from flows.signals import ended_like_ctrl_c
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
 from grpo_core.errors import ConfigError, GrpoError
@@ -299,7 +300,8 @@ def main() -> None:
         # Each attempt to reach a server that is away; that it is away is said once, by the monitor.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
-        app(arguments)
+        with ended_like_ctrl_c():
+            app(arguments)
     except GrpoError as error:
         if debug:
             traceback.print_exc()

@@ -85,17 +85,20 @@ class LocalLauncher:
         return [_end(child) for child in ended]
 
     def interrupt(self) -> None:
-        """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless Ctrl-C comes again."""
+        """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless it is asked again.
+
+        With SIGTERM: in the background of a script SIGINT is ignored.
+        """
         for child in self._children:
             with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(signal.SIGINT)
+                child.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS if deployed_flow_run() is not None else None
         try:
             while any(child.process.poll() is None for child in self._children):
                 if deadline is not None and time.monotonic() > deadline:
                     return  # their flows end with this process, which is about to be killed; the trainings finish their step
                 time.sleep(POLL_SECONDS)
-        except BaseException:  # a second Ctrl-C
+        except BaseException:  # a second Ctrl-C or SIGTERM
             for child in self._children:
                 if child.process.poll() is None:
                     child.process.kill()
