@@ -92,9 +92,9 @@ def test_up_replaces_the_template_of_an_earlier_version(project: Project) -> Non
     assert ours["variables"]["properties"] == {}
     from prefect.workers.process import ProcessWorker
 
-    with httpx.Client(base_url=project.stack.api, timeout=30) as client:
-        default = ProcessWorker.get_default_base_job_template()
-        client.patch("/work_pools/grpo", json={"base_job_template": default}).raise_for_status()
+    file = project.folder / "default.json"
+    file.write_text(json.dumps(ProcessWorker.get_default_base_job_template()))
+    assert project.run("prefect", "work-pool", "update", "grpo", "--base-job-template", str(file)).returncode == 0
     assert "command" in project.api("GET", "/work_pools/grpo")["base_job_template"]["variables"]["properties"]
     done = project.grpo("up")
     assert done.returncode == 0, done.stderr
