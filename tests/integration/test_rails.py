@@ -1,6 +1,7 @@
 """What a deployed run may not name: code that its worker's owner has not allowed, whatever the way in; nothing is begun."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from grpo_core.sweep.plan import load_sweep
 from tasks.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
 from tasks.evaluation_run import open_evaluation
 from tasks.rails import ALLOWED_VARIABLE, find_allowed_origin
-from tasks.reproduction import open_reproduction
+from tasks.reproduction import open_reproduction, say_changes
 from tasks.setup import hold_run, open_run
 from tasks.sweep.local import LocalLauncher
 from tasks.sweep.opening import hold_sweep, open_sweep
@@ -210,3 +211,14 @@ def test_a_stack_of_the_last_version_is_read(tmp_path: Path) -> None:
     stack = read_stack(tmp_path)
     assert stack is not None
     assert stack.allow_reward == ()
+
+
+def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tiny_run({key: CODE[key] for key in ("training.python", "rewards")})
+    shutil.copytree(run_dir.path, run_dir.path / "copy")
+    (run_dir.path / "copy").rename(run_dir.original)
+    say_changes(run_dir.path)
+    assert capsys.readouterr().out.splitlines() == [
+        "runs code: rewards.1.fn: mine.short:brevity",
+        "runs code: training.python: /tmp/python",
+    ]
