@@ -54,7 +54,7 @@ def await_step(command: subprocess.Popen[bytes], journal: Path, log: Path) -> No
 
 
 def check_end(journal: Path, log: Path) -> None:
-    """The step was finished, the training ended with a checkpoint, and what was printed of it is one line, and the last records."""
+    """The step was finished, the training ended with a checkpoint, and one line and the last records are printed of it."""
     records = read_journal(journal)
     last = max(record.step for record in records)
     assert [(record.kind, record.step) for record in records[-2:]] == [("checkpoint", last), ("end", last)]
