@@ -11,6 +11,7 @@ import typer
 from flows.cli_clean import clean
 from flows.cli_sweep import report, sweep
 from flows.servers import use_stack
+from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
@@ -199,6 +200,7 @@ def import_settings(
 
 @app.command()
 def up(
+    *,
     folder: StackFolder = None,
     prefect_port: Annotated[int | None, typer.Option(help="Prefect's port; 4200 or the next free one if left out.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="MLflow's port; 5000 or the next free one if left out.")] = None,
@@ -206,12 +208,20 @@ def up(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that take runs (1); together as many at a time as --slots says.")
     ] = None,
+    allow_reward: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Module whose functions deployments may name as rewards (none); repeatable."),
+    ] = None,
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, workers."""
     from flows.stack import control
     from flows.stack.client_settings import folder_here
+    from tasks.rails import module_names
 
-    wanted = control.Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers)
+    allowed = module_names(allow_reward) if allow_reward else None
+    wanted = control.Wanted(
+        prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers, allow_reward=allowed
+    )
     stack = control.up(folder or folder_here(), wanted, echo)
     echo()
     echo(f"logs and data are in {stack.folder}; a first run:")
@@ -301,7 +311,8 @@ def main() -> None:
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
         move_credentials()
-        app(arguments)
+        with ended_like_ctrl_c():
+            app(arguments)
     except GrpoError as error:
         if debug:
             echo_traceback()

@@ -12,6 +12,7 @@ from prefect.states import Cancelled
 
 from flows.naming import name_evaluation_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
+from flows.signals import signals_of_the_command
 from grpo_core.config import merge_knobs
 from tasks.cancellation import RunCancelledError
 from tasks.evaluation import evaluate
@@ -56,7 +57,7 @@ def grpo_evaluate(
 
 def _tracked_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
     try:
-        with end_tracking(plan.run_path, tracked):
+        with signals_of_the_command(), end_tracking(plan.run_path, tracked):
             prompts = prepare_evaluation_data(plan)
             prepare_model(plan.run_path, prompts)
             track_inputs(plan.run_path, tracked)

@@ -7,7 +7,7 @@ from prefect import get_client
 from prefect.runtime import flow_run
 
 from flows.worker import worker_tags
-from grpo_core.config import find_origin, merge_knobs, run_name
+from grpo_core.config import merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.plain_text import visible
@@ -15,6 +15,7 @@ from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from tasks.away import prefect_may_be_away
+from tasks.rails import find_allowed_origin
 
 NAME_CHARACTERS = 200
 
@@ -24,7 +25,7 @@ def name_flow_run() -> str:
     given: dict[str, Any] = flow_run.parameters
     knobs = {name: given.get(name) for name in KNOBS}
     try:
-        config, origin = find_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
+        config, origin = find_allowed_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
     except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
         return _shown(f"refused: {str(error).splitlines()[0]}")
     return _shown(config.tracking.run_name or run_name(config, origin))

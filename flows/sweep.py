@@ -11,6 +11,7 @@ from prefect.states import Cancelled
 
 from flows.naming import name_resumed_sweep, name_sweep, tag_sweep
 from flows.parameters import NO_OVERRIDES, Name, Overrides
+from flows.signals import signals_of_the_command
 from tasks.cancellation import RunCancelledError
 from tasks.sweep.opening import hold_sweep, open_sweep
 from tasks.sweep.reporting import SweepSummary, report_sweep
@@ -46,7 +47,7 @@ def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary
 
 def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
     """Do what is left to do of the sweep in a folder."""
-    with hold_sweep(sweep_path):
+    with signals_of_the_command(), hold_sweep(sweep_path):
         tag_sweep(sweep_path)
         tracked = track_sweep(sweep_path)
         try:

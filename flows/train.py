@@ -15,6 +15,7 @@ from prefect.states import Cancelled
 
 from flows.naming import name_flow_run, name_resumed_run, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
+from flows.signals import signals_of_the_command
 from grpo_core.config import merge_knobs
 from tasks.cancellation import RunCancelledError
 from tasks.data import prepare_data
@@ -72,7 +73,7 @@ def resume(*, run_dir: Name) -> RunSummary:
 
 def run_training(run_path: Path) -> RunSummary:
     """Do what is left to do of the run in a folder."""
-    with hold_run(run_path):
+    with signals_of_the_command(), hold_run(run_path):
         tag_flow_run(run_path)
         return _tracked_run(run_path, open_tracking(run_path))
 

@@ -3,8 +3,15 @@
 import os
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+PART_VARIABLE = "GRPO_PART_OF_DEPLOYMENT"
+"""Set for the runs that a deployed sweep starts as processes: they are no flow runs of a deployment themselves."""
 
 
 def deployed_flow_run() -> str | None:
     """Return the id of the flow run for which a worker started this process; None at a terminal or in a notebook."""
     return os.environ.get(FLOW_RUN_VARIABLE) or None
+
+
+def is_deployed() -> bool:
+    """Tell whether a deployment started this process, directly or as a run of a deployed sweep."""
+    return deployed_flow_run() is not None or bool(os.environ.get(PART_VARIABLE))

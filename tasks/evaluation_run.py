@@ -22,6 +22,7 @@ from grpo_core.rundir import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
 from tasks.folders import check_root, make_folder, starting
+from tasks.rails import refuse_code, unquoted
 from tasks.reporting import REPORT_RETRIES, RunSummary, whereabouts
 from tasks.setup import EVALUATION, NOT_OF_A_SWEEP
 from tasks.tracking import TrackedRun
@@ -54,7 +55,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """Find the policy, decide on its prompts and make the folder of its evaluation.
 
     Raises:
-        ConfigError: the configuration is refused, or there is none.
+        ConfigError: the configuration is refused, runs code that a deployment may not run, or there is none.
         ModelError, TrackingError: the policy cannot be found.
         JournalError: the folder already holds a run.
         FolderError: it is not ours, or a deployed flow may not write there.
@@ -76,7 +77,9 @@ def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], path: P
     """Lay out an evaluation in a folder of ours."""
     RunDir(path).forget_start(path / "source")  # of an attempt that came to nothing
     subject = _find(policy, path / "source")
-    base, resolved = _configure(subject, config, overrides)
+    with unquoted(config or ""):
+        base, resolved = _configure(subject, config, overrides)
+    refuse_code([resolved])
     prompts = _choose_prompts(subject, config, overrides, base, resolved)
     name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
     named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}

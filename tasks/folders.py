@@ -16,7 +16,7 @@ from grpo_core.errors import FolderError, JournalError
 from grpo_core.flowdir import FlowDir
 from grpo_core.locks import holder_of, lock_soon
 from grpo_core.marker import Kind
-from tasks.context import deployed_flow_run
+from tasks.context import is_deployed
 
 RUNS_FOLDER = Path("runs")
 ROOTS_VARIABLE = "GRPO_RUN_ROOTS"
@@ -112,7 +112,7 @@ def check_root(path: Path | None, parameter: str) -> Path | None:
     Raises:
         FolderError: it lies elsewhere.
     """
-    if path is not None and deployed_flow_run() is not None:
+    if path is not None and is_deployed():
         refuse_foreign_root(path, allowed_roots(os.environ.get(ROOTS_VARIABLE)), parameter)
     return path
 

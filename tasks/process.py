@@ -31,7 +31,7 @@ from tasks.slots import held_slot
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""
 POLL_SECONDS = 0.1
-INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; Ctrl-C once more kills it\n"
+INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; a second Ctrl-C or SIGTERM kills it\n"
 NOT_STARTED = 127
 """Exit code in the state file of a process that could not be started; the shell's."""
 
@@ -161,7 +161,8 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
         return
-    sys.stderr.write(INTERRUPTED)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        sys.stderr.write(INTERRUPTED)
     try:
         child.wait()
     finally:

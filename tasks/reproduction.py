@@ -13,11 +13,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
+from grpo_core.config.code import code_in
 from grpo_core.errors import JournalError
 from grpo_core.jsonfile import write_json
 from grpo_core.rundir import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
 from tasks.progress import say
+from tasks.rails import refuse_code
 from tasks.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
@@ -38,7 +40,7 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         JournalError: the run cannot be read, or the folder already holds one.
         TrackingError: MLflow does not hold the run.
         DataError: the run's frozen prompts have been changed since.
-        ConfigError: an override is refused.
+        ConfigError: an override is refused, or the configuration runs code that a deployment may not run.
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
@@ -73,18 +75,21 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
         **NOT_OF_A_SWEEP,
     }
     config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
+    refuse_code([config])
     repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)), "reproduction")
     if not any(key.startswith(FROZEN_BY) for key in overrides):
         _copy_prompts(original, repeated)
 
 
 def say_changes(run_path: Path) -> None:
-    """Say before the run starts in what its configuration differs from the original's."""
+    """Print before the run starts what its configuration changes of the original's, and the code that it runs."""
     from grpo_core.analysis.reproduction import config_differences
 
     run_dir = RunDir(run_path)
     for line in config_differences(RunDir(run_dir.original).read_config(), run_dir.read_config()):
         say(f"changed: {line}")
+    for code in code_in(run_dir.read_config()):  # of somebody else's run, perhaps
+        say(f"runs code: {code}")
 
 
 def _gather(run: str, target: Path) -> None:

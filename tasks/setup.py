@@ -9,13 +9,13 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.config import find_origin
 from grpo_core.errors import JournalError
 from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.process import is_process_of
 from tasks.progress import say
+from tasks.rails import find_allowed_origin, refuse_code
 
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
@@ -29,7 +29,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     """Return the folder of a new run with its resolved configuration; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the configuration is refused.
+        ConfigError: the configuration is refused, or runs code that a deployment may not run.
         JournalError: the folder already holds another run.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
@@ -37,7 +37,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     mine = folder_of_this_flow_run(run_path)
     if mine is not None:
         return mine
-    resolved, origin = find_origin(config, overrides)
+    resolved, origin = find_allowed_origin(config, overrides)
     if run_path is not None:
         RunDir(run_path).refuse_second_run()
     path = run_path or make_folder(origin.preset)
@@ -74,13 +74,16 @@ def reopen_run(run_path: Path) -> Path:
 def hold_run(run_path: Path) -> Iterator[None]:
     """Keep every other flow out of a run while inside, and begin without what an earlier one has left.
 
-    A training whose flow was killed is still finishing its step: it is waited for.
+    A training whose flow was killed is still finishing its step: it is waited for. Here every run passes, also one that is
+    resumed, retried or from MLflow, so the code that its configuration names is refused here once more.
 
     Raises:
+        ConfigError: the configuration runs code that a deployment may not run.
         JournalError: another flow works on the run, or a training that was started by hand.
         FolderError: the folder is not ours.
     """
     run_dir = RunDir(run_path)
+    refuse_code([run_dir.read_config()])
     with holding(run_dir):
         _await_orphan(run_dir)
         run_dir.close_private_files()  # of an older version

@@ -39,6 +39,8 @@ class Wanted:
     """Runs at a time: 1."""
     workers: int | None = None
     """Processes that take runs: 1."""
+    allow_reward: tuple[str, ...] | None = None
+    """Modules whose functions deployments may name as rewards: none."""
 
 
 def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
@@ -126,6 +128,7 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
             mlflow_port=choose_port("mlflow", wanted.mlflow_port, MLFLOW_PORT),
             slots=wanted.slots or 1,
             workers=wanted.workers or 1,
+            allow_reward=wanted.allow_reward or (),
             project=Path.cwd(),
         )
         new.write()
@@ -134,9 +137,13 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
         raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
     for name, given in asdict(wanted).items():
         if given not in (None, now := getattr(known, name)):
-            option = name.replace("_", "-")
-            raise StackError(f"--{option} {given}: the stack of {folder} is up with {now}; run `grpo down` first")
+            option = f"--{name.replace('_', '-')} {_listed(given)}"
+            raise StackError(f"{option}: the stack of {folder} is up with {_listed(now)}; run `grpo down` first")
     return known
+
+
+def _listed(value: object) -> str:
+    return (", ".join(value) or "none") if isinstance(value, tuple) else str(value)
 
 
 def _start(stack: Stack, say: Say) -> Stack:

@@ -1,8 +1,10 @@
 """What a Prefect server needs before a run can be started: work pool, deployments, and an automation that finds dead runs."""
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,19 +17,20 @@ SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
 """A run without a heartbeat for so long has no process any more. A laptop that sleeps for longer counts as dead, too: the
 server, which slept as well, may see the silence before it sees the next heartbeat."""
 BUSY_SECONDS, BUSY_POLL_SECONDS = 30.0, 0.5
+JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
+"""What of the start of a run's process can be set: nothing. docker-compose.yml makes its pool with the same file."""
 AUTOMATION = "runs without a heartbeat are crashed"
 
 
 def set_up_prefect(stack: Stack) -> None:
-    """Create the work pool where there is none, set its queues' limits, every deployment of prefect.yaml, and the automation.
+    """Create the work pool or give it our job template, set its queues' limits, every deployment, and the automation.
 
     Raises:
         StackError: Prefect refuses; the message is its own.
     """
     try:
         with httpx.Client(base_url=stack.api, timeout=10) as client:
-            if _ask(client, "GET", f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
-                _prefect(stack, "work-pool", "create", POOL, "--type", "process")
+            _set_job_template(client)
             _set_limits(client, stack.slots)
             _prefect(stack, "--no-prompt", "deploy", "--all")
             _watch_heartbeats(client)
@@ -41,6 +44,15 @@ def forget_worker(stack: Stack, worker: Worker) -> None:
         httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{worker.worker_name}", timeout=10)
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: does not answer ({error})") from error
+
+
+def _set_job_template(client: httpx.Client) -> None:
+    """Create the pool, or replace the template of the one that is there: Prefect's own has `command` and `env`."""
+    template = {"base_job_template": json.loads(JOB_TEMPLATE.read_text())}
+    if _ask(client, "GET", f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
+        _ask(client, "POST", "/work_pools/", {"name": POOL, "type": "process", **template}).raise_for_status()
+    else:
+        _ask(client, "PATCH", f"/work_pools/{POOL}", template).raise_for_status()
 
 
 def _set_limits(client: httpx.Client, slots: int) -> None:

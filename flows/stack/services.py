@@ -13,6 +13,7 @@ from flows.stack.processes import MARK
 from flows.stack.state import Stack
 from flows.worker import WORKER_VARIABLE
 from grpo_core.gpu_locks import SLOTS_VARIABLE
+from tasks.rails import ALLOWED_VARIABLE
 from tasks.slots import FOLDER_VARIABLE
 
 POOL = "grpo"
@@ -58,6 +59,7 @@ def environment(stack: Stack) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": stack.mlflow_address,
         SLOTS_VARIABLE: str(stack.slots),
         FOLDER_VARIABLE: str(folder / "slots"),
+        ALLOWED_VARIABLE: ",".join(stack.allow_reward),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -23,6 +23,8 @@ class Stack:
     slots: int
     """Runs at a time, whichever worker takes them."""
     workers: int = 1
+    allow_reward: tuple[str, ...] = ()
+    """Modules whose functions deployments may name as rewards."""
     project: Path
     """Absolute path of the folder in which it was started: deployments run there, and its settings file lies there."""
     processes: dict[str, ProcessId] = field(default_factory=dict)
@@ -78,7 +80,8 @@ def read_stack(folder: Path) -> Stack | None:
     try:
         facts = json.loads(_file(folder).read_text())
         processes = {name: ProcessId(**process) for name, process in facts.pop("processes").items()}
-        return Stack(folder=folder, processes=processes, project=Path(facts.pop("project")), **facts)
+        allowed = tuple(facts.pop("allow_reward", ()))  # a stack of an earlier version has none
+        return Stack(folder=folder, processes=processes, allow_reward=allowed, project=Path(facts.pop("project")), **facts)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

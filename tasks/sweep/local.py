@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.locks import lock_holder
 from grpo_core.private import append_private
-from tasks.context import deployed_flow_run
+from tasks.context import PART_VARIABLE, deployed_flow_run, is_deployed
 from tasks.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
 from tasks.sweep.launcher import Ended, Job
 
@@ -86,17 +86,20 @@ class LocalLauncher:
         return [_end(child) for child in ended]
 
     def interrupt(self) -> None:
-        """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless Ctrl-C comes again."""
+        """Ask all runs to finish their step and checkpoint; at a terminal that is waited for, unless it is asked again.
+
+        With SIGTERM: in the background of a script SIGINT is ignored.
+        """
         for child in self._children:
             with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(signal.SIGINT)
+                child.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS if deployed_flow_run() is not None else None
         try:
             while any(child.process.poll() is None for child in self._children):
                 if deadline is not None and time.monotonic() > deadline:
                     return  # their flows end with this process, which is about to be killed; the trainings finish their step
                 time.sleep(POLL_SECONDS)
-        except BaseException:  # a second Ctrl-C
+        except BaseException:  # a second Ctrl-C or SIGTERM
             for child in self._children:
                 if child.process.poll() is None:
                     child.process.kill()
@@ -108,7 +111,8 @@ class LocalLauncher:
         api = {"PREFECT_API_URL": self._api} if self._api else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
-        return {**inherited, **api, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
+        return {**inherited, **api, **part, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def prefect_api() -> str | None:

@@ -12,10 +12,10 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.jsonfile import write_json
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import load_sweep
 from tasks.disk import check_sweep_disk
 from tasks.folders import RUNS_FOLDER, check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.progress import say
+from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 
 
 @task(name="open-sweep", cache_policy=NO_CACHE)
@@ -23,7 +23,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     """Return the folder of a new sweep; for a retry of this flow run, the folder that it has.
 
     Raises:
-        ConfigError: the sweep is refused: nothing has been run.
+        ConfigError: the sweep is refused, or an arm runs code that a deployment may not run; nothing has been run.
         SweepError: the folder already holds a sweep.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
@@ -31,7 +31,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     mine = folder_of_this_flow_run(sweep_path)
     if mine is not None:
         return mine
-    plan, name = load_sweep(file, overrides), Path(file).stem
+    plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
     if sweep_path is not None:
@@ -54,11 +54,13 @@ def hold_sweep(sweep_path: Path) -> Iterator[None]:
 
     Raises:
         SweepError: it is none.
+        ConfigError: an arm runs code that a deployment may not run.
         FolderError: another flow works on it, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
     sweep_dir = SweepDir(sweep_path)
-    sweep_dir.read()  # nothing is written into a folder that is no sweep's
+    stored = sweep_dir.read()  # nothing is written into a folder that is no sweep's
+    refuse_code_of_sweep(stored.plan)
     with holding(sweep_dir):
         now = time.time()
         write_json(sweep_dir.sessions_file, [*sweep_dir.sessions(), [now, now]])

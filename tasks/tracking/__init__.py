@@ -65,7 +65,8 @@ def open_tracking(run_path: Path) -> TrackedRun:
     except Exception as error:  # mlflow raises unrelated types for each store
         words = redact_uri(str(error)).strip() or type(error).__name__
         raise TrackingError(
-            f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used ({words.splitlines()[0][:300]}); "
+            f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used "
+            f"({words.splitlines()[0][:300]}); "
             "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
         ) from error
 

@@ -1,0 +1,50 @@
+"""What a configuration runs as code beside this project's own: an interpreter, a model's Python files, imported rewards."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from grpo_core.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """One key of a configuration that runs code."""
+
+    key: str
+    """Key path."""
+    value: str
+    """As the configuration gives it."""
+    module: str | None = None
+    """Of a reward function: what is imported."""
+
+    def __str__(self) -> str:
+        """`rewards.0.fn: my_rewards:brevity`."""
+        return f"{self.key}: {self.value}"
+
+
+def code_in(config: RunConfig) -> tuple[Code, ...]:
+    """Return every key that makes a run execute code from outside of this project; empty for most configurations.
+
+    Data sets and weights are read as data (no loading scripts, no pickles), and `evaluation.verifier` is one of the rewards.
+    """
+    found = []
+    if config.model.trust_remote_code:
+        found.append(Code(key="model.trust_remote_code", value="true"))
+    for index, reward in enumerate(config.rewards):
+        module, separator, _ = reward.fn.partition(":")
+        if separator:  # a built-in name has none
+            found.append(Code(key=f"rewards.{index}.fn", value=reward.fn, module=module))
+    if config.training.python is not None:
+        found.append(Code(key="training.python", value=config.training.python))
+    return tuple(found)
+
+
+def is_allowed(code: Code, modules: Collection[str]) -> bool:
+    """Tell whether code is of one of the modules: each stands for itself and what lies below it.
+
+    >>> is_allowed(Code(key="rewards.0.fn", value="mine.short:f", module="mine.short"), ["mine"])
+    True
+    >>> is_allowed(Code(key="rewards.0.fn", value="mines:f", module="mines"), ["mine"])
+    False
+    """
+    return code.module is not None and any(code.module == module or code.module.startswith(f"{module}.") for module in modules)

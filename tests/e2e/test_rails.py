@@ -1,0 +1,135 @@
+"""What a client of the stack's Prefect API can make a worker do with job variables and parameters: real server, real worker.
+
+The client holds the API's secret here; without it nothing of this is answered (tests/security).
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.project import Project
+
+pytestmark = pytest.mark.timeout(600)
+
+MINE = "def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n"
+FOREIGN = 'from pathlib import Path\n\nPath("foreign-code-ran").touch()\n' + MINE
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) -> Iterator[Project]:
+    project = Project(tmp_path_factory.mktemp("project"))
+    (project.folder / "configs").mkdir()
+    (project.folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
+    (project.folder / "mine.py").write_text(MINE)
+    (project.folder / "foreign.py").write_text(FOREIGN)
+    done = project.grpo("up", "--allow-reward", "mine")
+    try:
+        assert done.returncode == 0, done.stderr + done.stdout
+        yield project
+    finally:
+        assert project.grpo("down", "--patience", "20").returncode == 0
+
+
+@pytest.fixture
+def touched(tmp_path: Path) -> Path:
+    """A file that code of a client would make."""
+    return tmp_path / "touched"
+
+
+def deployment(project: Project, name: str) -> Any:
+    return project.api("GET", f"/deployments/name/{name}")
+
+
+def variables(touched: Path) -> dict[str, Any]:
+    """Job variables that ran code with Prefect's own template: each by itself does."""
+    hook = touched.parent / "hook"
+    hook.mkdir(exist_ok=True)
+    (hook / "sitecustomize.py").write_text(f"from pathlib import Path\nPath({str(touched)!r}).touch()\n")
+    return {
+        "command": f"touch {touched}",
+        "env": {"PYTHONPATH": f"{hook}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        "env.PYTHONPATH": f"{hook}{os.pathsep}{os.environ['PYTHONPATH']}",
+        "working_dir": str(touched.parent),
+    }
+
+
+@pytest.mark.parametrize("name", ["command", "env", "env.PYTHONPATH", "working_dir", "stream_output"])
+def test_a_run_with_a_job_variable_is_refused_by_the_server(project: Project, touched: Path, name: str) -> None:
+    train = deployment(project, "grpo/train")
+    body = {"job_variables": {name: {**variables(touched), "stream_output": True}[name]}}
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        project.api("POST", f"/deployments/{train['id']}/create_flow_run", body)
+    assert caught.value.response.status_code == 422
+    assert "Additional properties are not allowed" in caught.value.response.text
+
+
+def test_job_variables_that_no_server_checks_reach_no_worker(project: Project, touched: Path) -> None:
+    """A flow run that is made without its deployment's checks: the worker leaves out what the template does not name."""
+    train = deployment(project, "grpo/train")
+    body = {
+        "flow_id": train["flow_id"],
+        "deployment_id": train["id"],
+        "work_pool_name": "grpo",
+        "parameters": {"config": "no-such-preset"},
+        "job_variables": variables(touched),
+        "state": {"type": "SCHEDULED"},
+    }
+    run = project.api("POST", "/flow_runs/", body)
+    ended = project.finished(run["id"])
+    assert ended["state_type"] == "FAILED"
+    assert "no such preset" in ended["state"]["message"] + ended["name"]
+    assert not touched.exists()
+
+
+def test_up_replaces_the_template_of_an_earlier_version(project: Project) -> None:
+    ours = project.api("GET", "/work_pools/grpo")["base_job_template"]
+    assert ours["variables"]["properties"] == {}
+    from prefect.workers.process import ProcessWorker
+
+    file = project.folder / "default.json"
+    file.write_text(json.dumps(ProcessWorker.get_default_base_job_template()))
+    assert project.run("prefect", "work-pool", "update", "grpo", "--base-job-template", str(file)).returncode == 0
+    assert "command" in project.api("GET", "/work_pools/grpo")["base_job_template"]["variables"]["properties"]
+    done = project.grpo("up")
+    assert done.returncode == 0, done.stderr
+    assert project.api("GET", "/work_pools/grpo")["base_job_template"] == ours
+
+
+REFUSED = {
+    "an interpreter": {"training.python": "/tmp/python"},
+    "remote code": {"model.trust_remote_code": True},
+    "a module that is not allowed": {"rewards": [{"fn": "foreign:score"}]},
+}
+
+
+def test_code_in_parameters_is_refused_by_name(project: Project, touched: Path) -> None:
+    touched.write_text("#!/bin/sh\n")
+    runs = {key: project.start("grpo/train", "config=tiny", f"overrides={json.dumps(value)}") for key, value in REFUSED.items()}
+    for key, run_id in runs.items():
+        ended = project.finished(run_id)
+        assert ended["state_type"] == "FAILED", key
+        (named,) = REFUSED[key]
+        assert named in ended["state"]["message"], key
+        assert ended["name"].startswith(f"refused: {named}"), key
+    assert not (project.folder / "foreign-code-ran").exists()
+    assert not (project.folder / "runs").exists()
+
+
+def test_an_allowed_module_is_taken(project: Project) -> None:
+    overrides = {"rewards": [{"fn": "mine:score"}], "training.steps": 1, "evaluation.every_steps": None}
+    run_id = project.start("grpo/train", "config=tiny", f"overrides={json.dumps(overrides)}")
+    assert project.finished(run_id)["state_type"] == "COMPLETED"
+
+
+def test_other_modules_while_it_is_up_are_refused(project: Project) -> None:
+    done = project.grpo("up", "--allow-reward", "foreign")
+    assert done.returncode == 2
+    assert "--allow-reward foreign: the stack of " in done.stderr
+    assert "is up with mine; run `grpo down` first" in done.stderr
+    assert project.grpo("up", "--allow-reward", "mine").returncode == 0

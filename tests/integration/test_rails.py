@@ -1,0 +1,224 @@
+"""What a deployed run may not name: code that its worker's owner has not allowed, whatever the way in; nothing is begun."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.stack.services import environment
+from flows.stack.state import Stack, read_stack
+from grpo_core.config import apply_overrides
+from grpo_core.errors import ConfigError
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import load_sweep
+from tasks.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
+from tasks.evaluation_run import open_evaluation
+from tasks.rails import ALLOWED_VARIABLE, find_allowed_origin
+from tasks.reproduction import open_reproduction, say_changes
+from tasks.setup import hold_run, open_run
+from tasks.sweep.local import LocalLauncher
+from tasks.sweep.opening import hold_sweep, open_sweep
+
+CODE = {
+    "training.python": "/tmp/python",
+    "model.trust_remote_code": True,
+    "rewards": [{"fn": "length"}, {"fn": "mine.short:brevity"}],
+}
+NAMED = {
+    "training.python": "training.python: '/tmp/python'",
+    "model.trust_remote_code": "model.trust_remote_code: 'true'",
+    "rewards": "rewards.1.fn: 'mine.short:brevity'",
+}
+
+STEP = '{"seq": 0, "time": "2026-01-01T00:00:00+00:00", "kind": "step", "step": 1, "data": {}}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with configs/tiny.yaml, in which a deployment runs."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(PART_VARIABLE, "1")
+    monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
+    return tmp_path
+
+
+def refused(act: Callable[[], object], key: str) -> str:
+    """Check that something is refused by the key and its value, with the remedy; return the message."""
+    with pytest.raises(ConfigError) as caught:
+        act()
+    message = str(caught.value)
+    assert NAMED[key] in message
+    assert "at a terminal of the worker's machine" in message
+    return message
+
+
+@pytest.mark.parametrize("key", CODE)
+def test_code_in_the_overrides_of_a_run_is_refused_before_there_is_a_folder(folder: Path, key: str) -> None:
+    refused(lambda: open_run.fn("tiny", {key: CODE[key]}, None), key)
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("key", CODE)
+def test_code_in_the_file_of_a_run_is_refused(folder: Path, tiny_values: dict[str, Any], key: str) -> None:
+    (folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, {key: CODE[key]})))
+    refused(lambda: open_run.fn("tiny", {}, None), key)
+
+
+@pytest.mark.parametrize("key", CODE)
+def test_code_in_the_folder_of_a_run_is_refused_when_it_is_resumed(folder: Path, tiny_run: Any, key: str) -> None:
+    run_dir = tiny_run({key: CODE[key]})
+
+    def resume() -> None:
+        with hold_run(run_dir.path):
+            pytest.fail("it is held")
+
+    refused(resume, key)
+
+
+@pytest.mark.parametrize("key", CODE)
+def test_code_in_the_run_that_is_repeated_is_refused(folder: Path, tiny_run: Any, key: str) -> None:
+    run_dir = tiny_run({key: CODE[key], "training.steps": 1})
+    run_dir.journal_file.write_text(STEP)
+    refused(lambda: open_reproduction.fn(str(run_dir.path), {}, None), key)
+    assert list((folder / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("key", CODE)
+def test_code_in_an_evaluation_is_refused(folder: Path, key: str) -> None:
+    refused(lambda: open_evaluation.fn("scratch:tiny", "tiny", {key: CODE[key]}, None), key)
+    assert list((folder / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("key", CODE)
+@pytest.mark.parametrize("place", ["overrides", "axes"])
+def test_code_in_any_arm_of_a_sweep_is_refused(folder: Path, tiny_values: dict[str, Any], key: str, place: str) -> None:
+    harmless = {"training.python": None, "model.trust_remote_code": False, "rewards": [{"fn": "length"}]}[key]
+    values: dict[str, Any] = {"base": "tiny", "axes": {"loss.beta": [0, 0.1]}, "seeds": [0]}
+    values[place] = {**values.get(place, {}), key: CODE[key] if place == "overrides" else [harmless, CODE[key]]}
+    file = folder / "sweep.yaml"
+    file.write_text(yaml.safe_dump(values))
+    refused(lambda: open_sweep.fn(str(file), {}, None), key)
+    assert not (folder / "runs").exists()
+
+    sweep_dir = SweepDir(folder / "made-at-a-terminal")
+    sweep_dir.create(load_sweep(file), "sweep", "sweep-1")
+
+    def resume() -> None:
+        with hold_sweep(sweep_dir.path):
+            pytest.fail("it is held")
+
+    refused(resume, key)
+
+
+def test_allowed_modules_are_those_of_the_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = {"rewards": CODE["rewards"]}
+    message = refused(lambda: find_allowed_origin("tiny", rewards), "rewards")
+    assert "grpo up --allow-reward mine.short" in message
+    monkeypatch.setenv(ALLOWED_VARIABLE, "other, mine")
+    find_allowed_origin("tiny", rewards)
+    for key in ("training.python", "model.trust_remote_code"):  # nothing allows those
+        refused(lambda key=key: find_allowed_origin("tiny", {**rewards, key: CODE[key]}), key)
+
+
+def test_at_a_terminal_everything_is_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PART_VARIABLE)
+    for key, value in CODE.items():
+        find_allowed_origin("tiny", {key: value})
+
+
+def test_every_key_that_runs_code_is_named_at_once(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_allowed_origin("tiny", CODE)
+    assert all(named in str(caught.value) for named in NAMED.values())
+
+
+def test_the_runs_of_a_deployed_sweep_are_within_the_rails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PART_VARIABLE, raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    launcher = LocalLauncher(1)
+    assert PART_VARIABLE not in launcher._environment(0)
+    monkeypatch.setenv(FLOW_RUN_VARIABLE, "0" * 32)
+    inherited = launcher._environment(0)
+    assert FLOW_RUN_VARIABLE not in inherited
+    monkeypatch.delenv(FLOW_RUN_VARIABLE)
+    monkeypatch.setenv(PART_VARIABLE, inherited[PART_VARIABLE])
+    assert is_deployed()
+
+
+SECRETS = {
+    "passwords.conf": "root: hunter2\nmodel: hunter2\n",
+    "key.pem": "-----BEGIN KEY-----\nhunter2: {\n",
+    "credentials.yaml": "data: {source: [hunter2]}\n",
+    "list.yaml": "- hunter2\n- hunter2\n",
+    "twice.yaml": "hunter2: 1\nhunter2: 2\n",
+    "unknown.json": json.dumps({"hunter2": "hunter2"}),
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_file_elsewhere_that_is_no_configuration_is_not_quoted(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    sweep = folder / "sweep.yaml"
+    sweep.write_text(yaml.safe_dump({"base": "tiny", "axes": {"loss.beta": [0, 0.1]}, "seeds": [0]}))
+    for place in (tmp_path_factory.mktemp("elsewhere"), folder / ".grpo"):
+        place.mkdir(exist_ok=True)
+        file = place / name
+        file.write_text(SECRETS[name])
+        for act in (
+            lambda file=file: open_run.fn(str(file), {}, None),
+            lambda file=file: open_run.fn(str(file), {"loss.beta": 0.1}, None),
+            lambda file=file: open_evaluation.fn("scratch:tiny", str(file), {}, None),
+            lambda file=file: open_sweep.fn(str(file), {}, None),
+            lambda file=file: open_sweep.fn(str(sweep), {"base": str(file)}, None),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                act()
+            assert "hunter2" not in str(caught.value)
+            assert caught.value.__suppress_context__  # nor in the traceback that Prefect stores
+            assert f"`grpo check {file}`" in str(caught.value)
+
+
+def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]
+) -> None:
+    file = tmp_path_factory.mktemp("elsewhere") / "mine.yaml"
+    file.write_text(yaml.safe_dump(tiny_values))
+    find_allowed_origin(str(file), {})
+    with pytest.raises(ConfigError, match=r"loss\.bta: unknown key; did you mean loss\.beta"):
+        find_allowed_origin(str(file), {"loss.bta": 1})
+
+
+def test_a_worker_is_started_with_what_its_stack_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOWED_VARIABLE, "inherited")
+    stack = Stack(folder=tmp_path, prefect_port=1, mlflow_port=2, slots=1, project=tmp_path)
+    assert environment(stack)[ALLOWED_VARIABLE] == ""
+    stack = Stack(folder=tmp_path, prefect_port=1, mlflow_port=2, slots=1, project=tmp_path, allow_reward=("a", "b.c"))
+    assert environment(stack)[ALLOWED_VARIABLE] == "a,b.c"
+    stack.write()
+    assert read_stack(tmp_path) == stack
+
+
+def test_a_stack_of_the_last_version_is_read(tmp_path: Path) -> None:
+    facts = {"prefect_port": 1, "mlflow_port": 2, "slots": 1, "workers": 1, "project": str(tmp_path), "processes": {}}
+    (tmp_path / "stack.json").write_text(json.dumps(facts))
+    stack = read_stack(tmp_path)
+    assert stack is not None
+    assert stack.allow_reward == ()
+
+
+def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tiny_run({key: CODE[key] for key in ("training.python", "rewards")})
+    shutil.copytree(run_dir.path, run_dir.path / "copy")
+    (run_dir.path / "copy").rename(run_dir.original)
+    say_changes(run_dir.path)
+    assert capsys.readouterr().out.splitlines() == [
+        "runs code: rewards.1.fn: mine.short:brevity",
+        "runs code: training.python: /tmp/python",
+    ]
