@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli_sweep import report, sweep
-from flows.servers import use_stack
+from flows.servers import runs_in_prefect, use_stack
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
 from grpo_core.errors import ConfigError, GrpoError
@@ -136,8 +136,7 @@ def _show(summary: "RunSummary") -> None:
     where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
     for label, text in zip(("MLflow", ""), where, strict=False):
         typer.echo(f"{label:10}{text}")
-    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    typer.echo(f"Prefect   {server or 'prefect server start, then http://127.0.0.1:4200'}")
+    typer.echo(f"Prefect   {runs_in_prefect()}")
     for problem in summary.problems:
         typer.echo(f"warning: {problem}", err=True)
     if summary.is_identical is False:

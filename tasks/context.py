@@ -3,8 +3,15 @@
 import os
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+EMBEDDED_VARIABLE = "GRPO_EMBEDDED_PREFECT"
+"""Set by a command that has started a Prefect server of its own, for itself and its children: that server's `PREFECT_API_URL`."""
 
 
 def deployed_flow_run() -> str | None:
     """Return the id of the flow run for which a worker started this process; None at a terminal or in a notebook."""
     return os.environ.get(FLOW_RUN_VARIABLE) or None
+
+
+def prefect_is_embedded() -> bool:
+    """Return whether the Prefect server ends with the command, so that its address leads nowhere later."""
+    return bool(address := os.environ.get("PREFECT_API_URL")) and address == os.environ.get(EMBEDDED_VARIABLE)

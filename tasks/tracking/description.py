@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_core.config import Origin, RunConfig
 from grpo_core.config.flat import flatten
+from tasks.context import prefect_is_embedded
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""
@@ -36,13 +37,14 @@ def start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, s
     from prefect.utilities.urls import url_for
 
     flow_run_id = str(flow_run.id or "")
+    shown = flow_run_id and not prefect_is_embedded()  # an embedded server is gone when somebody follows the link
     return {
         NOTE: describe_run(config, origin, run_path),
         "preset": origin.preset,
         "seed": str(config.training.seed),
         "run_dir": str(run_path.resolve()),
         "prefect.flow_run_id": flow_run_id,
-        "prefect.flow_run_url": (url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None) or "",
+        "prefect.flow_run_url": (url_for("flow-run", obj_id=flow_run_id) if shown else None) or "",
         "mlflow.source.name": "grpo",
         **({PARENT: config.tracking.parent} if config.tracking.parent else {}),
         **config.tracking.labels,
