@@ -44,8 +44,10 @@ START_SECONDS = 300.0
 """How long a server that lives may take to start; Prefect's own setting counts where it is longer."""
 NOTICE_SECONDS = 15.0
 POLL_SECONDS = 0.2
-SHOWN_LINES, TAIL_BYTES = 12, 20_000
+SHOWN_LINES, TAIL_BYTES = 12, 50_000
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
+CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[^\n\t -~\u00a0-\uffff]")
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
 SIGNS_OF_DAMAGE = ("malformed", "is not a database", "already exists", "duplicate column name", "no such table", "no such column")
 """What SQLite and its migrations say of a database that starting again will not mend."""
 _held: list[int] = []
@@ -130,7 +132,7 @@ def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[s
                 stdin=subprocess.DEVNULL,
                 stdout=None if shown else log,
                 stderr=None if shown else subprocess.STDOUT,
-                env={**_environment(port, secret), **variables},
+                env={**_environment(port, secret), **({} if shown else {"PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}), **variables},
                 pass_fds=passed,
                 start_new_session=True,  # away from what a terminal or `timeout` sends to the command's group
             )
@@ -182,7 +184,7 @@ def _wait(process: subprocess.Popen[bytes], ready: int, output: Callable[[], str
             notice *= 2
     if not os.read(ready, 1):
         process.wait()
-        raise _DiedError(output() or f"exit code {process.returncode}, no output")
+        raise _DiedError(output().strip() or f"(none; exit code {process.returncode})")
 
 
 def _end(started: _Started) -> None:
@@ -211,7 +213,7 @@ os.register_at_fork(after_in_child=_release_all)  # a fork that outlives the com
 
 
 def _failure(what: str, output: str) -> str:
-    text = f"; its last output:\n{output}\n" if output else ". "
+    text = f"; its last output:\n{_last_lines(output)}\n" if output else ". "
     return (
         f"the embedded Prefect server {what}{text}"
         f"Start the command again (at a high load, later); or start a server once with `grpo up`, which runs here then use; or set "
@@ -224,13 +226,19 @@ def _sign_of_damage(output: str) -> str:
     return lines[-1] if lines else ""
 
 
+def _last_lines(output: str) -> str:
+    """Return the last lines, and before them the last exception's: an SQL statement of any length may follow it."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    causes = [line for line in lines[:-SHOWN_LINES] if EXCEPTION.match(line)] if len(lines) > SHOWN_LINES else []
+    return "\n".join([*causes[-1:], *lines[-SHOWN_LINES:]])
+
+
 def _tail(log: IO[bytes], secret: str) -> str:
-    """Return the last lines that a server wrote, without its secret and the passwords of addresses."""
+    """Return the end of what a server wrote, without its secret, passwords in addresses and terminal escapes."""
     size = os.fstat(log.fileno()).st_size
     start = max(0, size - TAIL_BYTES)
     text = os.pread(log.fileno(), size - start, start).decode(errors="replace").replace(secret, "***")
-    lines = [line.rstrip() for line in CREDENTIALS.sub("://***@", text).splitlines() if line.strip()]
-    return "\n".join(lines[-SHOWN_LINES:])
+    return CONTROLS.sub("", CREDENTIALS.sub("://***@", text))
 
 
 def _load() -> str:

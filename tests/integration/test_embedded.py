@@ -92,7 +92,7 @@ class Command:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "prefect"
+    return tmp_path / "prefect"
 
 
 @pytest.fixture
@@ -103,7 +103,10 @@ def commands() -> Iterator[list[Command]]:
         for process in command.family():
             process.kill()
         command.process.kill()
-        command.process.communicate()
+        for stream in (command.process.stdin, command.process.stdout, command.process.stderr):
+            if stream is not None:
+                stream.close()
+        command.process.wait()
 
 
 def _api(address: str, secret: str | None, **headers: str) -> int:
