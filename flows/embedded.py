@@ -2,14 +2,14 @@
 
 Prefect would start one with the first request: open to everybody on this machine and to every page in a browser, within 20 s or
 not at all, and left behind by a command that is killed meanwhile. This one asks for a secret that only this command and its
-children know, is bound by the command itself so that nobody else can answer in its place, and watches the command from its first
-line on (`embedded_server.py`). The database is the one that Prefect would use, so the history of flow runs stays.
+children know, is bound by the command itself so that nobody else can answer in its place, and watches the command from its
+first line on (`embedded_server.py`). The database is the one that Prefect would use, so the history of flow runs stays.
 """
 
 import atexit
 import contextlib
+import logging
 import os
-import re
 import secrets
 import select
 import socket
@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import prefect.context
 from prefect.settings import (
@@ -33,10 +32,13 @@ from prefect.settings import (
 )
 
 from flows.embedded_database import Condition, damaged, database_file, examine, migration_lock
+from flows.embedded_output import failure, sign_of_damage, written
 from flows.embedded_server import GRACE_SECONDS, MODULE
 from flows.prefect_app import HOSTS_VARIABLE, loopback_hosts
 from grpo_core.errors import StackError
 from tasks.context import EMBEDDED_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 ATTEMPTS = 2
@@ -44,12 +46,6 @@ START_SECONDS = 300.0
 """How long a server that lives may take to start; Prefect's own setting counts where it is longer."""
 NOTICE_SECONDS = 15.0
 POLL_SECONDS = 0.2
-SHOWN_LINES, TAIL_BYTES = 12, 50_000
-CREDENTIALS = re.compile(r"://[^/@\s]+@")
-CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[^\n\t -~\u00a0-\uffff]")
-EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
-SIGNS_OF_DAMAGE = ("malformed", "is not a database", "already exists", "duplicate column name", "no such table", "no such column")
-"""What SQLite and its migrations say of a database that starting again will not mend."""
 _held: list[int] = []
 """Write ends of lifelines: open as long as this process is."""
 
@@ -68,7 +64,7 @@ class _DiedError(Exception):
     """A server ended during its start; the message is what it wrote."""
 
 
-def start_embedded_server(show: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
+def start_embedded_server(show: Callable[[str], None] = lambda line: logger.warning("%s", line)) -> None:
     """Start the server that Prefect would start with the first request, if it would; return once it answers.
 
     From then on `PREFECT_API_URL` and `PREFECT_API_AUTH_STRING` are set, for this process and for those that it starts.
@@ -101,10 +97,10 @@ def _start(show: Callable[[str], None]) -> _Started:
                 return _start_once(show, None if condition is Condition.CURRENT else lock, _registration(condition))
         except _DiedError as error:
             output = str(error)
-            if file is not None and (sign := _sign_of_damage(output)):
+            if file is not None and (sign := sign_of_damage(output)):
                 raise StackError(damaged(file, sign)) from None
             if attempt == ATTEMPTS:
-                raise StackError(_failure(f"ended {ATTEMPTS} times during its start", output)) from None
+                raise StackError(failure(f"ended {ATTEMPTS} times during its start", output)) from None
             show(f"Prefect ended during its start; starting it again ({attempt + 1} of {ATTEMPTS})")
     raise AssertionError("unreachable")
 
@@ -140,7 +136,7 @@ def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[s
             os.close(lifeline)
             os.close(write_ready)
         try:
-            _wait(process, ready, lambda: _tail(log, secret), show)
+            _wait(process, ready, lambda: written(log, secret), show)
         except BaseException:
             _release(held)
             process.kill()
@@ -178,7 +174,7 @@ def _wait(process: subprocess.Popen[bytes], ready: int, output: Callable[[], str
     while not select.select([ready], [], [], POLL_SECONDS)[0]:
         waited = time.monotonic() - started
         if waited > patience:
-            raise StackError(_failure(f"has not answered for {waited:.0f} s (load average {_load()})", output()))
+            raise StackError(failure(f"has not answered for {waited:.0f} s (load average {_load()})", output()))
         if waited > notice:
             show(f"Prefect is still starting after {waited:.0f} s (load average {_load()} on {os.cpu_count()} processors)")
             notice *= 2
@@ -188,7 +184,7 @@ def _wait(process: subprocess.Popen[bytes], ready: int, output: Callable[[], str
 
 
 def _end(started: _Started) -> None:
-    """End the server of this process in peace; what forks of this process do with it at their end is nothing."""
+    """End the server; in a fork of the process that has started it, do nothing."""
     if started.lifeline not in _held:
         return
     _release(started.lifeline)
@@ -210,35 +206,6 @@ def _release_all() -> None:
 
 
 os.register_at_fork(after_in_child=_release_all)  # a fork that outlives the command must not keep its server alive
-
-
-def _failure(what: str, output: str) -> str:
-    text = f"; its last output:\n{_last_lines(output)}\n" if output else ". "
-    return (
-        f"the embedded Prefect server {what}{text}"
-        f"Start the command again (at a high load, later); or start a server once with `grpo up`, which runs here then use; or set "
-        f"PREFECT_API_URL to a server of yours; or give it another database with PREFECT_HOME. --debug shows all of its output"
-    )
-
-
-def _sign_of_damage(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if "sqlite3." in line and any(sign in line for sign in SIGNS_OF_DAMAGE)]
-    return lines[-1] if lines else ""
-
-
-def _last_lines(output: str) -> str:
-    """Return the last lines, and before them the last exception's: an SQL statement of any length may follow it."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    causes = [line for line in lines[:-SHOWN_LINES] if EXCEPTION.match(line)] if len(lines) > SHOWN_LINES else []
-    return "\n".join([*causes[-1:], *lines[-SHOWN_LINES:]])
-
-
-def _tail(log: IO[bytes], secret: str) -> str:
-    """Return the end of what a server wrote, without its secret, passwords in addresses and terminal escapes."""
-    size = os.fstat(log.fileno()).st_size
-    start = max(0, size - TAIL_BYTES)
-    text = os.pread(log.fileno(), size - start, start).decode(errors="replace").replace(secret, "***")
-    return CONTROLS.sub("", CREDENTIALS.sub("://***@", text))
 
 
 def _load() -> str:

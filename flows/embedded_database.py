@@ -58,7 +58,9 @@ def examine(file: Path) -> Condition:
     try:
         if not file.exists() or file.stat().st_size == 0:
             return Condition.MISSING
-        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=OPEN_SECONDS)) as database:
+        with contextlib.closing(
+            sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=OPEN_SECONDS)
+        ) as database:
             _check_pages(file, database)
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
                 return _without_revision(file, database)
@@ -74,8 +76,8 @@ def examine(file: Path) -> Condition:
     known, newest = _revisions()
     if found - known and known:
         raise StackError(
-            f"{file}: Prefect's database has revision {', '.join(sorted(found - known))}, which Prefect {prefect.__version__} does "
-            f"not know: a newer Prefect has written it; install that one again, or {_other_home()}"
+            f"{file}: Prefect's database has revision {', '.join(sorted(found - known))}, which Prefect {prefect.__version__} "
+            f"does not know: a newer Prefect has written it; install that one again, or {_other_home()}"
         )
     return Condition.CURRENT if found and found == newest else Condition.OUTDATED
 
@@ -84,8 +86,8 @@ def damaged(file: Path, cause: str) -> str:
     """Return the message for a database that no server can use, with the remedy."""
     return (
         f"{file}: Prefect's database is damaged ({cause}); move it away (mv {file} {file}.damaged, and {file.name}-wal and "
-        f"{file.name}-shm with it) and start again: a new one is made, and only the history of flow runs in Prefect's UI is lost; "
-        f"runs, journals and MLflow keep everything. Or {_other_home()}"
+        f"{file.name}-shm with it) and start again: a new one is made, and only the history of flow runs in Prefect's UI is "
+        f"lost; runs, journals and MLflow keep everything. Or {_other_home()}"
     )
 
 
@@ -109,8 +111,8 @@ def migration_lock(file: Path, show: Callable[[str], None]) -> Iterator[int]:
             waited = time.monotonic() - started
             if waited > WAIT_SECONDS:
                 raise StackError(
-                    f"{path}: held by {holder_of(lock)} for {waited:.0f} s; it makes or migrates Prefect's database. End it if it "
-                    f"hangs, or {_other_home()}"
+                    f"{path}: held by {holder_of(lock)} for {waited:.0f} s; it makes or migrates Prefect's database. End it "
+                    f"if it hangs, or {_other_home()}"
                 )
             if waited > notice:
                 show(f"waiting for {holder_of(lock)}, which makes or migrates Prefect's database ({waited:.0f} s)")

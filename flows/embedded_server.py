@@ -1,4 +1,4 @@
-"""The process of an embedded Prefect server: `python -m flows.embedded_server LISTENER LIFELINE READY [LOCK]`, file descriptors.
+"""The process of an embedded Prefect server: `python -m flows.embedded_server LISTENER LIFELINE READY [LOCK]`, descriptors.
 
 It belongs to one command and ends with it, however and whenever that ends: before anything else it watches the lifeline, a pipe
 whose other end the command alone holds. Signals do not end it: a terminal's Ctrl-C, `timeout` and a batch system send theirs to

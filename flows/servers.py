@@ -36,8 +36,8 @@ def use_stack() -> None:
 def runs_in_prefect() -> str:
     """Return where the flow runs of this command can be seen later: the server's address, or how to start one.
 
-    An embedded server is gone then. Its database stays, and `prefect server start` shows it: to everybody on this machine and to
-    every page in a browser, unless it is given a secret, which its UI asks for.
+    An embedded server is gone then. Its database stays, and `prefect server start` shows it: to everybody on this machine and
+    to every page in a browser, unless it is given a secret, which its UI asks for.
     """
     server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     return server if server and not prefect_is_embedded() else HISTORY

@@ -4,7 +4,7 @@ import os
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 EMBEDDED_VARIABLE = "GRPO_EMBEDDED_PREFECT"
-"""Set by a command that has started a Prefect server of its own, for itself and its children: that server's `PREFECT_API_URL`."""
+"""Set by a command that has started a Prefect server of its own, for itself and its children: that server's API address."""
 
 
 def deployed_flow_run() -> str | None:

@@ -202,4 +202,6 @@ def test_half_a_migration_is_named_with_the_remedy(home: Path, commands: list[Co
     command = Command(home)
     commands.append(command)
     _, err = command.process.communicate(timeout=240)
-    assert re.search(r"StackError: .*prefect\.db: Prefect's database is damaged \(.*already exists.*\); move it away \(mv ", err)
+    assert re.search(
+        r"StackError: .*prefect\.db: Prefect's database is damaged \(.*already exists.*\); move it away \(mv ", err
+    )

@@ -64,7 +64,9 @@ def test_a_cut_file_is_damaged_and_the_remedy_is_named(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for kept in (len(whole) // 2, 5000, 60):
         file.write_bytes(whole[:kept])
-        with pytest.raises(StackError, match=r"prefect\.db: Prefect's database is damaged .* move it away \(mv .*only the history"):
+        with pytest.raises(
+            StackError, match=r"prefect\.db: Prefect's database is damaged .* move it away \(mv .*only the history"
+        ):
             examine(file)
 
 
@@ -82,7 +84,7 @@ def test_a_file_of_another_kind_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_database_of_a_newer_prefect_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StackError, match="revision ffffffffffff, which Prefect .* does not know: a newer Prefect"):
+    with pytest.raises(StackError, match=r"revision ffffffffffff, which Prefect .* does not know: a newer Prefect"):
         examine(_database(tmp_path / "prefect.db", "ffffffffffff"))
 
 
@@ -133,6 +135,9 @@ def test_the_lock_is_owner_only_and_whoever_waits_names_its_holder(tmp_path: Pat
 
 def test_the_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "prefect.db.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StackError, match=r"prefect\.db\.lock: cannot be written"), migration_lock(tmp_path / "prefect.db", print):
+    with (
+        pytest.raises(StackError, match=r"prefect\.db\.lock: cannot be written"),
+        migration_lock(tmp_path / "prefect.db", print),
+    ):
         pass
     assert not (tmp_path / "elsewhere").exists()
