@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +90,8 @@ def _start(show: Callable[[str], None]) -> _Started:
     file = database_file()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            if file is None or examine(file) is Condition.CURRENT:
-                return _start_once(show, None, {})
-            with migration_lock(file, show) as lock:
-                condition = examine(file)  # another command may have done it meanwhile
-                return _start_once(show, None if condition is Condition.CURRENT else lock, _registration(condition))
+            with _prepared(file, show) as (lock, variables):
+                return _start_once(show, lock, variables)
         except _DiedError as error:
             output = str(error)
             if file is not None and (sign := sign_of_damage(output)):
@@ -105,10 +102,22 @@ def _start(show: Callable[[str], None]) -> _Started:
     raise AssertionError("unreachable")
 
 
-def _registration(condition: Condition) -> dict[str, str]:
-    """Return what makes Prefect register its blocks in a new database although its memo store says that it has before."""
-    is_stale = condition is Condition.MISSING and PREFECT_MEMO_STORE_PATH.value().exists()
-    return {"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_stale else {}
+@contextlib.contextmanager
+def _prepared(file: Path | None, show: Callable[[str], None]) -> Iterator[tuple[int | None, dict[str, str]]]:
+    """Yield the database's lock, held while inside if a server has to make or migrate it, and variables for that server."""
+    with contextlib.ExitStack() as held:
+        if file is None or examine(file) is Condition.CURRENT:
+            yield None, {}
+            return
+        lock = held.enter_context(migration_lock(file, show))
+        condition = examine(file)
+        if condition is Condition.CURRENT:  # another command's server has done it meanwhile
+            held.close()
+            yield None, {}
+            return
+        # In a new database Prefect must register its blocks, although its memo store may say that it has before.
+        is_stale = condition is Condition.MISSING and PREFECT_MEMO_STORE_PATH.value().exists()
+        yield lock, {"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_stale else {}
 
 
 def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[str, str]) -> _Started:
