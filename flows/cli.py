@@ -10,7 +10,7 @@ import typer
 
 from flows.cli_clean import clean
 from flows.cli_sweep import report, sweep
-from flows.servers import use_stack
+from flows.servers import runs_in_prefect, use_stack
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.config import check_consistency, load_config, parse_overrides
@@ -146,8 +146,7 @@ def _show(summary: "RunSummary") -> None:
     where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
     for label, text in zip(("MLflow", ""), where, strict=False):
         echo(f"{label:10}{text}")
-    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    echo(f"Prefect   {server or 'prefect server start, then http://127.0.0.1:4200'}")
+    echo(f"Prefect   {runs_in_prefect()}")
     for problem in summary.problems:
         echo(f"warning: {problem}", err=True)
     if summary.is_identical is False:

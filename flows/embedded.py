@@ -1,51 +1,221 @@
-"""The embedded Prefect server of a command, kept out of the terminal's Ctrl-C."""
+"""The embedded Prefect server of a command: private, started under any load, and gone when the command is gone.
 
+Prefect would start one with the first request: open to everybody on this machine and to every page in a browser, within 20 s or
+not at all, and left behind by a command that is killed meanwhile. This one asks for a secret that only this command and its
+children know, is bound by the command itself so that nobody else can answer in its place, and watches the command from its
+first line on (`embedded_server.py`). The database is the one that Prefect would use, so the history of flow runs stays.
+"""
+
+import atexit
+import contextlib
+import logging
 import os
-import signal
+import secrets
+import select
+import socket
 import subprocess
-import threading
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+import prefect.context
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_MEMO_STORE_PATH,
+    PREFECT_SERVER_EPHEMERAL_ENABLED,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    PREFECT_SERVER_LOGGING_LEVEL,
+    get_current_settings,
+)
 
-POLL_SECONDS = 0.1
+from flows.embedded_database import Condition, damaged, database_file, examine, migration_lock
+from flows.embedded_output import failure, sign_of_damage, written
+from flows.embedded_server import GRACE_SECONDS, MODULE
+from flows.prefect_app import HOSTS_VARIABLE, loopback_hosts
+from grpo_core.errors import StackError
+from tasks.context import EMBEDDED_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+ATTEMPTS = 2
+START_SECONDS = 300.0
+"""How long a server that lives may take to start; Prefect's own setting counts where it is longer."""
+NOTICE_SECONDS = 15.0
+POLL_SECONDS = 0.2
+_held: list[int] = []
+"""Write ends of lifelines: open as long as this process is."""
 
 
-def start_embedded_server() -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """A server that answers."""
+
+    process: subprocess.Popen[bytes]
+    lifeline: int
+    port: int
+    secret: str
+
+
+class _DiedError(Exception):
+    """A server ended during its start; the message is what it wrote."""
+
+
+def start_embedded_server(show: Callable[[str], None] = lambda line: logger.warning("%s", line)) -> None:
     """Start the server that Prefect would start with the first request, if it would; return once it answers.
 
-    A terminal sends Ctrl-C to the command and to all of its children. The flow that is interrupted has a step to wait for and
-    its end to report; with its server gone it would go on asking for minutes. So the server never sees SIGINT: it inherits the
-    signal mask of the thread that starts it. It is ended with the command, by Prefect where the command can still ask for that,
-    and else, after a SIGKILL, by a process that waits for the end of a pipe.
+    From then on `PREFECT_API_URL` and `PREFECT_API_AUTH_STRING` are set, for this process and for those that it starts.
+
+    Args:
+        show: prints a line about a start that takes long or is repeated.
+
+    Raises:
+        StackError: it does not start, or its database is damaged.
     """
     if PREFECT_API_URL.value() or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         return
-    from prefect.server.api.server import SubprocessASGIServer  # seconds of imports that a command with a server does not need
+    started = _start(show)
+    atexit.register(_end, started)
+    address = f"http://{HOST}:{started.port}/api"
+    os.environ.update({"PREFECT_API_URL": address, "PREFECT_API_AUTH_STRING": started.secret, EMBEDDED_VARIABLE: address})
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy can neither reach it nor is to see the secret
+        os.environ[name] = ",".join(host for host in (os.environ.get(name), HOST) if host)
+    prefect.context.refresh_global_settings_context()
 
-    errors: list[Exception] = []
 
-    def start() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _start(show: Callable[[str], None]) -> _Started:
+    file = database_file()
+    for attempt in range(1, ATTEMPTS + 1):
         try:
-            server = SubprocessASGIServer()
-            server.start()
-            if server.server_process is not None:
-                end_with_this_process(server.server_process.pid)
-        except Exception as error:  # noqa: BLE001  (raised again in the main thread)
-            errors.append(error)
-
-    thread = threading.Thread(target=start, name="start-prefect", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(POLL_SECONDS)  # the command itself can be interrupted meanwhile
-    if errors:
-        raise errors[0]
+            with _prepared(file, show) as (lock, variables):
+                return _start_once(show, lock, variables)
+        except _DiedError as error:
+            output = str(error)
+            if file is not None and (sign := sign_of_damage(output)):
+                raise StackError(damaged(file, sign)) from None
+            if attempt == ATTEMPTS:
+                raise StackError(failure(f"ended {ATTEMPTS} times during its start", output)) from None
+            show(f"Prefect ended during its start; starting it again ({attempt + 1} of {ATTEMPTS})")
+    raise AssertionError("unreachable")
 
 
-def end_with_this_process(pid: int) -> None:
-    """End a process when this one has ended, however it does."""
-    read_end, _held_to_the_end = os.pipe()
-    subprocess.Popen(
-        ["/bin/sh", "-c", 'cat > /dev/null; kill "$0" 2> /dev/null', str(pid)], stdin=read_end, start_new_session=True
-    )
-    os.close(read_end)
+@contextlib.contextmanager
+def _prepared(file: Path | None, show: Callable[[str], None]) -> Iterator[tuple[int | None, dict[str, str]]]:
+    """Yield the database's lock, held while inside if a server has to make or migrate it, and variables for that server."""
+    with contextlib.ExitStack() as held:
+        if file is None or examine(file) is Condition.CURRENT:
+            yield None, {}
+            return
+        lock = held.enter_context(migration_lock(file, show))
+        condition = examine(file)
+        if condition is Condition.CURRENT:  # another command's server has done it meanwhile
+            held.close()
+            yield None, {}
+            return
+        # In a new database Prefect must register its blocks, although its memo store may say that it has before.
+        is_stale = condition is Condition.MISSING and PREFECT_MEMO_STORE_PATH.value().exists()
+        yield lock, {"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_stale else {}
+
+
+def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[str, str]) -> _Started:
+    secret = f"grpo:{secrets.token_urlsafe(32)}"
+    lifeline, held = os.pipe()
+    ready, write_ready = os.pipe()
+    with contextlib.ExitStack() as opened, socket.create_server((HOST, 0)) as listener:
+        opened.callback(os.close, ready)
+        log = opened.enter_context(tempfile.TemporaryFile())  # readable through this descriptor alone
+        passed = (listener.fileno(), lifeline, write_ready, *(() if lock is None else (lock,)))
+        port = listener.getsockname()[1]
+        shown = PREFECT_SERVER_LOGGING_LEVEL.value() != "CRITICAL"  # --debug
+        _held.append(held)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, *map(str, passed)],
+                stdin=subprocess.DEVNULL,
+                stdout=None if shown else log,
+                stderr=None if shown else subprocess.STDOUT,
+                env={**_environment(port, secret), **({} if shown else {"PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}), **variables},
+                pass_fds=passed,
+                start_new_session=True,  # away from what a terminal or `timeout` sends to the command's group
+            )
+        finally:
+            os.close(lifeline)
+            os.close(write_ready)
+        try:
+            _wait(process, ready, lambda: written(log, secret), show)
+        except BaseException:
+            _release(held)
+            process.kill()
+            process.wait()
+            raise
+    return _Started(process=process, lifeline=held, port=port, secret=secret)
+
+
+def _environment(port: int, secret: str) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[1])
+    address = f"http://{HOST}:{port}"
+    return {
+        **os.environ,
+        **get_current_settings().to_environment_variables(exclude_unset=True),
+        "PYTHONPATH": os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part),
+        "PYTHONSAFEPATH": "1",  # a folder `flows` where the user works is not ours
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+        "PREFECT_SERVER_API_AUTH_STRING": secret,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
+        HOSTS_VARIABLE: loopback_hosts(port),
+    }
+
+
+def _wait(process: subprocess.Popen[bytes], ready: int, output: Callable[[], str], show: Callable[[str], None]) -> None:
+    """Return once the server answers: it writes a byte then.
+
+    Raises:
+        _DiedError: it has ended.
+        StackError: it still lives, and has not answered for too long.
+    """
+    patience = max(START_SECONDS, float(PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()))
+    started, notice = time.monotonic(), NOTICE_SECONDS
+    while not select.select([ready], [], [], POLL_SECONDS)[0]:
+        waited = time.monotonic() - started
+        if waited > patience:
+            raise StackError(failure(f"has not answered for {waited:.0f} s (load average {_load()})", output()))
+        if waited > notice:
+            show(f"Prefect is still starting after {waited:.0f} s (load average {_load()} on {os.cpu_count()} processors)")
+            notice *= 2
+    if not os.read(ready, 1):
+        process.wait()
+        raise _DiedError(output().strip() or f"(none; exit code {process.returncode})")
+
+
+def _end(started: _Started) -> None:
+    """End the server; in a fork of the process that has started it, do nothing."""
+    if started.lifeline not in _held:
+        return
+    _release(started.lifeline)
+    try:
+        started.process.wait(GRACE_SECONDS + 1)
+    except subprocess.TimeoutExpired:
+        started.process.kill()
+        started.process.wait()
+
+
+def _release(lifeline: int) -> None:
+    _held.remove(lifeline)
+    os.close(lifeline)
+
+
+def _release_all() -> None:
+    for lifeline in tuple(_held):
+        _release(lifeline)
+
+
+os.register_at_fork(after_in_child=_release_all)  # a fork that outlives the command must not keep its server alive
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.0f}"

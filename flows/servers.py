@@ -6,6 +6,9 @@ from flows.stack.client_settings import folder_here
 from flows.stack.state import read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
+from tasks.context import prefect_is_embedded
+
+HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 
 
 def use_stack() -> None:
@@ -20,10 +23,20 @@ def use_stack() -> None:
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
         from flows.embedded import start_embedded_server
 
-        start_embedded_server()
+        start_embedded_server(lambda line: echo(line, err=True))
         return
     if not (stack.alive("prefect") and stack.alive("mlflow")):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     os.environ.setdefault("PREFECT_API_URL", stack.api)
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
     echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
+
+
+def runs_in_prefect() -> str:
+    """Return where the flow runs of this command can be seen later: the server's address, or how to start one.
+
+    An embedded server is gone then. Its database stays, and `prefect server start` shows it: to everybody on this machine and
+    to every page in a browser, unless it is given a secret, which its UI asks for.
+    """
+    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    return server if server and not prefect_is_embedded() else HISTORY

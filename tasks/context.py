@@ -5,6 +5,8 @@ import os
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 PART_VARIABLE = "GRPO_PART_OF_DEPLOYMENT"
 """Set for the runs that a deployed sweep starts as processes: they are no flow runs of a deployment themselves."""
+EMBEDDED_VARIABLE = "GRPO_EMBEDDED_PREFECT"
+"""Set by a command that has started a Prefect server of its own, for itself and its children: that server's API address."""
 
 
 def deployed_flow_run() -> str | None:
@@ -15,3 +17,8 @@ def deployed_flow_run() -> str | None:
 def is_deployed() -> bool:
     """Tell whether a deployment started this process, directly or as a run of a deployed sweep."""
     return deployed_flow_run() is not None or bool(os.environ.get(PART_VARIABLE))
+
+
+def prefect_is_embedded() -> bool:
+    """Return whether the Prefect server ends with the command, so that its address leads nowhere later."""
+    return bool(address := os.environ.get("PREFECT_API_URL")) and address == os.environ.get(EMBEDDED_VARIABLE)

@@ -8,6 +8,7 @@ from grpo_core.config import Origin, RunConfig
 from grpo_core.config.flat import flatten
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.redaction import kept_uri
+from tasks.context import prefect_is_embedded
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""
@@ -40,13 +41,14 @@ def start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, s
     from prefect.utilities.urls import url_for
 
     flow_run_id = str(flow_run.id or "")
+    shown = flow_run_id and not prefect_is_embedded()  # an embedded server is gone when somebody follows the link
     return {
         NOTE: describe_run(config, origin, run_path),
         "preset": origin.preset,
         "seed": str(config.training.seed),
         "run_dir": str(run_path.resolve()),
         "prefect.flow_run_id": flow_run_id,
-        "prefect.flow_run_url": kept_uri((url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None) or ""),
+        "prefect.flow_run_url": kept_uri((url_for("flow-run", obj_id=flow_run_id) if shown else None) or ""),
         "mlflow.source.name": "grpo",
         **({PARENT: config.tracking.parent} if config.tracking.parent else {}),
         **config.tracking.labels,

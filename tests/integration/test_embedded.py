@@ -1,33 +1,207 @@
-"""The embedded Prefect server does not outlive its command, however that ends."""
+"""The embedded Prefect server: private, deaf to signals, and gone with its command, however and whenever that ends."""
 
+import contextlib
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
+import pytest
 
 ROOT = Path(__file__).parents[2]
+MARK = "GRPO_TEST_MARK"
 COMMAND = """
-import subprocess, sys, time
-from flows.embedded import end_with_this_process
-server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], start_new_session=True)
-end_with_this_process(server.pid)
-print(server.pid, flush=True)
-time.sleep(120)
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from flows.embedded import start_embedded_server
+print("begins", flush=True)
+start_embedded_server()
+if "fork" in sys.argv and os.fork() == 0:
+    os.environ.clear()
+    time.sleep(60)
+    os._exit(0)
+print(os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"], flush=True)
+sys.stdin.read()
+"""
+FLOW = """
+from flows.embedded import start_embedded_server
+start_embedded_server()
+import prefect
+@prefect.flow
+def double(x):
+    return 2 * x
+print("answer", double(21))
 """
 
 
-def test_a_killed_command_leaves_no_server() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, env=environment)
-    assert command.stdout is not None
-    server = psutil.Process(int(command.stdout.readline()))
-    time.sleep(0.5)
-    assert server.is_running()
-    command.kill()
-    command.wait()
-    command.stdout.close()
-    server.wait(20)
-    assert not server.is_running()
+class Command:
+    """A command with an embedded server, in a session of its own as at a terminal."""
+
+    def __init__(self, home: Path, *arguments: str, code: str = COMMAND, **variables: str) -> None:
+        self.mark = f"{home}-{time.monotonic_ns()}"
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+        quiet = {"PREFECT_LOGGING_LEVEL": "CRITICAL", "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**kept, **quiet, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(home), MARK: self.mark, **variables},
+            start_new_session=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ready(self) -> tuple[str, str]:
+        """Wait for its server and return (address, secret)."""
+        assert self.line() == "begins"
+        found = self.line()
+        assert found, self.process.stderr and self.process.stderr.read()
+        address, _, secret = found.partition(" ")
+        return address, secret
+
+    def servers(self) -> list[psutil.Process]:
+        """Return the servers that it has started, whoever their parent is now."""
+        return [process for process in self.family() if "flows.embedded_server" in process.cmdline()]
+
+    def family(self) -> list[psutil.Process]:
+        """Return all processes that it has started."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != self.process.pid and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+        return found
+
+    def leaves_nothing(self, seconds: float = 30) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.family() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return not self.family()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "prefect"
+
+
+@pytest.fixture
+def commands() -> Iterator[list[Command]]:
+    started: list[Command] = []
+    yield started
+    for command in started:
+        for process in command.family():
+            process.kill()
+        command.process.kill()
+        for stream in (command.process.stdin, command.process.stdout, command.process.stderr):
+            if stream is not None:
+                stream.close()
+        command.process.wait()
+
+
+def _api(address: str, secret: str | None, **headers: str) -> int:
+    auth = httpx.BasicAuth(*secret.split(":")) if secret else None
+    return httpx.post(f"{address}/flow_runs/filter", json={}, auth=auth, headers=headers, timeout=60).status_code
+
+
+def test_it_is_private_survives_signals_and_ends_with_a_killed_command(home: Path, commands: list[Command]) -> None:
+    command = Command(home, "fork")
+    commands.append(command)
+    address, secret = command.ready()
+
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/api", address)
+    assert _api(address, secret) == 200
+    assert [_api(address, wrong) for wrong in (None, "grpo:x", f"{secret}x")] == [401, 401, 401]
+    assert _api(address, secret, Host="evil.example") == 403
+    assert _api(address, secret, Origin="https://evil.example") == 403
+    [server] = command.servers()
+    token = secret.partition(":")[2]
+    assert len(token) >= 32
+    assert not any(token in word for process in (server, psutil.Process(command.process.pid)) for word in process.cmdline())
+    assert {path.name: path.stat().st_mode & 0o077 for path in home.iterdir() if path.stat().st_mode & 0o077} == {}
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.killpg(command.process.pid, number)  # a terminal's Ctrl-C; `timeout` and Slurm
+        server.send_signal(number)  # a batch system that signals each process of the job
+    time.sleep(1)
+    assert _api(address, secret) == 200
+
+    command.process.kill()  # its fork lives on, with copies of its open files
+    server.wait(30)
+    with pytest.raises(httpx.ConnectError):
+        _api(address, secret)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5])
+def test_a_command_killed_during_the_start_leaves_no_server(home: Path, commands: list[Command], seconds: float) -> None:
+    command = Command(home)
+    commands.append(command)
+    assert command.line() == "begins"
+    while not command.family():
+        time.sleep(0.01)
+    time.sleep(seconds)
+    command.process.kill()
+    assert command.leaves_nothing()
+
+
+def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Command]) -> None:
+    command = Command(home, code=FLOW)
+    commands.append(command)
+    out, err = command.process.communicate(timeout=240)
+    assert (command.process.returncode, out) == (0, "answer 42\n"), err
+    assert command.leaves_nothing(0)
+    again = Command(home)
+    commands.append(again)
+    address, secret = again.ready()
+    user, _, password = secret.partition(":")
+    runs = httpx.post(f"{address}/flow_runs/filter", json={}, auth=(user, password), timeout=60).json()
+    assert [run["state_name"] for run in runs] == ["Completed"]
+    assert again.process.stdin is not None
+    again.process.stdin.close()  # its natural end
+    assert again.process.wait(60) == 0
+    assert again.leaves_nothing(0)
+
+
+def test_first_starts_at_once_share_an_empty_home(home: Path, commands: list[Command]) -> None:
+    commands += [Command(home) for _ in range(3)]
+    assert [_api(*command.ready()) for command in commands] == [200, 200, 200]
+
+
+def test_a_server_that_cannot_start_says_why_and_what_to_do(home: Path, commands: list[Command]) -> None:
+    database = "postgresql+asyncpg://someone:pass-word@127.0.0.1:9/prefect"
+    command = Command(home, PREFECT_API_DATABASE_CONNECTION_URL=database)
+    commands.append(command)
+    _, err = command.process.communicate(timeout=240)
+    assert "starting it again (2 of 2)" in err
+    assert re.search(r"StackError: the embedded Prefect server ended 2 times during its start; its last output:", err)
+    assert re.search(r"ConnectionRefusedError|Connect call failed", err)
+    for way_out in ("grpo up", "PREFECT_API_URL", "PREFECT_HOME", "--debug"):
+        assert way_out in err
+    assert "pass-word" not in err
+    assert command.leaves_nothing(0)
+
+
+def test_half_a_migration_is_named_with_the_remedy(home: Path, commands: list[Command]) -> None:
+    import sqlite3
+
+    home.mkdir(parents=True)
+    with sqlite3.connect(home / "prefect.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        database.execute("CREATE TABLE flow (id TEXT)")  # of the first migration, which is not recorded
+    database.close()
+    command = Command(home)
+    commands.append(command)
+    _, err = command.process.communicate(timeout=240)
+    assert re.search(
+        r"StackError: .*prefect\.db: Prefect's database is damaged \(.*already exists.*\); move it away \(mv ", err
+    )
