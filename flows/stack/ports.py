@@ -41,6 +41,14 @@ def is_free(port: int) -> bool:
     return True
 
 
+def listens(pid: int, port: int) -> bool:
+    """Tell whether a process of this user listens on a port."""
+    with contextlib.suppress(psutil.Error):
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+        return any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in connections)
+    return False
+
+
 def _holder(port: int) -> str:
     """Name the process that listens on a port, as far as this user may know."""
     with contextlib.suppress(psutil.Error):

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from flows.stack.secret import prefect_client
 from flows.stack.services import HEARTBEAT_SECONDS, POOL, RUNS_QUEUE, SWEEPS_QUEUE, Worker, environment
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
@@ -15,6 +16,7 @@ SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
 """A run without a heartbeat for so long has no process any more. A laptop that sleeps for longer counts as dead, too: the
 server, which slept as well, may see the silence before it sees the next heartbeat."""
 BUSY_SECONDS, BUSY_POLL_SECONDS = 30.0, 0.5
+REQUEST_SECONDS = 10.0
 AUTOMATION = "runs without a heartbeat are crashed"
 
 
@@ -25,7 +27,7 @@ def set_up_prefect(stack: Stack) -> None:
         StackError: Prefect refuses; the message is its own.
     """
     try:
-        with httpx.Client(base_url=stack.api, timeout=10) as client:
+        with prefect_client(stack, REQUEST_SECONDS) as client:
             if _ask(client, "GET", f"/work_pools/{POOL}").status_code == httpx.codes.NOT_FOUND:
                 _prefect(stack, "work-pool", "create", POOL, "--type", "process")
             _set_limits(client, stack.slots)
@@ -38,7 +40,8 @@ def set_up_prefect(stack: Stack) -> None:
 def forget_worker(stack: Stack, worker: Worker) -> None:
     """Remove a worker's record of an earlier start."""
     try:
-        httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{worker.worker_name}", timeout=10)
+        with prefect_client(stack, REQUEST_SECONDS) as client:
+            client.delete(f"/work_pools/{POOL}/workers/{worker.worker_name}")
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: does not answer ({error})") from error
 
