@@ -56,4 +56,4 @@ def check_owner(folder: Path) -> None:
 
 
 def _is_of_an_older_version(names: set[str]) -> bool:
-    return "lock" in names and names <= PARTS_BEFORE_THE_MARKER
+    return names <= PARTS_BEFORE_THE_MARKER and not names.isdisjoint({"lock", "stack.json"})
