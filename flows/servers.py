@@ -9,6 +9,7 @@ import os
 import typer
 
 from flows.stack.client_settings import folder_here, is_for
+from flows.stack.ports import past_proxies
 from flows.stack.secret import read_secret
 from flows.stack.state import read_stack
 from grpo_core.errors import StackError
@@ -34,6 +35,7 @@ def use_stack() -> None:
     if not (stack.alive("prefect") and stack.alive("mlflow")):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     if chosen is None:
+        os.environ.update(past_proxies(os.environ))
         os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"] = stack.api, read_secret(folder) or ""
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
     typer.echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Mapping
 
 import psutil
 
@@ -39,6 +40,12 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep requests to this machine, and the secret in them, away from the user's proxy."""
+    names = ("NO_PROXY", "no_proxy")
+    return {name: ",".join(filter(None, [environment.get(name), HOST])) for name in names}
 
 
 def listens(pid: int, port: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from flows.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
-from flows.stack.ports import HOST, listens
+from flows.stack.ports import HOST, listens, past_proxies
 from flows.stack.processes import MARK
 from flows.stack.secret import prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
@@ -40,6 +40,7 @@ def environment(stack: Stack) -> dict[str, str]:
     folder = stack.folder.resolve()
     return {
         **os.environ,
+        **past_proxies(os.environ),
         "PWD": str(Path.cwd()),  # prefect.yaml asks for it: the folder in which deployments run
         MARK: mark(stack),
         "PREFECT_HOME": str(folder / "prefect"),

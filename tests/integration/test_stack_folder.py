@@ -207,6 +207,8 @@ def test_a_command_in_the_folder_of_a_stack_gets_its_secret(stack: Stack, monkey
         monkeypatch.setenv(name, "set")  # so that it is as it was after the test
         monkeypatch.delenv(name)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "another server's")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "intranet")
     ensure_secret(stack.folder)
     process = start_process([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, stack.log_file("sleeper"))
     stack = stack.with_process("prefect", process).with_process("mlflow", process)
@@ -214,6 +216,7 @@ def test_a_command_in_the_folder_of_a_stack_gets_its_secret(stack: Stack, monkey
         use_stack()
         assert os.environ["PREFECT_API_URL"] == stack.api
         assert os.environ["PREFECT_API_AUTH_STRING"] == read_secret(stack.folder)
+        assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "intranet,127.0.0.1"
     finally:
         os.kill(process.pid, 9)
 
