@@ -1,8 +1,10 @@
 """Requests that would run a stranger's code, or read or change what is not a stranger's."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tests.security.doors import DEPLOYMENT, FLOW, POOL, VARIABLE, Door
 
@@ -25,6 +27,12 @@ class Attack:
     body: Any = None
 
 
+def event(name: str) -> dict[str, Any]:
+    """Return an event as Prefect's clients send it."""
+    resource = {"prefect.resource.id": "security"}
+    return {"event": name, "resource": resource, "occurred": datetime.now(UTC).isoformat(), "id": str(uuid4())}
+
+
 def attacks(door: Door, canary: Path) -> list[Attack]:
     """Return the requests of somebody who knows every id; `canary` is a file that comes to be if one runs code."""
     deployment = door.read("GET", f"/api/deployments/name/{FLOW}/{DEPLOYMENT}")
@@ -37,7 +45,6 @@ def attacks(door: Door, canary: Path) -> list[Attack]:
     shell = {"prefect.deployments.steps.run_shell_script": {"script": command}}
     template = {"job_configuration": {"command": command}, "variables": {"properties": {}}}
     overrides = {"config": "sums_tiny_cpu", "overrides": {"training.python": str(python)}}
-    event = {"event": "security.event", "resource": {"prefect.resource.id": "security"}, "occurred": "2026-01-01T00:00:00Z"}
     return [
         Attack(name="job variable", method="POST", path=f"{one}/create_flow_run", body={"job_variables": {"command": command}}),
         Attack(name="training.python", method="POST", path=f"{one}/create_flow_run", body={"parameters": overrides}),
@@ -48,7 +55,7 @@ def attacks(door: Door, canary: Path) -> list[Attack]:
         Attack(name="deployment", method="PATCH", path=one, body={"job_variables": {"command": command}}),
         Attack(name="variable", method="PATCH", path=f"/api/variables/name/{VARIABLE}", body={"value": "a stranger's"}),
         Attack(name="new variable", method="POST", path="/api/variables/", body={"name": "strange", "value": "a stranger's"}),
-        Attack(name="event", method="POST", path="/api/events", body=[event]),
+        Attack(name="event", method="POST", path="/api/events", body=[event("security.posted")]),
         Attack(name="delete", method="DELETE", path=one),
         Attack(name="runs", method="POST", path="/api/flow_runs/filter", body={}),
         Attack(name="pools", method="POST", path="/api/work_pools/filter", body={}),
