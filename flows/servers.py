@@ -1,8 +1,14 @@
-"""Which Prefect and MLflow a command uses: those of the stack that is up here, else an embedded Prefect and SQLite."""
+"""Which Prefect and MLflow a command uses: those of the stack that is up here, else an embedded Prefect and SQLite.
+
+The secret of the stack's Prefect goes to that Prefect alone: Prefect itself would take it from `prefect.toml` and send it to
+whatever server PREFECT_API_URL names.
+"""
 
 import os
 
-from flows.stack.client_settings import folder_here
+from flows.stack.client_settings import folder_here, is_for
+from flows.stack.ports import past_proxies
+from flows.stack.secret import read_secret
 from flows.stack.state import read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
@@ -17,6 +23,9 @@ def use_stack() -> None:
     Raises:
         StackError: a stack was started here and is gone.
     """
+    chosen = os.environ.get("PREFECT_API_URL")
+    if chosen is not None and not is_for(chosen):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", "")
     folder = folder_here()
     stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
     if stack is None:
@@ -27,7 +36,9 @@ def use_stack() -> None:
         return
     if not (stack.alive("prefect") and stack.alive("mlflow")):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
-    os.environ.setdefault("PREFECT_API_URL", stack.api)
+    if chosen is None:
+        os.environ.update(past_proxies(os.environ))
+        os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"] = stack.api, read_secret(folder) or ""
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
     echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
 

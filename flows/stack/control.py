@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.stack.client_settings import stop_telling_clients, tell_clients
+from flows.stack.folder import claim_folder
 from flows.stack.ports import choose_port
 from flows.stack.prefect_setup import forget_worker, set_up_prefect
 from flows.stack.processes import end_processes, family, marked_processes, start_process
 from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
+from flows.stack.secret import ensure_secret, read_secret, secret_file
 from flows.stack.services import MLFLOW, PREFECT, Service, environment, mark, services, workers
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
@@ -52,12 +54,12 @@ def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
         say: takes a line for each thing that is ready.
 
     Raises:
-        StackError: a port is busy, there is no prefect.yaml, or a service does not become ready; what this call had started
-            is ended again.
+        StackError: a port is busy, there is no prefect.yaml, the folder is not a stack's, or a service does not become
+            ready; what this call had started is ended again.
     """
     if not Path("prefect.yaml").is_file():
         raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    claim_folder(folder)
     with _only_one(folder):
         stack = _planned(folder, wanted)
         running = [service.name for service in services(stack) if stack.alive(service.name)]
@@ -83,9 +85,9 @@ def down(folder: Path, patience: float, say: Say) -> bool:
         say: takes a line for each thing that happens.
 
     Raises:
-        StackError: the state of the stack cannot be read.
+        StackError: the state of the stack cannot be read, or is another user's.
     """
-    if not folder.is_dir():
+    if read_stack(folder) is None:  # also a folder that is no stack's, in which nothing is to be made
         return False
     with _only_one(folder):
         stack = read_stack(folder)
@@ -131,6 +133,7 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
             allow_reward=wanted.allow_reward or (),
             project=Path.cwd(),
         )
+        ensure_secret(folder)
         new.write()
         return new
     if known.project != Path.cwd():
@@ -139,6 +142,11 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
         if given not in (None, now := getattr(known, name)):
             option = f"--{name.replace('_', '-')} {_listed(given)}"
             raise StackError(f"{option}: the stack of {folder} is up with {_listed(now)}; run `grpo down` first")
+    if read_secret(folder) is None:
+        raise StackError(
+            f"{folder}: the stack that is up here asks for no secret (an older version started it), or {secret_file(folder)} "
+            "is lost; run `grpo down`, then `grpo up`"
+        )
     return known
 
 
@@ -152,6 +160,7 @@ def _start(stack: Stack, say: Say) -> Stack:
         stack = _ensure_started(stack, service)
     _await_ready(stack, PREFECT)
     say(f"Prefect  {stack.prefect_address}")
+    say(f"         the browser asks once for the secret in {secret_file(stack.folder)}")
     set_up_prefect(stack)
     say("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
@@ -178,7 +187,9 @@ def _start_workers(stack: Stack, say: Say) -> Stack:
 def _ensure_started(stack: Stack, service: Service) -> Stack:
     if stack.alive(service.name):
         return stack
-    process = start_process(service.command(stack), {**environment(stack), **service.variables}, stack.log_file(service.name))
+    process = start_process(
+        service.command(stack), {**environment(stack), **service.variables(stack)}, stack.log_file(service.name)
+    )
     return stack.with_process(service.name, process)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Mapping
 
 import psutil
 
@@ -39,6 +40,20 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep requests to this machine, and the secret in them, away from the user's proxy."""
+    names = ("NO_PROXY", "no_proxy")
+    return {name: ",".join(filter(None, [environment.get(name), HOST])) for name in names}
+
+
+def listens(pid: int, port: int) -> bool:
+    """Tell whether a process of this user listens on a port."""
+    with contextlib.suppress(psutil.Error):
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+        return any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in connections)
+    return False
 
 
 def _holder(port: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from flows.stack.secret import prefect_client
 from flows.stack.services import HEARTBEAT_SECONDS, POOL, RUNS_QUEUE, SWEEPS_QUEUE, Worker, environment
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
@@ -19,6 +20,7 @@ server, which slept as well, may see the silence before it sees the next heartbe
 BUSY_SECONDS, BUSY_POLL_SECONDS = 30.0, 0.5
 JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
 """What of the start of a run's process can be set: nothing. docker-compose.yml makes its pool with the same file."""
+REQUEST_SECONDS = 10.0
 AUTOMATION = "runs without a heartbeat are crashed"
 
 
@@ -29,7 +31,7 @@ def set_up_prefect(stack: Stack) -> None:
         StackError: Prefect refuses; the message is its own.
     """
     try:
-        with httpx.Client(base_url=stack.api, timeout=10) as client:
+        with prefect_client(stack, REQUEST_SECONDS) as client:
             _set_job_template(client)
             _set_limits(client, stack.slots)
             _prefect(stack, "--no-prompt", "deploy", "--all")
@@ -41,7 +43,8 @@ def set_up_prefect(stack: Stack) -> None:
 def forget_worker(stack: Stack, worker: Worker) -> None:
     """Remove a worker's record of an earlier start."""
     try:
-        httpx.delete(f"{stack.api}/work_pools/{POOL}/workers/{worker.worker_name}", timeout=10)
+        with prefect_client(stack, REQUEST_SECONDS) as client:
+            client.delete(f"/work_pools/{POOL}/workers/{worker.worker_name}")
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: does not answer ({error})") from error
 

@@ -9,6 +9,7 @@ import httpx
 import psutil
 
 from flows.stack.processes import MARK, ProcessId, marked_processes, send_signal
+from flows.stack.secret import prefect_client
 from flows.stack.services import POOL, REQUEST_SECONDS, mark
 from flows.stack.state import Stack
 from tasks.context import FLOW_RUN_VARIABLE
@@ -110,4 +111,4 @@ def _parent(process: ProcessId) -> int | None:
 
 
 def _client(stack: Stack) -> httpx.Client:
-    return httpx.Client(base_url=stack.api, timeout=REQUEST_SECONDS)
+    return prefect_client(stack, REQUEST_SECONDS)

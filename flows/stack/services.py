@@ -3,13 +3,15 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from flows.stack.ports import HOST
+from flows.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
+from flows.stack.ports import HOST, listens, past_proxies
 from flows.stack.processes import MARK
+from flows.stack.secret import prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
 from flows.worker import WORKER_VARIABLE
 from grpo_core.gpu_locks import SLOTS_VARIABLE
@@ -30,7 +32,7 @@ class Service:
     name: str
     command: Callable[[Stack], list[str]]
     healthy: Callable[[Stack], bool]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Callable[[Stack], Mapping[str, str]] = lambda _stack: {}
     """Of its own, beside the environment of the stack."""
 
 
@@ -39,10 +41,12 @@ def environment(stack: Stack) -> dict[str, str]:
     folder = stack.folder.resolve()
     return {
         **os.environ,
+        **past_proxies(os.environ),
         "PWD": str(Path.cwd()),  # prefect.yaml asks for it: the folder in which deployments run
         MARK: mark(stack),
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": stack.api,
+        "PREFECT_API_AUTH_STRING": read_secret(stack.folder) or "",
         "PREFECT_UI_URL": stack.prefect_address,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # A lease in memory dies with the server, and whatever holds it.
@@ -70,7 +74,21 @@ def mark(stack: Stack) -> str:
 
 
 def _prefect_server(stack: Stack) -> list[str]:
-    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(stack.prefect_port)]
+    """As `prefect server start` does it, with a guard in front of the application."""
+    command = [sys.executable, "-m", "uvicorn", "--factory", FACTORY, "--host", HOST, "--port", str(stack.prefect_port)]
+    return [*command, "--log-level", "warning"]
+
+
+def _prefect_server_variables(stack: Stack) -> dict[str, str]:
+    hosts = loopback_hosts(stack.prefect_port)
+    secret = secret_file(stack.folder.resolve())
+    return {
+        HOSTS_VARIABLE: hosts,
+        REMEDY_VARIABLE: f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what {secret} holds",
+        "PREFECT_SERVER_API_AUTH_STRING": read_secret(stack.folder) or "",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts.split(",")),
+        "PREFECT__SERVER_FINAL": "1",
+    }
 
 
 def _mlflow_server(stack: Stack) -> list[str]:
@@ -79,7 +97,10 @@ def _mlflow_server(stack: Stack) -> list[str]:
     folder = stack.folder.resolve() / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
     ensure_store(folder / "mlflow.db", artifacts="mlflow-artifacts:/")  # the server would leave half of one if it were killed
+    hosts = loopback_hosts(stack.mlflow_port)
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(stack.mlflow_port)]
+    # MLflow's own guard; its defaults also answer to the names of private networks.
+    command += ["--allowed-hosts", hosts, "--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts.split(","))]
     # More than one worker on SQLite makes every request wait 40 ms.
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     return [*command, "--artifacts-destination", str(folder / "artifacts")]
@@ -87,14 +108,15 @@ def _mlflow_server(stack: Stack) -> list[str]:
 
 def _answers(address: str) -> bool:
     try:
-        return httpx.get(address, timeout=REQUEST_SECONDS).is_success
+        return httpx.get(address, timeout=REQUEST_SECONDS, trust_env=False).is_success
     except httpx.HTTPError:
         return False
 
 
 def _worker_is_online(stack: Stack, name: str) -> bool:
     try:
-        answer = httpx.post(f"{stack.api}/work_pools/{POOL}/workers/filter", json={}, timeout=REQUEST_SECONDS)
+        with prefect_client(stack, REQUEST_SECONDS) as client:
+            answer = client.post(f"/work_pools/{POOL}/workers/filter", json={})
         return any(worker["name"] == name and worker["status"] == "ONLINE" for worker in answer.json())
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return False
@@ -114,11 +136,17 @@ def _worker(service_name: str, worker_name: str) -> Worker:
         worker_name=worker_name,
         command=lambda _stack: command,
         healthy=lambda stack: _worker_is_online(stack, worker_name),
-        variables={WORKER_VARIABLE: worker_name},
+        variables=lambda _stack: {WORKER_VARIABLE: worker_name},
     )
 
 
-PREFECT = Service(name="prefect", command=_prefect_server, healthy=lambda stack: _answers(f"{stack.api}/health"))
+def _prefect_is_ready(stack: Stack) -> bool:
+    """Tell whether the process of ours answers: nobody else who has taken its port may be sent the secret."""
+    process = stack.processes.get("prefect")
+    return process is not None and listens(process.pid, stack.prefect_port) and _answers(f"{stack.api}/health")
+
+
+PREFECT = Service(name="prefect", command=_prefect_server, healthy=_prefect_is_ready, variables=_prefect_server_variables)
 MLFLOW = Service(name="mlflow", command=_mlflow_server, healthy=lambda stack: _answers(f"{stack.mlflow_address}/health"))
 
 

@@ -2,6 +2,7 @@
 
 .grpo/stack.json      ports and processes          .grpo/logs/<service>.log
 .grpo/prefect/        Prefect's home and database  .grpo/mlflow/  MLflow's database and artifacts
+.grpo/prefect/secret  what Prefect asks for        .grpo/grpo-stack  says that the folder is a stack's
 """
 
 import json
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from flows.stack.folder import check_owner
 from flows.stack.processes import ProcessId, is_alive
 from grpo_core.errors import StackError
 
@@ -75,8 +77,9 @@ def read_stack(folder: Path) -> Stack | None:
     """Return the stack of a folder, None where none was started.
 
     Raises:
-        StackError: its file cannot be read.
+        StackError: its file cannot be read, or the folder is another user's or a link.
     """
+    check_owner(folder)
     try:
         facts = json.loads(_file(folder).read_text())
         processes = {name: ProcessId(**process) for name, process in facts.pop("processes").items()}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.prefect_app import FACTORY, HOSTS_VARIABLE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,8 +45,38 @@ def test_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
 
 def test_images_match_the_pinned_packages(services: dict[str, Any]) -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    assert f":{pins['prefect']}-" in services["prefect-server"]["image"]
     assert f":v{pins['mlflow']}-" in services["mlflow-server"]["image"]
+
+
+def test_prefect_runs_behind_the_guard_and_asks_for_the_secret_that_every_client_has(services: dict[str, Any]) -> None:
+    server = services["prefect-server"]
+    assert server["build"] == "."  # the image that has the guard, with the Prefect that constraints.txt pins
+    assert server["command"].startswith(f"uvicorn --factory {FACTORY} --host 0.0.0.0 --port 4200 ")
+    variables = server["environment"]
+    hosts = variables[HOSTS_VARIABLE].split(",")
+    assert set(hosts) == {"prefect-server:4200", "localhost:4200", "127.0.0.1:4200"}
+    assert set(variables["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")) == {
+        f"http://{host}" for host in hosts if host != "prefect-server:4200"
+    }
+    asked = "${PREFECT_API_AUTH_STRING:?set PREFECT_API_AUTH_STRING in .env}"
+    assert variables["PREFECT_SERVER_API_AUTH_STRING"] == asked
+    for name, service in services.items():
+        if (url := service.get("environment", {}).get("PREFECT_API_URL")) is not None:
+            assert service["environment"]["PREFECT_API_AUTH_STRING"] == asked, name
+            assert url.split("/")[2] in hosts, name
+        if "/api/health" in (check := " ".join(service["healthcheck"]["test"])):
+            assert re.findall(r"http://([^/]+)/", check)[0] in hosts, name
+
+
+def test_mlflow_answers_to_its_own_names_alone(services: dict[str, Any]) -> None:
+    hosts = re.findall(r'--allowed-hosts "([^"]+)"', services["mlflow-server"]["command"])[0].split(",")
+    assert hosts == ["mlflow-server:5000", "localhost:5000", "127.0.0.1:5000"]
+
+
+def test_secrets_have_no_default_and_stay_out_of_the_image() -> None:
+    example = dict(line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if not line.startswith("#"))
+    assert example["PREFECT_API_AUTH_STRING"] == ""
+    assert {".env", ".grpo", "prefect.toml"} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
 def test_trainings_have_a_limit_that_sweeps_do_not_count_against(services: dict[str, Any]) -> None:

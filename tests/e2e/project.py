@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import httpx
-
+from flows.stack.secret import prefect_client
 from flows.stack.state import Stack, read_stack
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,12 @@ class Project:
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
 
+    def with_variables(self, **variables: str) -> Self:
+        """Return the same folder, with other variables set."""
+        other = copy(self)
+        other._variables = {**self._variables, **variables}
+        return other
+
     def grpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `grpo`."""
         return self.run("flows.cli", *arguments)
@@ -62,7 +68,8 @@ class Project:
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
         """Ask Prefect."""
-        return httpx.request(method, f"{self.stack.api}{path}", json=body, timeout=30).raise_for_status().json()
+        with prefect_client(self.stack, 30) as client:
+            return client.request(method, path, json=body).raise_for_status().json()
 
     def flow_run(self, run_id: str) -> Any:
         """Return a flow run."""

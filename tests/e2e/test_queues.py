@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import optuna
 import pandas
 import pytest
 import yaml
 from optuna.storages import RDBStorage
 
+from flows.stack.secret import prefect_client
 from grpo_core.config import apply_overrides
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for
@@ -61,7 +61,8 @@ def limits(project: Project) -> dict[str, Any]:
 def test_only_the_queue_of_the_runs_has_a_limit_and_a_stack_that_is_set_up_again_keeps_it(project: Project) -> None:
     expected = {"pool": None, "default": 1, "sweeps": None}
     assert limits(project) == expected
-    httpx.patch(f"{project.stack.api}/work_pools/grpo", json={"concurrency_limit": 1}, timeout=30).raise_for_status()
+    with prefect_client(project.stack, 30) as client:
+        client.patch("/work_pools/grpo", json={"concurrency_limit": 1}).raise_for_status()
     assert project.grpo("up").returncode == 0  # as after an update from a version in which the pool had the limit
     assert limits(project) == expected
 

@@ -1,0 +1,132 @@
+"""A real Chromium without a window, steered through its own debugging protocol."""
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+EVIL_HOST = "evil.example"
+"""A name that this browser takes to this machine, as a hostile name server could."""
+SECONDS = 180.0
+
+
+def chromium() -> str | None:
+    """Return the path of Chromium; None where it is not installed."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One tab."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        """Take the connection to the tab."""
+        self._connection = connection
+        self._ids = itertools.count(1)
+
+    def open(self, address: str) -> None:
+        """Open a page and wait until it is loaded."""
+        self._ask("Page.navigate", url=address)
+        self.wait_for(f"document.readyState === 'complete' && location.href !== 'about:blank' && {json.dumps(address)} && true")
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression in the page; a promise is waited for."""
+        answer = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait_for(self, condition: str, seconds: float = SECONDS) -> Any:
+        """Return the first value of an expression that is true."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(AssertionError):  # the page may be between two documents
+                if value := self.evaluate(condition):
+                    return value
+            assert time.monotonic() < deadline, f"waited in vain for {condition}; the page shows:\n{self.text()}"
+            time.sleep(0.2)
+
+    def text(self) -> str:
+        """Return what the page shows."""
+        return str(self.evaluate("document.body ? document.body.innerText : ''"))
+
+    def type(self, text: str) -> None:
+        """Type into the field that has the focus, as a keyboard does, and press Enter."""
+        self._ask("Input.insertText", text=text)
+        for kind in ("keyDown", "keyUp"):
+            self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+
+    def screenshot(self, file: Path) -> None:
+        """Write what the page looks like as PNG."""
+        file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot")["data"]))
+
+    def _ask(self, method: str, **parameters: Any) -> Any:
+        number = next(self._ids)
+        self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            answer = json.loads(self._connection.recv(SECONDS))
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+
+@contextlib.contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Run Chromium with an empty profile; it is gone afterwards."""
+    program = chromium()
+    assert program is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [
+            program,
+            "--headless=new",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            "--no-first-run",
+            "--no-proxy-server",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            # Chromium's own question before a public page reaches this machine: older browsers have none, and users answer it.
+            "--disable-features=LocalNetworkAccessChecks",
+            f"--host-resolver-rules=MAP {EVIL_HOST} 127.0.0.1",
+            "--window-size=1280,900",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            "about:blank",
+        ]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            with connect(_tab(Path(profile), process), max_size=None, proxy=None) as connection:
+                yield Browser(connection)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait()
+
+
+def _tab(profile: Path, process: "subprocess.Popen[bytes]") -> str:
+    """Return the address at which the only tab is steered."""
+    file = profile / "DevToolsActivePort"
+    deadline = time.monotonic() + SECONDS
+    while not (file.exists() and "\n" in file.read_text()):
+        assert process.poll() is None, "Chromium has ended"
+        assert time.monotonic() < deadline, "Chromium does not start"
+        time.sleep(0.1)
+    port = int(file.read_text().splitlines()[0])
+    while True:
+        targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
+        if pages := [target for target in targets if target["type"] == "page"]:
+            return str(pages[0]["webSocketDebuggerUrl"])
+        assert time.monotonic() < deadline, "Chromium has no tab"
+        time.sleep(0.1)

@@ -1,0 +1,284 @@
+"""What listens on this machine is closed to whoever does not hold its secret: processes of others, and pages in a browser.
+
+One file, so that parallel tests start the stack once. The servers are real, the browser is, and so are the requests.
+"""
+
+import json
+import stat
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socket import create_connection
+
+import httpx
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from flows.stack.processes import marked_processes
+from tests.e2e.project import Project, wait_for
+from tests.security.attacks import SOCKETS, Attack, attacks, event
+from tests.security.browser import EVIL_HOST, Browser
+from tests.security.doors import DEPLOYMENT, FLOW, POOL, VARIABLE, Door, authorization
+from tests.security.page import serving
+
+pytestmark = pytest.mark.timeout(600)
+
+WRONG = authorization("admin:pass")
+
+
+@pytest.fixture
+def closed(door: Door, canary: Path) -> Iterator[list[Attack]]:
+    """The attacks; after the test nothing has changed and nothing has run."""
+    before = door.contents()
+    yield attacks(door, canary)
+    assert door.contents() == before
+    assert not canary.exists()
+
+
+def strange_headers(door: Door) -> dict[str, dict[str, str]]:
+    """Return headers of requests that are to be refused; a foreign host or origin also with the right secret."""
+    right = authorization(door.secret)
+    return {
+        "no secret": {},
+        "a wrong secret": WRONG,
+        "half the secret": authorization(door.secret[: len(door.secret) // 2]),
+        "the secret as a bearer": {"Authorization": f"Bearer {door.secret}"},
+        "a foreign origin": {"Origin": f"http://{EVIL_HOST}"},
+        "its own origin": {"Origin": door.address},
+        "a foreign origin with the secret": {**right, "Origin": f"http://{EVIL_HOST}"},
+        "another port's origin with the secret": {**right, "Origin": f"http://127.0.0.1:{door.port + 1}"},
+        "no page's origin with the secret": {**right, "Origin": "null"},
+        "a hostile host": {"Host": f"{EVIL_HOST}:{door.port}"},
+        "a hostile host with the secret": {**right, "Host": f"{EVIL_HOST}:{door.port}"},
+        "another port with the secret": {**right, "Host": f"127.0.0.1:{door.port + 1}"},
+    }
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", None])
+def test_requests_of_a_stranger_run_nothing_and_read_nothing(
+    door: Door, closed: list[Attack], content_type: str | None
+) -> None:
+    kind = {"Content-Type": content_type} if content_type else {}
+    with httpx.Client(base_url=door.address, timeout=30, trust_env=False) as client:
+        for attack in closed:
+            for who, headers in strange_headers(door).items():
+                body = None if attack.body is None else json.dumps(attack.body).encode()
+                answer = client.request(attack.method, attack.path, content=body, headers={**kind, **headers})
+                assert answer.status_code in (401, 403), (attack.name, who, answer.text)
+                assert answer.headers.get("access-control-allow-origin") in (None, door.address), (attack.name, who)
+                assert "the owner's" not in answer.text
+                assert door.secret not in answer.text
+
+
+@pytest.mark.parametrize("protocols", [None, [Subprotocol("prefect")]])
+def test_sockets_of_a_stranger_read_nothing_and_write_nothing(
+    door: Door, closed: list[Attack], protocols: list[Subprotocol] | None
+) -> None:
+    for path in SOCKETS:
+        for who, headers in strange_headers(door).items():
+            token = door.secret if who.endswith("with the secret") else "admin:pass"
+            assert talk(door, path, headers, protocols, token) in ("refused", "closed"), (path, who)
+
+
+def talk(door: Door, path: str, headers: dict[str, str], protocols: list[Subprotocol] | None, token: str) -> str:
+    """Open a socket, give a token and send an event; return the first answer, `closed` or `refused`."""
+    try:
+        with open_socket(door, path, headers, protocols) as socket:
+            socket.send(json.dumps({"type": "auth", "token": token}))
+            socket.send(json.dumps(event("security.sent")))
+            return str(socket.recv(30))
+    except InvalidHandshake:
+        return "refused"
+    except ConnectionClosed:
+        return "closed"
+
+
+def open_socket(door: Door, path: str, headers: dict[str, str], protocols: list[Subprotocol] | None) -> ClientConnection:
+    """Open a socket to the server under any host's name."""
+    host = headers.get("Host", f"127.0.0.1:{door.port}")
+    others = {key: value for key, value in headers.items() if key != "Host"}
+    return connect(
+        f"ws://{host}{path}",
+        sock=create_connection(("127.0.0.1", door.port), 30),
+        additional_headers=others,
+        subprotocols=protocols,
+        proxy=None,
+        open_timeout=30,
+    )
+
+
+@pytest.mark.parametrize("host", [EVIL_HOST, "127.0.0.1"])
+def test_a_page_of_another_origin_runs_nothing_and_learns_nothing(
+    door: Door, closed: list[Attack], browser: Browser, page_port: int, host: str
+) -> None:
+    log_in(browser, door)  # the secret is in this browser, and of no use to another origin
+    browser.open(f"http://{host}:{page_port}/")
+    assert browser.evaluate("document.title") == "a harmless page"
+    addresses = [door.address, f"http://{EVIL_HOST}:{door.port}"]
+    requests = [
+        {"name": attack.name, "method": attack.method, "url": address + attack.path, "body": attack.body}
+        for attack in closed
+        for address in addresses
+    ]
+    sockets = [address.replace("http", "ws") + path for path in SOCKETS for address in addresses]
+    learnt = browser.evaluate(f"tryAll({json.dumps(requests)}, {json.dumps(sockets)}, {json.dumps(event('security.sent'))})")
+    assert len(learnt) > 100
+    assert [found for found in learnt if found["what"] not in ("unreadable", "closed")] == []
+
+
+def test_a_name_that_a_stranger_points_at_this_machine_shows_nothing(door: Door, browser: Browser) -> None:
+    """DNS rebinding: the browser takes the page and the server for one origin."""
+    address = f"http://{EVIL_HOST}:{door.port}"
+    for path in ("/", "/api/health", "/docs", "/ui-settings"):
+        browser.open(address + path)
+        assert browser.text().strip() == "refused: unknown Host or foreign Origin", path
+    read = "fetch('/api/flow_runs/filter', {method: 'POST', body: '{}'}).then(answer => answer.status)"
+    assert browser.evaluate(read) == 403
+
+
+def log_in(browser: Browser, door: Door) -> None:
+    """Give the secret to the page of the server, if it has pages and asks."""
+    if door.name == "embedded":
+        return
+    browser.open(door.address + "/")
+    browser.wait_for("/Login|Dashboard/.test(document.body.innerText)")
+    if "Dashboard" not in browser.text():
+        enter(browser, door.secret)
+        browser.wait_for("document.body.innerText.includes('Dashboard')")
+
+
+def log_out(browser: Browser, door: Door) -> None:
+    """Forget the secret."""
+    browser.open(door.address + "/")
+    browser.evaluate("localStorage.clear()")
+    browser.open(door.address + "/")
+
+
+def enter(browser: Browser, secret: str) -> None:
+    """Type a secret where it is asked for."""
+    browser.wait_for("document.querySelector('input[type=password]') !== null")
+    assert "Dashboard" not in browser.text()
+    browser.evaluate("document.querySelector('input[type=password]').focus()")
+    browser.type(secret)
+
+
+def test_the_ui_asks_once_for_the_secret(stack_door: Door, browser: Browser, project: Project) -> None:
+    log_out(browser, stack_door)
+    enter(browser, stack_door.secret)
+    browser.wait_for("document.body.innerText.includes('Dashboard')")
+    browser.open(stack_door.address + "/v2/deployments")
+    browser.wait_for("document.body.innerText.includes('6 Deployments')")
+    assert "the browser asks once for the secret in .grpo/prefect/secret" in (project.folder / "up.txt").read_text()
+
+
+def test_a_wrong_secret_does_not_open_the_ui(stack_door: Door, browser: Browser) -> None:
+    log_out(browser, stack_door)
+    enter(browser, "admin:pass")
+    browser.wait_for("document.body.innerText.includes('Invalid credentials')")
+
+
+def test_the_owner_is_let_in(door: Door) -> None:
+    """The same requests with the secret; otherwise every request could be refused for reasons of its own."""
+    one = door.read("GET", f"/api/deployments/name/{FLOW}/{DEPLOYMENT}")
+    assert door.ask("PATCH", f"/api/work_pools/{POOL}", {"is_paused": True}).status_code == 204
+    try:
+        run = door.read("POST", f"/api/deployments/{one['id']}/create_flow_run", {"parameters": {"config": "sums_tiny_cpu"}})
+        assert door.read("GET", f"/api/flow_runs/{run['id']}")["parameters"] == {"config": "sums_tiny_cpu"}
+        assert door.ask("DELETE", f"/api/flow_runs/{run['id']}").status_code == 204
+    finally:
+        door.ask("PATCH", f"/api/work_pools/{POOL}", {"is_paused": False}).raise_for_status()
+    assert door.ask("PATCH", f"/api/deployments/{one['id']}", {"description": one["description"]}).status_code == 204
+    assert door.ask("PATCH", f"/api/variables/name/{VARIABLE}", {"value": "the owner's"}).status_code == 204
+    assert door.ask("GET", "/api/admin/settings").status_code == 200
+    new = {"name": "own", "flow_id": one["flow_id"], "pull_steps": [], "entrypoint": "flows/train.py:grpo"}
+    made = door.read("POST", "/api/deployments/", new)
+    assert door.ask("DELETE", f"/api/deployments/{made['id']}").status_code == 204
+    for origin in (door.address, door.address.replace("127.0.0.1", "localhost")):
+        assert "auth_success" in talk(door, "/api/events/out", {"Origin": origin}, [Subprotocol("prefect")], door.secret)
+        if door.name == "stack":  # an embedded server keeps no events
+            assert "auth_success" in talk(door, "/api/events/in", {"Origin": origin}, [Subprotocol("prefect")], door.secret)
+        allowed = httpx.get(door.address + "/api/health", headers={"Origin": origin}, trust_env=False)
+        assert allowed.headers["access-control-allow-origin"] == origin
+    if door.name == "stack":
+        assert wait_for(lambda: door.contents()["events"].count("security.sent") == 2, 60)
+
+
+def test_the_secret_is_where_its_owner_reads_it_and_nowhere_else(project: Project, stack_door: Door) -> None:
+    assert stack_door.secret
+    settings = project.folder / "prefect.toml"
+    secret_file = project.folder / ".grpo" / "prefect" / "secret"
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (settings, secret_file, project.folder / ".grpo")}
+    assert modes == {"prefect.toml": 0o600, "secret": 0o600, ".grpo": 0o700}
+    run = project.start("grpo/train", "config=no_such_preset")  # by prefect.toml alone
+    assert project.finished(run)["state_type"] == "FAILED"
+    holders = {path for path in project.folder.rglob("*") if path.is_file() and stack_door.secret.encode() in path.read_bytes()}
+    assert holders == {settings, secret_file}
+    for process in marked_processes(str((project.folder / ".grpo").resolve())):
+        assert stack_door.secret not in " ".join(psutil.Process(process.pid).cmdline())
+
+
+def test_without_the_secret_each_command_names_the_remedy(project: Project, stack_door: Door, tmp_path: Path) -> None:
+    elsewhere = Project(tmp_path, PREFECT_API_URL=f"{stack_door.address}/api", PREFECT_CLIENT_MAX_RETRIES="0")
+    remedy = (
+        f"run the command in {project.folder}, or set PREFECT_API_AUTH_STRING to what {project.folder}/.grpo/prefect/secret"
+    )
+    deployed = elsewhere.run("prefect", "deployment", "run", "grpo/train")
+    assert deployed.returncode == 1
+    assert remedy in deployed.stdout + deployed.stderr
+    (tmp_path / "configs").symlink_to(project.folder / "configs")
+    trained = elsewhere.grpo("train", "sums_tiny_cpu", "training.steps=2")
+    assert trained.returncode != 0
+    assert remedy in trained.stderr
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_the_secret_is_sent_to_no_other_server(project: Project) -> None:
+    """A server that the user has chosen, in the folder of a stack."""
+    seen: list[str | None] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        seen.append(request.headers.get("Authorization"))
+        request.send_error(404)
+
+    with serving(answer) as port:
+        chosen = project.with_variables(PREFECT_API_URL=f"http://127.0.0.1:{port}/api", PREFECT_CLIENT_MAX_RETRIES="0")
+        assert chosen.grpo("train", "sums_tiny_cpu", "training.steps=2").returncode != 0
+    assert set(seen) == {None}
+
+
+def test_mlflow_refuses_foreign_hosts_and_origins(project: Project, browser: Browser, page_port: int) -> None:
+    address = project.stack.mlflow_address
+    port = project.stack.mlflow_port
+    create, search = "/api/2.0/mlflow/experiments/create", "/api/2.0/mlflow/experiments/search"
+
+    def names() -> set[str]:
+        found = httpx.post(address + search, json={"max_results": 100}, trust_env=False).raise_for_status().json()
+        return {experiment["name"] for experiment in found["experiments"]}
+
+    before = names()
+    for headers in (
+        {"Origin": f"http://{EVIL_HOST}"},
+        {"Origin": f"http://{EVIL_HOST}:{port}"},
+        {"Origin": "null"},
+        {"Host": f"{EVIL_HOST}:{port}"},
+        {"Host": f"10.0.0.1:{port}"},
+        {"Host": f"127.0.0.1:{port + 1}"},
+    ):
+        for path, body in ((create, {"name": "strange"}), (search, {"max_results": 1})):
+            answer = httpx.post(address + path, json=body, headers=headers, trust_env=False)
+            assert (answer.status_code, "experiment" in answer.text) == (403, False), (headers, path)
+    browser.open(f"http://{EVIL_HOST}:{page_port}/")
+    requests = [
+        {"name": path, "method": "POST", "url": f"http://{host}:{port}{path}", "body": body}
+        for host in ("127.0.0.1", EVIL_HOST)
+        for path, body in ((create, {"name": "strange"}), (search, {"max_results": 1}))
+    ]
+    learnt = browser.evaluate(f"tryAll({json.dumps(requests)}, [], {{}})")
+    assert {found["what"] for found in learnt} == {"unreadable"}
+    assert names() == before
+    made = httpx.post(address + create, json={"name": "own"}, headers={"Origin": address}, trust_env=False)
+    assert made.status_code == 200
+    assert wait_for(lambda: "own" in names(), 10)
