@@ -271,6 +271,8 @@ def _run_status(run_dir: Path) -> None:
                 typer.echo(f"  {key:20} {now.last.metrics[key]:.4g}")
     for alert in now.alerts:
         typer.echo(f"alert: {alert}")
+    for note in now.notes:
+        typer.echo(note)
 
 
 def _set_environment(debug: bool) -> None:

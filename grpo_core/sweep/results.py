@@ -7,12 +7,13 @@ from typing import Any
 
 import pandas
 
+from grpo_core.analysis.integrity import check_run
 from grpo_core.analysis.summary import run_status
 from grpo_core.analysis.tables import step_table, sync_table
 from grpo_core.config import RunConfig
 from grpo_core.config.consistency import advantage_rms_factor
-from grpo_core.errors import GrpoError, JournalError
-from grpo_core.journal import Record, read_journal
+from grpo_core.errors import GrpoError
+from grpo_core.journal import Record
 from grpo_core.jsonfile import read_json
 from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
@@ -66,7 +67,7 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
             continue  # suggested once more; its runs are those of the first
         for seed in stored.plan.sweep.seeds:
             run_dir = sweep_dir.run_dir(arm.number, seed)
-            records = _readable(run_dir)
+            records, _ = _readable(run_dir)
             mine = {"arm": arm.number, "seed": seed}
             rows.append(run_row(stored, run_dir, arm, seed, outcomes.get((arm.number, seed))))
             steps.append(step_table(records).reset_index().assign(**mine))
@@ -94,22 +95,27 @@ def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: 
         seed: its seed.
         outcome: how it ended, None while it has not.
     """
+    records, fault = _readable(run_dir)
     row = {"arm": arm.number, "seed": seed, **arm.values, **_status(run_dir, outcome), **MEASURED_NAN, "steps": 0}
     row |= {"advantage_rms_factor": math.nan, "wall_seconds": outcome.wall_seconds if outcome else math.nan}
     row |= {"run_dir": str(run_dir.path), "mlflow_run_id": _mlflow_run_id(run_dir)}
-    if run_dir.config_file.exists():
+    if fault is not None:
+        row |= {"status": "failed", "cause": fault}
+    elif run_dir.config_file.exists():
         config = run_dir.read_config()
         row["advantage_rms_factor"] = advantage_rms_factor(config) or math.nan
-        row |= measure(_readable(run_dir), config, stored.plan.sweep.objective)
+        row |= measure(records, config, stored.plan.sweep.objective)
     return row
 
 
-def _readable(run_dir: RunDir) -> list[Record]:
-    """Return a run's journal, empty where it has none, or a damaged one, which the run's cause of failure says."""
+def _readable(run_dir: RunDir) -> tuple[list[Record], str | None]:
+    """Return (a run's journal, what is wrong with it or with the run's configuration); no record where something is."""
+    if not run_dir.config_file.exists():
+        return [], None
     try:
-        return read_journal(run_dir.journal_file)
-    except JournalError:
-        return []
+        return check_run(run_dir).history, None
+    except GrpoError as error:
+        return [], str(error)
 
 
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:
