@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(report)
 
+Repair = Literal["mlflow", "cut"]
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 DEBUG = "--debug"
@@ -60,10 +61,16 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run that was interrupted: go on with it. Nothing else is given then.")
     ] = None,
+    repair: Annotated[
+        Repair | None,
+        typer.Option(help="With --resume: rebuild a damaged journal from MLflow, or cut it back to a checkpoint."),
+    ] = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
     if resume is not None:
-        summary = _resume(resume, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+        summary = _resume(resume, repair, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+    elif repair is not None:
+        raise ConfigError(f"--repair {repair}: repairs a run that is resumed; give --resume RUN_DIR, too")
     elif config is None:
         raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
     else:
@@ -83,7 +90,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSum
     return grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
 
 
-def _resume(run_dir: Path, given: list[object]) -> "RunSummary":
+def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
     from grpo_core.rundir import RunDir
 
     if given:
@@ -92,7 +99,7 @@ def _resume(run_dir: Path, given: list[object]) -> "RunSummary":
     use_stack()
     from flows.train import resume
 
-    return resume(run_dir=str(run_dir))
+    return resume(run_dir=str(run_dir), repair=repair)
 
 
 @app.command()

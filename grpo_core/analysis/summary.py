@@ -121,9 +121,14 @@ def run_status(run_dir: RunDir) -> RunStatus:
         steps=steps,
         last=step_records[-1] if step_records else None,
         num_syncs=sum(record.kind == "ref_sync" for record in records),
-        alerts=(*(str(record.data.get("text")) for record in records if record.kind == "alert"), *run_dir.alerts()),
+        alerts=(*(str(record.data.get("text")) for record in records if _is_alert(record)), *run_dir.alerts()),
         notes=journal.notes,
     )
+
+
+def _is_alert(record: Record) -> bool:
+    """Tell whether a record is an alert; that the journal was repaired is one of the notes."""
+    return record.kind == "alert" and "repaired" not in record.data
 
 
 def _state(records: list[Record], run_dir: RunDir) -> tuple[str, str | None]:
