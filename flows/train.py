@@ -65,8 +65,8 @@ def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
 
     Args:
         run_dir: Folder of the run.
-        repair: What to do about a damaged journal, which is refused otherwise. mlflow = take its missing steps from MLflow; cut =
-            go back to the last checkpoint that its whole part reaches.
+        repair: What to do about a damaged journal, which is refused otherwise. mlflow = take its missing steps from MLflow.
+            cut = go back to the last checkpoint that its whole part reaches.
     """
     return run_training(reopen_run(Path(run_dir), repair))
 

@@ -1,7 +1,7 @@
 """Repair of a damaged journal: back to the last checkpoint that its whole part reaches, or rebuilt from tracked figures.
 
-Whatever is done, the damaged file stays beside the journal as journal.damaged-<time>.jsonl, and a record of the new journal says
-how it was repaired. A repair that is killed has done nothing, or is done again.
+Whatever is done, the damaged file stays beside the journal as journal.damaged-<time>.jsonl, and a record of the new journal
+says how it was repaired. A repair that is killed has done nothing, or is done again.
 """
 
 import os
