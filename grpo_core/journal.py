@@ -251,18 +251,18 @@ def whole_lines(content: bytes) -> tuple[list[bytes], int]:
 
 def encode(record: Record) -> bytes:
     """Return the line of a record without its digest."""
-    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": _finite(record.data)}
+    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)}
     return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Write NaN and infinities as the texts of NOT_FINITE."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -4,13 +4,15 @@ The chain alone (`journal_chain.py`) does not show that the end was cut off. Che
 after records that the journal must still hold.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_core.config import RunConfig, changes_between, validate_config
-from grpo_core.errors import ConfigError, GrpoError, ModelError, cause, shown
-from grpo_core.journal import DamagedJournalError, Record, read_records, supersede
+from grpo_core.errors import ConfigError, GrpoError, JournalError, ModelError, cause, shown
+from grpo_core.journal import DamagedJournalError, Record, finite, read_records, supersede
 from grpo_core.jsonfile import read_json
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark, read_state
 from grpo_core.rundir import RunDir
@@ -45,6 +47,8 @@ class Saved:
     """Of a checkpoint that holds one."""
     set_name: str | None = None
     """Of an evaluation."""
+    facts: Mapping[str, Any] | None = None
+    """Its figures, as its file holds them."""
 
     def fault(self, records: Sequence[Record], accepted: frozenset[str] = frozenset()) -> str | None:
         """Return why a journal is not the one that this was saved with; None if it can be.
@@ -88,6 +92,10 @@ def check_journal(run_dir: RunDir) -> Checked:
     fault = find_fault(records, saved, wrote_digests(run_dir))
     if fault is not None:
         raise DamagedJournalError(f"{run_dir.journal_file}: {fault}", run_dir.journal_file)
+    for item in saved:
+        if item.facts is not None and is_edited(item, records):
+            again = f"remove it and evaluate again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
+            raise JournalError(f"{item.path}: its figures are not those that the journal holds of this evaluation; {again}")
     return Checked(records=records, notes=tuple(_notes(records)))
 
 
@@ -133,12 +141,19 @@ def find_saved(run_dir: RunDir) -> list[Saved]:
     for path in sorted(run_dir.eval.glob("*.json")):
         try:
             facts = read_json(path)
-            step, set_name = facts["step"], facts["set"]
+            step, set_name = dict(facts)["step"], facts["set"]
         except (OSError, ValueError, LookupError, TypeError):
             continue
         if type(step) is int and isinstance(set_name, str):
-            found.append(Saved(path=path, step=step, set_name=set_name))
+            found.append(Saved(path=path, step=step, set_name=set_name, facts=facts))
     return found
+
+
+def is_edited(evaluation: Saved, records: Sequence[Record]) -> bool:
+    """Tell whether the figures in the file of an evaluation are not those of its record; older records are not compared."""
+    facts = finite(evaluation.facts or {})
+    of_it = [r for r in records if r.kind == "eval" and r.step == evaluation.step and r.data.get("set") == evaluation.set_name]
+    return all(r.digest and any(r.data.get(key) != value for key, value in facts.items()) for r in of_it)
 
 
 def wrote_digests(run_dir: RunDir) -> bool:

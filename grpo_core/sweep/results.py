@@ -40,6 +40,7 @@ OF_LAST_STEPS = {
     "probe_kl_init": "kl/probe/full_init",
 }
 """Column -> metric whose mean over the last steps it is."""
+NAMED_RUNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Results:
     """One row an arm, seed and step: every metric of the step."""
     syncs: pandas.DataFrame
     """One row an arm, seed and reference sync."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know about the journals."""
 
 
 def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
@@ -62,12 +65,15 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
     """
     outcomes, rows, steps, syncs = sweep_dir.read_outcomes(), [], [], []
     arms = sweep_dir.read_arms()
+    notes: dict[str, list[str]] = {}
     for arm in arms.values():
         if original_of(arm, arms) != arm.number:
             continue  # suggested once more; its runs are those of the first
         for seed in stored.plan.sweep.seeds:
             run_dir = sweep_dir.run_dir(arm.number, seed)
-            records, _ = _readable(run_dir)
+            records, _, found = _readable(run_dir)
+            for note in found:
+                notes.setdefault(note, []).append(f"arm {arm.number} seed {seed}")
             mine = {"arm": arm.number, "seed": seed}
             rows.append(run_row(stored, run_dir, arm, seed, outcomes.get((arm.number, seed))))
             steps.append(step_table(records).reset_index().assign(**mine))
@@ -76,6 +82,13 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
         runs=pandas.DataFrame(rows, columns=_columns(stored)),
         steps=_stacked(steps, ["arm", "seed", "step"]),
         syncs=_stacked(syncs, ["arm", "seed", "step"]),
+        notes=tuple(f"{_runs(runs)}: {note}" for note, runs in notes.items()),
+    )
+
+
+def _runs(names: Sequence[str]) -> str:
+    return (
+        ", ".join(names) if len(names) <= NAMED_RUNS else f"{', '.join(names[:NAMED_RUNS])} and {len(names) - NAMED_RUNS} more"
     )
 
 
@@ -95,7 +108,7 @@ def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: 
         seed: its seed.
         outcome: how it ended, None while it has not.
     """
-    records, fault = _readable(run_dir)
+    records, fault, _ = _readable(run_dir)
     row = {"arm": arm.number, "seed": seed, **arm.values, **_status(run_dir, outcome), **MEASURED_NAN, "steps": 0}
     row |= {"advantage_rms_factor": math.nan, "wall_seconds": outcome.wall_seconds if outcome else math.nan}
     row |= {"run_dir": str(run_dir.path), "mlflow_run_id": _mlflow_run_id(run_dir)}
@@ -108,14 +121,15 @@ def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: 
     return row
 
 
-def _readable(run_dir: RunDir) -> tuple[list[Record], str | None]:
-    """Return (a run's journal, what is wrong with it or with the run's configuration); no record where something is."""
+def _readable(run_dir: RunDir) -> tuple[list[Record], str | None, tuple[str, ...]]:
+    """Return (a run's journal, what is wrong with it or with the run's configuration, notes); no record where something is."""
     if not run_dir.config_file.exists():
-        return [], None
+        return [], None, ()
     try:
-        return check_run(run_dir).history, None
+        journal = check_run(run_dir)
     except GrpoError as error:
-        return [], str(error)
+        return [], str(error), ()
+    return journal.history, None, journal.notes
 
 
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A journal that was cut, edited or replaced before a resume is refused; repaired, the run becomes what it would have been."""
 
 import json
+import math
 import shutil
 from collections import Counter
 from dataclasses import asdict, replace
@@ -149,6 +150,20 @@ def test_an_evaluation_whose_record_was_cut_off_is_missed(run_dir: RunDir) -> No
     facts = {"policy": "final", "set": "heldout", "step": STEPS, "num_prompts": 1, "estimates": {}}
     (run_dir.eval / "final.json").write_text(json.dumps(facts))
     with pytest.raises(JournalError, match=f"does not hold the evaluation in eval/final.json .step {STEPS}."):
+        run_status(run_dir)
+
+
+def test_an_evaluation_that_was_edited_is_refused(run_dir: RunDir) -> None:
+    facts = {"policy": "final", "set": "heldout", "step": STEPS, "num_prompts": 9, "estimates": {"a": {"value": math.nan}}}
+    run_dir.eval.mkdir()
+    file = run_dir.eval / "final.json"
+    file.write_text(json.dumps(facts))
+    journal = Journal(run_dir.journal_file)
+    journal.append("eval", STEPS, {**facts, "metrics": {}})
+    journal.close()
+    assert run_status(run_dir).state == "finished"
+    file.write_text(json.dumps({**facts, "estimates": {"a": {"value": 0.9}}}))
+    with pytest.raises(JournalError, match=r"final.json: its figures are not those that the journal holds"):
         run_status(run_dir)
 
 
