@@ -91,11 +91,14 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSum
 
 
 def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
+    from grpo_core.analysis.integrity import check_run
     from grpo_core.rundir import RunDir
 
     if given:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
     RunDir(run_dir).read_config()
+    if repair is None:
+        check_run(RunDir(run_dir))
     use_stack()
     from flows.train import resume
 

@@ -1,7 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
 config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/  original/
-alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
+alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP  journal.damaged-<time>.jsonl (after a repair)
 """
 
 import shutil

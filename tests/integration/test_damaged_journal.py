@@ -303,6 +303,16 @@ def test_a_cut_goes_back_to_the_last_checkpoint_that_the_whole_part_reaches(
     assert resumed == ([left] if any(r.kind == "start" for r in found.trusted) and found.num_whole > 1 else [])
 
 
+def test_a_cut_that_was_killed_half_way_is_done_again(run_dir: RunDir, finished: RunDir) -> None:
+    change_a_digit(run_dir, 5)
+    (run_dir.checkpoints / "step_000006").rename(run_dir.checkpoints / "aside_step_000006")
+    found = find_damage(run_dir)
+    assert found is not None
+    assert "goes back to step_000004; moved aside: step_000008" in cut(run_dir, found)
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+
+
 def test_a_journal_that_is_whole_is_not_repaired(run_dir: RunDir) -> None:
     assert find_damage(run_dir) is None
 
