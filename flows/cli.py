@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -35,6 +35,7 @@ app.command()(sweep)
 app.command()(report)
 app.command()(clean)
 
+Repair = Literal["mlflow", "cut"]
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 DEBUG = "--debug"
@@ -66,10 +67,16 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run that was interrupted: go on with it. Nothing else is given then.")
     ] = None,
+    repair: Annotated[
+        Repair | None,
+        typer.Option(help="With --resume: rebuild a damaged journal from MLflow, or cut it back to a checkpoint."),
+    ] = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
     if resume is not None:
-        summary = _resume(resume, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+        summary = _resume(resume, repair, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+    elif repair is not None:
+        raise ConfigError(f"--repair {repair}: repairs a run that is resumed; give --resume RUN_DIR, too")
     elif config is None:
         raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
     else:
@@ -89,16 +96,19 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSum
     return grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
 
 
-def _resume(run_dir: Path, given: list[object]) -> "RunSummary":
+def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
+    from grpo_core.analysis.integrity import check_run
     from grpo_core.rundir import RunDir
 
     if given:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
     RunDir(run_dir).read_config()
+    if repair is None:
+        check_run(RunDir(run_dir))
     use_stack()
     from flows.train import resume
 
-    return resume(run_dir=str(run_dir))
+    return resume(run_dir=str(run_dir), repair=repair)
 
 
 @app.command()
@@ -290,6 +300,8 @@ def _run_status(run_dir: Path) -> None:
                 echo(f"  {key:20} {now.last.metrics[key]:.4g}")
     for alert in now.alerts:
         echo(f"alert: {alert}")
+    for note in now.notes:
+        echo(note)
 
 
 def _set_environment(debug: bool) -> None:

@@ -24,7 +24,7 @@ from tasks.evaluation import evaluate
 from tasks.model import prepare_model
 from tasks.monitoring import monitor
 from tasks.reporting import RunSummary, report
-from tasks.setup import hold_run, open_run, reopen_run
+from tasks.setup import Repair, hold_run, open_run, reopen_run
 from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
 from tasks.training import release_monitor, train
 
@@ -59,7 +59,7 @@ def grpo(
 
 
 @flow(name="grpo", flow_run_name=name_resumed_run)
-def resume(*, run_dir: Name) -> RunSummary:
+def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
     """Go on with a run that was interrupted, from its newest checkpoint, as if it had never stopped.
 
     Configuration, data and MLflow run are its own. Steps beyond the checkpoint are repeated and compared with what the journal
@@ -67,8 +67,10 @@ def resume(*, run_dir: Name) -> RunSummary:
 
     Args:
         run_dir: Folder of the run.
+        repair: What to do about a damaged journal, which is refused otherwise. mlflow = take its missing steps from MLflow.
+            cut = go back to the last checkpoint that its whole part reaches.
     """
-    return run_training(reopen_run(Path(run_dir)))
+    return run_training(reopen_run(Path(run_dir), repair))
 
 
 def run_training(run_path: Path) -> RunSummary:

@@ -1,6 +1,7 @@
 """The journal of a run: one JSON line an event, flushed and fsynced before it counts. It is the truth; the rest are views.
 
-A record is {"seq", "time", "kind", "step", "data"}. Two rules turn lines into history, and both live here:
+A record is {"seq", "time", "kind", "step", "data", "digest"}; the digests are a chain (`journal_chain.py`), so that a line that
+was changed, added or removed is refused. Two rules turn lines into history, and both live here:
 
 1. A last line that is torn (the process died while writing it) is dropped.
 2. A `resume` record at step k supersedes earlier records of steps > k: they happened, and the run went back behind them. So
@@ -11,14 +12,16 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_core.diskspace import is_full_disk
 from grpo_core.errors import DiskFullError, JournalError, cause, shown
+from grpo_core.journal_chain import Chain
 from grpo_core.locks import holder_of, lock_soon
 from grpo_core.metrics import check_registered
 
@@ -46,6 +49,8 @@ class Record:
     """The step it belongs to; 0 before the first."""
     data: Mapping[str, Any]
     """`step` and `eval` records hold {"metrics": {key: number}}; the others what their kind needs."""
+    digest: str = ""
+    """Of this line and all before it; empty where a version without digests wrote it."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -59,6 +64,15 @@ class Record:
         return round(datetime.fromisoformat(self.time).timestamp() * 1000)
 
 
+class DamagedJournalError(JournalError):
+    """A journal is not as it was written: refused with the ways out."""
+
+    def __init__(self, fault: str, path: Path) -> None:
+        """Say what is wrong with the journal at `path`, and what to do about it."""
+        super().__init__(f"{fault}; {ways_out(path)}")
+        self.fault = fault
+
+
 class Journal:
     """Appends records to a file; the file is locked until it is closed, so that it has one writer at a time."""
 
@@ -66,7 +80,8 @@ class Journal:
         """Open `path` for appending, after dropping a torn last line.
 
         Raises:
-            JournalError: another process is writing it, or a line of it is damaged: nothing is added to such a journal.
+            JournalError: another process is writing it, or a line of it is damaged or its chain of digests is broken: nothing
+                is added to such a journal.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,18 +93,25 @@ class Journal:
             raise JournalError(
                 f"run dir {path.parent}: {holder} is writing its journal; wait for it, end it, or give another --run-dir"
             )
-        lines, whole_bytes = _whole_lines(path.read_bytes())
+        lines, whole_bytes = whole_lines(path.read_bytes())
+        reader = _Reader(path)
         try:
-            for number, line in enumerate(lines, start=1):
-                _decode(line, number, path)
+            for line in lines:
+                reader.take(line)
         except JournalError:
             self._file.close()
             raise
         self._file.truncate(whole_bytes)
         self._whole_bytes = whole_bytes
         self._next_seq = len(lines)
+        self._chain = reader.chain
         self.last_step = 0
         """Step of the last record that was appended here."""
+
+    @property
+    def mark(self) -> tuple[int, str]:
+        """(number of records, digest of the last one): what a checkpoint keeps to know its journal by."""
+        return self._next_seq, self._chain.digest
 
     def append(self, kind: Kind, step: int, data: Mapping[str, Any]) -> Record:
         """Write one record; it is on disk when this returns.
@@ -101,10 +123,12 @@ class Journal:
         check_registered(data.get("metrics", {}))
         time = datetime.now(UTC).isoformat(timespec="microseconds")
         record = Record(seq=self._next_seq, time=time, kind=kind, step=step, data=data)
-        self._write(_encode(record).encode() + b"\n", f"the record {kind!r} of step {step}")
+        line, digest = self._chain.seal(encode(record))
+        self._write(line + b"\n", f"the record {kind!r} of step {step}")
+        self._chain.advance(digest)
         self._next_seq += 1
         self.last_step = step
-        return record
+        return replace(record, digest=digest)
 
     def _write(self, line: bytes, what: str) -> None:
         """Write one line to the disk, or nothing of it: a part would spoil the next line."""
@@ -130,7 +154,8 @@ def read_journal(path: Path) -> list[Record]:
     """Return the history of a run: all records that both rules leave.
 
     Raises:
-        JournalError: there is no such file, a whole line cannot be read, or lines are missing, doubled or out of order.
+        JournalError: there is no such file, a whole line cannot be read, lines are missing, doubled or out of order, or the
+            chain of digests is broken.
     """
     return supersede(read_records(path))
 
@@ -143,8 +168,8 @@ def read_records(path: Path) -> list[Record]:
     """
     if not path.exists():
         raise JournalError(f"{path}: no journal there; give the RUN_DIR of a run that has started")
-    lines, _ = _whole_lines(path.read_bytes())
-    return [_decode(line, number, path) for number, line in enumerate(lines, start=1)]
+    lines, _ = whole_lines(path.read_bytes())
+    return list(map(_Reader(path).take, lines))
 
 
 def supersede(records: list[Record]) -> list[Record]:
@@ -169,7 +194,7 @@ class JournalTail:
         """Start at the beginning of `path`, which need not exist yet."""
         self._path = path
         self._offset = 0
-        self._line_number = 0
+        self._reader = _Reader(path)
 
     def read(self) -> Iterator[Record]:
         """Yield the records that have been completed since the last call."""
@@ -178,50 +203,90 @@ class JournalTail:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             content = file.read()
-        lines, whole_bytes = _whole_lines(content)
+        lines, whole_bytes = whole_lines(content)
         self._offset += whole_bytes
-        for line in lines:
-            self._line_number += 1
-            yield _decode(line, self._line_number, self._path)
+        yield from map(self._reader.take, lines)
 
 
-def _whole_lines(content: bytes) -> tuple[list[bytes], int]:
+class _Reader:
+    """Turns the lines of one journal into records, in their order, and checks numbering and chain."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number = 0
+        self.chain = Chain()
+
+    def take(self, line: bytes) -> Record:
+        self._number += 1
+        where = f"{self._path}, line {self._number}"
+        try:
+            record = decode(line)
+            if record.seq != self._number - 1:
+                expected = self._number - 1
+                raise ValueError(f"seq is {record.seq}, expected {expected}: a line is missing, doubled or out of order")
+        except ValueError as error:
+            raise DamagedJournalError(f"{where}: not a journal record ({cause(error)})", self._path) from error
+        fault = self.chain.check(line)
+        if fault is None and record.digest != self.chain.digest:  # spaces were added, or the order of the fields changed
+            fault = "its digest is not where it was written: something else has written this file again"
+        if fault is not None:
+            raise DamagedJournalError(f"{where}: {fault}", self._path)
+        return record
+
+
+def ways_out(path: Path) -> str:
+    """Return what to do about the damaged journal at `path`."""
+    repair = f"grpo train --resume {shlex.quote(str(path.parent))} --repair"
+    return (
+        f"`{repair} mlflow` takes what is damaged or missing from MLflow, `{repair} cut` goes back to the last checkpoint that "
+        "the whole part reaches"
+    )
+
+
+def whole_lines(content: bytes) -> tuple[list[bytes], int]:
     """Return the lines that end in a newline, and how many bytes they take; what follows is torn."""
     whole_bytes = content.rfind(b"\n") + 1
-    return content[:whole_bytes].splitlines(), whole_bytes
+    return content[:whole_bytes].split(b"\n")[:-1], whole_bytes
 
 
-def _encode(record: Record) -> str:
-    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": _finite(record.data)}
-    return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+def encode(record: Record) -> bytes:
+    """Return the line of a record without its digest."""
+    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)}
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Write NaN and infinities as the texts of NOT_FINITE."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
-def _decode(line: bytes, number: int, path: Path) -> Record:
+def decode(line: bytes) -> Record:
+    """Return the record of one line; neither its number nor its digest is checked.
+
+    Raises:
+        ValueError: it is no journal record.
+    """
     try:
         fields = json.loads(line)
-        kind, data = fields["kind"], dict(fields["data"].items())
+        kind, data, digest = fields["kind"], dict(fields["data"].items()), fields.get("digest", "")
         if kind not in KINDS:
             raise ValueError(f"kind {shown(kind)} is none of {', '.join(sorted(KINDS))}")
         if "metrics" in data:
             data["metrics"] = {key: _number(value) for key, value in data["metrics"].items()}
-        if _whole(fields["seq"]) != number - 1:
-            raise ValueError(f"seq is {fields['seq']}, expected {number - 1}: a line is missing, doubled or out of order")
         if datetime.fromisoformat(fields["time"]).tzinfo is None:
             raise ValueError(f"time {fields['time']} has no zone")
-        return Record(seq=number - 1, time=fields["time"], kind=kind, step=_whole(fields["step"]), data=data)
+        if not isinstance(digest, str):
+            raise ValueError(f"digest {shown(digest)} is not text")
+        seq, step = _whole(fields["seq"]), _whole(fields["step"])
+        return Record(seq=seq, time=fields["time"], kind=kind, step=step, data=data, digest=digest)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise JournalError(f"{path}, line {number}: not a journal record ({type(error).__name__}: {cause(error)})") from error
+        raise ValueError(f"{type(error).__name__}: {cause(error)}") from error
 
 
 def _number(value: Any) -> float:

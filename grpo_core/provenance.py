@@ -46,6 +46,8 @@ class Provenance:
     model_digest: str
     seed: int
     data_seed: int
+    journal_digests: bool = True
+    """The run's journal holds a chain of digests; a journal without any was changed."""
 
 
 def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> Provenance:

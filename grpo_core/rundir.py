@@ -2,6 +2,7 @@
 
 .grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
 original/  alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
+journal.damaged-<time>.jsonl (after a repair)
 """
 
 import shutil

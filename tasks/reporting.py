@@ -45,17 +45,18 @@ class RunSummary:
 def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
     from grpo_core.analysis.figures import save_figures
+    from grpo_core.analysis.integrity import check_run
     from grpo_core.analysis.reproduction import verdict
     from grpo_core.analysis.summary import compare_evaluations, describe_result, run_status
     from grpo_core.analysis.tables import sync_table
-    from grpo_core.journal import read_journal
 
     run_dir = RunDir(run_path)
-    records = read_journal(run_dir.journal_file)
+    records = check_run(run_dir).history
     figures = save_figures(records, run_dir.report)
     status = run_status(run_dir)
     repeated = verdict(run_dir)
-    facts = (*(repeated.facts() if repeated else ()), *describe_result(records, compare_evaluations(run_dir)))
+    reached = describe_result(records, compare_evaluations(run_dir))
+    facts = (*(repeated.facts() if repeated else ()), *reached, *status.notes)
     text = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
     linked = [f"![{figure.stem}]({figure.name})" for figure in figures]
     (run_dir.report / "report.md").write_text("\n\n".join([text, *linked]) + "\n")

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.code import code_in
 from grpo_core.errors import JournalError
-from grpo_core.jsonfile import write_json
+from grpo_core.jsonfile import read_json, write_json
 from grpo_core.rundir import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
 from tasks.progress import say
@@ -108,11 +108,14 @@ def _gather(run: str, target: Path) -> None:
 
 def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     """Copy all but the weights; return what is known of the final policy."""
+    from grpo_core.analysis.integrity import check_run
     from grpo_core.analysis.reproduction import final_policy
     from grpo_core.data.frozen import load_frozen
 
     run_dir.read_config()
     load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
+    check_run(run_dir)
+    final = final_policy(run_dir)  # before the journal is copied, which then reaches it in a run that is under way, too
     target.mkdir(parents=True)
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.journal_file):
         if file.exists():
@@ -123,7 +126,6 @@ def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     except PermissionError:  # a colleague's: it holds the git diff
         say(f"{run_dir.provenance_file} is readable by its owner alone; the environments are not compared")
     shutil.copytree(run_dir.data, target / run_dir.data.name)
-    final = final_policy(run_dir)
     return None if final is None else asdict(final)
 
 
@@ -140,14 +142,27 @@ def _refuse_unfit(run: str, original: RunDir) -> None:
     """Refuse a run that has nothing to be compared, or whose prompts are not those that its provenance names.
 
     Raises:
-        JournalError: it has finished no step, or its prompts are another run's.
+        JournalError: its journal is damaged or holds no finished step, or its prompts are another run's.
         DataError: its prompts were changed.
     """
+    from grpo_core.analysis.integrity import check_run
+    from grpo_core.analysis.reproduction import POLICY_FILE
     from grpo_core.data.frozen import load_frozen, read_manifest
-    from grpo_core.journal import read_journal
+    from grpo_core.journal import DamagedJournalError
 
     load_frozen(original.data)
-    if not any(record.kind == "step" for record in read_journal(original.journal_file)):
+    try:
+        journal = check_run(original).history
+    except DamagedJournalError as error:  # what to do about it holds for a run, not for this copy
+        raise JournalError(f"run {run}: {error.fault}; `grpo track RUN_DIR` sends MLflow a whole one") from error
+    steps = [record.step for record in journal if record.kind == "step"]
+    policy_file = original.path / POLICY_FILE
+    saved_after = read_json(policy_file)["step"] if policy_file.exists() else 0
+    if steps and steps[-1] < saved_after:
+        raise JournalError(
+            f"run {run}: its journal ends at step {steps[-1]}, and its policy was saved after step {saved_after}"
+        )
+    if not steps:
         raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
     expected = original.read_provenance().get("data_digest")
     found = read_manifest(original.data).digest

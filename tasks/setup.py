@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -22,6 +22,8 @@ EVALUATION = "evaluation"
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
 POLL_SECONDS = 0.5
+Repair = Literal["mlflow", "cut"]
+"""What takes the place of the damaged part of a journal: what MLflow holds of it, or nothing."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -49,20 +51,32 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
-def reopen_run(run_path: Path) -> Path:
-    """Return the folder of a run that goes on.
+def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
+    """Return the folder of a run that continues.
+
+    Args:
+        run_path: the folder.
+        repair: how a damaged journal is repaired first; None = it is refused.
 
     Raises:
-        JournalError: there is no training in it, or one that cannot go on.
+        JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
+        ConfigError: config.json was edited since the run began.
+        TrackingError: the journal is to be repaired from MLflow, which cannot be read.
         FolderError: a deployed flow may not write there.
     """
-    check_root(run_path, "run_dir")
+    from grpo_core.analysis.integrity import check_run
     from grpo_core.analysis.summary import run_status
+    from tasks.repair import repair_run
 
+    check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)
     training = run_dir.read_config().training
     if run_dir.read_origin().preset == EVALUATION:
         raise JournalError(f"run dir {run_path}: holds an evaluation, which does not go on; start it again")
+    if repair is not None:
+        repair_run(run_path, repair)
+    for note in check_run(run_dir).notes:
+        say(note)
     begun = run_dir.checkpoints.exists() and run_status(run_dir).state != "finished"
     if training.engine != "native" and begun:
         engine = f"training.engine {training.engine}"

@@ -69,7 +69,7 @@ def identity(record: Record) -> Identity:
 def figures(record: Record) -> dict[str, float]:
     """Return the figures of a record that a repetition must give again."""
     if record.kind == "ref_sync":
-        return {f"ref_sync {key}": float(value) for key, value in record.data.items()}
+        return {f"ref_sync {key}": float(value) for key, value in record.data.items() if key != "repaired"}
     return {key: value for key, value in record.metrics.items() if _is_deterministic(key)}
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_core.analysis.comparison import JournalComparison, compare_journals
+from grpo_core.analysis.integrity import check_run
 from grpo_core.config import RunConfig, changes_between
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
-from grpo_core.journal import read_journal
 from grpo_core.jsonfile import build, read_json
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints, read_state
@@ -36,7 +36,7 @@ class Reproduction:
     """What came of repeating a run."""
 
     inputs: tuple[str, ...]
-    """What the two runs were given that differs, one line each."""
+    """What the two runs were given that differs, one line each, and what is to be known about the first one's journal."""
     journal: JournalComparison
     final: FinalPolicy | None
     """Of the run that was repeated; None where it is not known."""
@@ -103,9 +103,14 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
     Raises:
         GrpoError: one of them cannot be read.
     """
+    first, second = check_run(original), check_run(repeated)
     return Reproduction(
-        inputs=(*config_differences(original.read_config(), repeated.read_config()), *prompt_differences(original, repeated)),
-        journal=compare_journals(read_journal(original.journal_file), read_journal(repeated.journal_file)),
+        inputs=(
+            *config_differences(original.read_config(), repeated.read_config()),
+            *prompt_differences(original, repeated),
+            *(f"the run that is repeated: {note}" for note in first.notes),
+        ),
+        journal=compare_journals(first.history, second.history),
         final=final,
         same_weights=None if final is None else _same_weights(final, repeated),
     )

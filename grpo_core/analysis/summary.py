@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas
 
+from grpo_core.analysis.integrity import check_run
 from grpo_core.errors import JournalError, shown
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.evaluation.statistics import Estimate, paired_difference
-from grpo_core.journal import Record, read_journal
+from grpo_core.journal import Record
 from grpo_core.jsonfile import read_json
 from grpo_core.rundir import RunDir
 
@@ -43,6 +44,8 @@ class RunStatus:
     """The last `step` record."""
     num_syncs: int
     alerts: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What a reader of its figures should know about its journal."""
 
 
 def compare_evaluations(run_dir: RunDir) -> Comparison | None:
@@ -104,10 +107,11 @@ def run_status(run_dir: RunDir) -> RunStatus:
     """Return where a run is, from its journal and its process.
 
     Raises:
-        GrpoError: the folder holds no run.
+        GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
     """
     steps = run_dir.read_config().training.steps
-    records = read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
+    journal = check_run(run_dir)
+    records = journal.history
     step_records = [record for record in records if record.kind == "step"]
     state, reason = _state(records, run_dir)
     return RunStatus(
@@ -117,8 +121,14 @@ def run_status(run_dir: RunDir) -> RunStatus:
         steps=steps,
         last=step_records[-1] if step_records else None,
         num_syncs=sum(record.kind == "ref_sync" for record in records),
-        alerts=(*(str(record.data.get("text")) for record in records if record.kind == "alert"), *run_dir.alerts()),
+        alerts=(*(str(record.data.get("text")) for record in records if _is_alert(record)), *run_dir.alerts()),
+        notes=journal.notes,
     )
+
+
+def _is_alert(record: Record) -> bool:
+    """Tell whether a record is an alert; that the journal was repaired is one of the notes."""
+    return record.kind == "alert" and "repaired" not in record.data
 
 
 def _state(records: list[Record], run_dir: RunDir) -> tuple[str, str | None]:

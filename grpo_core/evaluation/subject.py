@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_core.analysis.integrity import check_run
 from grpo_core.config import RunConfig, run_name
 from grpo_core.data.frozen import MANIFEST_FILE
 from grpo_core.errors import ModelError
@@ -37,6 +38,8 @@ def find_subject(policy: str) -> Subject:
 
     Raises:
         ModelError: the RUN_DIR has no checkpoint.
+        JournalError: its journal is damaged.
+        ConfigError: its configuration was edited since the run began.
     """
     try:
         path = Path(policy).expanduser()
@@ -82,5 +85,7 @@ def _is_checkpoint(path: Path) -> bool:
 def _of_checkpoint(path: Path, run_dir: RunDir) -> Subject:
     step, source = read_state(path).step, path / POLICY_FOLDER
     if run_dir.config_file.is_file():
+        if run_dir.journal_file.exists():
+            check_run(run_dir)
         return subject_of_run(run_dir, source, step)
     return Subject(name=f"{path.name} of {path.parent}", source=str(source), step=step)

@@ -6,6 +6,7 @@
       initial.safetensors     the initial policy, once a sync has made it differ from the reference
       optimizer.pt            AdamW moments; read with `weights_only`, so that a checkpoint never runs code
       state.json              cursor, schedule, sync state
+      journal.json            how far the journal was, and the digest of its last record then
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
 Sampling needs no generator state: its random numbers are functions of seed and step (`generation/randomness.py`).
@@ -34,7 +35,9 @@ from grpo_core.jsonfile import read_json
 from grpo_core.policy.reference import Reference, frozen_copy
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
+    MARK_FILE,
     STATE_FILE,
+    JournalMark,
     TrainingState,
     checkpoint_name,
     list_checkpoints,
@@ -62,7 +65,7 @@ class Trainable:
     schedule: LambdaLR
 
 
-def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: int) -> Path:
+def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: int, mark: JournalMark | None = None) -> Path:
     """Write `folder`/step_NNNNNN and drop all but the `keep` newest and the best; return the new one.
 
     It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
@@ -75,7 +78,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     scratch = folder / f".{target.name}.partial"
     remove_leftovers(folder)
     with whole_or_gone(f"checkpoint {target.name}", scratch):
-        _write(scratch, live, state)
+        _write(scratch, live, state, mark)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     _to_disk(folder)
@@ -89,7 +92,7 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _write(folder: Path, live: Trainable, state: TrainingState) -> None:
+def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
     live.policy.save_pretrained(folder / "policy")
@@ -100,6 +103,8 @@ def _write(folder: Path, live: Trainable, state: TrainingState) -> None:
     with (folder / "optimizer.pt").open("wb") as stream:  # given a path, torch does not tell why it could not write
         torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
     (folder / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
+    if mark is not None:
+        (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
     digests = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
     for path in (*folder.rglob("*"), folder):

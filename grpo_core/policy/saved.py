@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo_core.errors import ModelError, cause
 from grpo_core.jsonfile import build, read_json
 
-MANIFEST_FILE, STATE_FILE = "manifest.json", "state.json"
+MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
 _NAME = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"\.step_\d{6,}\.partial")
 
@@ -31,6 +31,15 @@ class TrainingState:
     best_step: int | None = None
     """The evaluated step with the highest held-out accuracy so far, the first of equals; its checkpoint is kept."""
     best_accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalMark:
+    """Where the journal of a run was when a checkpoint was taken: by it the checkpoint knows its journal."""
+
+    records: int
+    digest: str
+    """Of the last of these records."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -77,6 +86,19 @@ def read_state(checkpoint: Path) -> TrainingState:
         return build(TrainingState, read_json(checkpoint / STATE_FILE))
     except (OSError, ValueError) as error:
         raise ModelError(f"{checkpoint}: {STATE_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+
+
+def read_mark(checkpoint: Path) -> JournalMark | None:
+    """Return where the journal was when a checkpoint was taken; None where a version without digests took it.
+
+    Raises:
+        ModelError: journal.json holds something else.
+    """
+    file = checkpoint / MARK_FILE
+    try:
+        return build(JournalMark, read_json(file)) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{checkpoint}: {MARK_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
 
 
 def checkpoint_name(step: int | None) -> str | None:

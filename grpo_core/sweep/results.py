@@ -7,12 +7,13 @@ from typing import Any
 
 import pandas
 
+from grpo_core.analysis.integrity import check_run
 from grpo_core.analysis.summary import run_status
 from grpo_core.analysis.tables import step_table, sync_table
 from grpo_core.config import RunConfig
 from grpo_core.config.consistency import advantage_rms_factor
-from grpo_core.errors import GrpoError, JournalError
-from grpo_core.journal import Record, read_journal
+from grpo_core.errors import GrpoError
+from grpo_core.journal import Record
 from grpo_core.jsonfile import read_json
 from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
@@ -39,6 +40,7 @@ OF_LAST_STEPS = {
     "probe_kl_init": "kl/probe/full_init",
 }
 """Column -> metric whose mean over the last steps it is."""
+NAMED_RUNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Results:
     """One row an arm, seed and step: every metric of the step."""
     syncs: pandas.DataFrame
     """One row an arm, seed and reference sync."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know about the journals."""
 
 
 def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
@@ -61,12 +65,15 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
     """
     outcomes, rows, steps, syncs = sweep_dir.read_outcomes(), [], [], []
     arms = sweep_dir.read_arms()
+    notes: dict[str, list[str]] = {}
     for arm in arms.values():
         if original_of(arm, arms) != arm.number:
             continue  # suggested once more; its runs are those of the first
         for seed in stored.plan.sweep.seeds:
             run_dir = sweep_dir.run_dir(arm.number, seed)
-            records = _readable(run_dir)
+            records, _, found = _readable(run_dir)
+            for note in found:
+                notes.setdefault(note, []).append(f"arm {arm.number} seed {seed}")
             mine = {"arm": arm.number, "seed": seed}
             rows.append(run_row(stored, run_dir, arm, seed, outcomes.get((arm.number, seed))))
             steps.append(step_table(records).reset_index().assign(**mine))
@@ -75,6 +82,13 @@ def collect(sweep_dir: SweepDir, stored: StoredSweep) -> Results:
         runs=pandas.DataFrame(rows, columns=_columns(stored)),
         steps=_stacked(steps, ["arm", "seed", "step"]),
         syncs=_stacked(syncs, ["arm", "seed", "step"]),
+        notes=tuple(f"{_runs(runs)}: {note}" for note, runs in notes.items()),
+    )
+
+
+def _runs(names: Sequence[str]) -> str:
+    return (
+        ", ".join(names) if len(names) <= NAMED_RUNS else f"{', '.join(names[:NAMED_RUNS])} and {len(names) - NAMED_RUNS} more"
     )
 
 
@@ -94,22 +108,28 @@ def run_row(stored: StoredSweep, run_dir: RunDir, arm: Arm, seed: int, outcome: 
         seed: its seed.
         outcome: how it ended, None while it has not.
     """
+    records, fault, _ = _readable(run_dir)
     row = {"arm": arm.number, "seed": seed, **arm.values, **_status(run_dir, outcome), **MEASURED_NAN, "steps": 0}
     row |= {"advantage_rms_factor": math.nan, "wall_seconds": outcome.wall_seconds if outcome else math.nan}
     row |= {"run_dir": str(run_dir.path), "mlflow_run_id": _mlflow_run_id(run_dir)}
-    if run_dir.config_file.exists():
+    if fault is not None:
+        row |= {"status": "failed", "cause": fault}
+    elif run_dir.config_file.exists():
         config = run_dir.read_config()
         row["advantage_rms_factor"] = advantage_rms_factor(config) or math.nan
-        row |= measure(_readable(run_dir), config, stored.plan.sweep.objective)
+        row |= measure(records, config, stored.plan.sweep.objective)
     return row
 
 
-def _readable(run_dir: RunDir) -> list[Record]:
-    """Return a run's journal, empty where it has none, or a damaged one, which the run's cause of failure says."""
+def _readable(run_dir: RunDir) -> tuple[list[Record], str | None, tuple[str, ...]]:
+    """Return (a run's journal, what is wrong with it or with the run's configuration, notes); no record where something is."""
+    if not run_dir.config_file.exists():
+        return [], None, ()
     try:
-        return read_journal(run_dir.journal_file)
-    except JournalError:
-        return []
+        journal = check_run(run_dir)
+    except GrpoError as error:
+        return [], str(error), ()
+    return journal.history, None, journal.notes
 
 
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
     stop.install()
     try:
-        journal = Journal(run_dir.journal_file)
-    except (JournalError, OSError) as error:
+        journal = _open_journal(run_dir)
+    except (GrpoError, OSError) as error:  # nothing is added to the journal of such a run, not even that it failed
         stop.close()
         sys.stderr.write(f"{error}\n")
         return JournalError.exit_code
@@ -82,6 +82,24 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     finally:
         stop.close()
         journal.close()
+
+
+def _open_journal(run_dir: RunDir) -> Journal:
+    """Open the journal of a run for appending.
+
+    Raises:
+        JournalError: another process is writing it, it is damaged, or it does not reach what the run has saved.
+        ConfigError: config.json was edited since the run began.
+    """
+    from grpo_core.analysis.integrity import check_run
+
+    journal = Journal(run_dir.journal_file)
+    try:
+        check_run(run_dir)
+    except GrpoError:
+        journal.close()
+        raise
+    return journal
 
 
 def _run(
@@ -110,6 +128,7 @@ def _run(
             "device": str(session.policy.device),
             "deterministic": config.training.deterministic,
             "steps": config.training.steps,
+            "config": config.model_dump(mode="json"),
         }
         # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
         began = any(record.kind == "start" for record in read_records(run_dir.journal_file))

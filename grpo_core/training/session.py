@@ -17,7 +17,7 @@ from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpo
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer, resolve_model
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.saved import TrainingState, list_checkpoints
+from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.rewards.base import load_rewards
 from grpo_core.rundir import RunDir
 from grpo_core.training.forward import ForwardSettings
@@ -55,7 +55,9 @@ class Session:
     def save(self, state: TrainingState) -> str:
         """Write a checkpoint; return its name."""
         keep = self.config.training.keep_checkpoints
-        return save_checkpoint(self.run_dir.checkpoints, self.live, state, keep).name
+        records, digest = self.journal.mark
+        mark = JournalMark(records=records, digest=digest)
+        return save_checkpoint(self.run_dir.checkpoints, self.live, state, keep, mark).name
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to go on from.

@@ -1,6 +1,6 @@
 """Task: the tables of a sweep, its report, and the summary that its flow returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,9 @@ def make_report(sweep_path: Path) -> tuple["Results", Path, tuple[str, ...]]:
     for name, table in (("runs", results.runs), ("steps", results.steps), ("syncs", results.syncs)):
         _storable(table).to_parquet(sweep_dir.results / f"{name}.parquet", index=False)
     results.runs.to_csv(sweep_dir.results / "runs.csv", index=False)
-    report = write_report(_facts(sweep_dir, stored), results.runs, results.steps, results.syncs, sweep_dir.report)
+    facts = _facts(sweep_dir, stored)
+    facts = replace(facts, notes=(*facts.notes, *results.notes))
+    report = write_report(facts, results.runs, results.steps, results.syncs, sweep_dir.report)
     return results, report.page, report.answer
 
 

@@ -13,8 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.analysis.rules import RuleBook
-from grpo_core.errors import GrpoError, TrackingError
-from grpo_core.journal import read_journal, read_records
+from grpo_core.errors import GrpoError, JournalError, TrackingError
+from grpo_core.journal import Record, read_journal, read_records
 from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir
 from tasks.cancellation import RunCancelledError
@@ -134,7 +134,12 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
     except GrpoError as error:  # the local store was damaged meanwhile, which does not make a training fail
         return (f"nothing of the run's end is in MLflow: {error}",)
     rules = RuleBook(run_dir.read_config().monitor.rules)
-    for record in read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []:
+    records: list[Record] = []
+    try:
+        records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
+    except JournalError as error:  # nothing of a damaged journal is tracked
+        problems.append(str(error))
+    for record in records:
         shipper.add(record)
         for alert in rules.check(record):
             shipper.add_alert(alert)

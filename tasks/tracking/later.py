@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from grpo_core.errors import TrackingError
-from grpo_core.journal import Record, read_journal
+from grpo_core.analysis.integrity import check_run
+from grpo_core.errors import JournalError, TrackingError
+from grpo_core.journal import Record
 from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
 from tasks.tracking import Status, track_inputs, track_results
@@ -15,11 +16,14 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     """Ship what MLflow does not hold yet, each figure once; return (the MLflow run, its status, what could not be tracked).
 
     Raises:
-        JournalError: the folder holds no run that has started.
+        JournalError: the folder holds no run that has started, or its journal is damaged.
+        ConfigError: its configuration was edited since it began.
         TrackingError: the run was never tracked, or is under way: its own monitor ships it.
     """
     run_dir = RunDir(run_path)
-    records = read_journal(run_dir.journal_file)
+    if not run_dir.journal_file.exists():
+        raise JournalError(f"{run_dir.journal_file}: no journal there; give the RUN_DIR of a run that has started")
+    records = check_run(run_dir).history
     writer = lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file)
     if writer is not None:
         raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")

@@ -53,6 +53,8 @@ def test_every_figure_arrives_once_however_often_it_is_done(grpo: Any, untracked
 
 def test_a_table_that_was_tracked_when_the_run_was_interrupted_is_replaced(grpo: Any, untracked: Path) -> None:
     journal = untracked / "journal.jsonl"
+    for saved in ("checkpoints", "eval"):  # what a run has not saved yet when it is interrupted after its first sync
+        shutil.rmtree(untracked / saved)
     whole = journal.read_bytes()
     first_sync = whole.index(b'"kind":"ref_sync"')
     journal.write_bytes(whole[: whole.index(b"\n", first_sync) + 1])
@@ -73,6 +75,7 @@ def test_a_run_that_was_killed_after_a_resume_is_killed_whatever_ended_before(gr
 
 def test_a_run_that_was_killed_is_killed_in_mlflow_too(grpo: Any, untracked: Path) -> None:
     journal = untracked / "journal.jsonl"
+    (untracked / "eval" / "final.json").unlink()
     before_its_end, _, _ = journal.read_text().partition('"kind":"end"')
     journal.write_text(before_its_end[: before_its_end.rindex("\n") + 1])
     assert grpo("track", str(untracked), cwd=untracked.parent).returncode == 0

@@ -68,6 +68,7 @@ def test_a_run_that_stopped_early_is_not_complete(trained: Any) -> None:
     one, two = trained("one"), trained("two")
     kept = [line for line in two.journal_file.read_text().splitlines(keepends=True) if json.loads(line)["step"] < 2]
     two.journal_file.write_text("".join(kept))
+    shutil.rmtree(two.checkpoints)
     found = compare_runs(one, two, None)
     assert not found.is_identical
     assert "not complete: " in found.facts()[0]

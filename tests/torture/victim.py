@@ -123,7 +123,7 @@ def watch_journal(announcer: Announcer) -> None:
 
 def watch_checkpoints(announcer: Announcer) -> None:
     """Announce the writing of a checkpoint file by file, its renaming, and the deletion of old ones."""
-    around(session, "save_checkpoint", Phase.WRITE, announcer, lambda _folder, _live, state, _keep: (state.step, ""))
+    around(session, "save_checkpoint", Phase.WRITE, announcer, lambda _folder, _live, state, _keep, _mark: (state.step, ""))
 
     def written(path: Path) -> None:
         if not announcer.is_in(Phase.WRITE):

@@ -25,9 +25,10 @@ from grpo_core.data.frozen import load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.evaluation.subject import find_subject
 from grpo_core.journal import KINDS, Journal, JournalTail, Record, read_journal
+from grpo_core.journal_chain import Chain
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.saved import TrainingState, list_checkpoints, read_state
+from grpo_core.policy.saved import TrainingState, list_checkpoints, read_mark, read_state
 from grpo_core.rundir import RunDir
 from grpo_core.training.__main__ import main
 from tests.conftest import build_model
@@ -56,7 +57,32 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     torch.set_num_threads(threads)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    make_repeatable(made)
     return made
+
+
+def make_repeatable(run_dir: RunDir) -> None:
+    """Give the journal the same times and durations in every run of these tests, and its checkpoints the marks that fit."""
+    records = json_lines(run_dir.journal_file.read_bytes())
+    chain, lines, digests = Chain(), [], []
+    for record in records:
+        record["time"] = f"2026-01-01T00:00:{record['seq']:02}.000000+00:00"
+        record["data"].pop("config", None)  # it names a folder of this session
+        metrics = record["data"].get("metrics", {})
+        metrics.update({key: 1.0 for key in metrics if key.startswith(("time/", "perf/"))})
+        del record["digest"]
+        line, digest = chain.seal(json.dumps(record, separators=(",", ":")).encode())
+        chain.advance(digest)
+        lines.append(line + b"\n")
+        digests.append(digest)
+    run_dir.journal_file.write_bytes(b"".join(lines))
+    for folder in list_checkpoints(run_dir.checkpoints):
+        files = Files(folder)
+        mark = json.loads(files["journal.json"])
+        damage = {"journal.json": as_json({**mark, "digest": digests[mark["records"] - 1]})}
+        for name, content in sealed(files, damage).items():
+            assert content is not None
+            (folder / name).write_bytes(content)
 
 
 # Journals
@@ -76,7 +102,13 @@ def assert_records(records: list[Record]) -> None:
     assert [record.seq for record in records] == sorted({record.seq for record in records})
 
 
-def judge_journal(run_dir: RunDir, content: bytes, tally: Tally) -> None:
+def min_records(run_dir: RunDir) -> int:
+    """Return how many records the newest checkpoint was saved after: a run's status is not given for fewer."""
+    marks = [read_mark(checkpoint) for checkpoint in list_checkpoints(run_dir.checkpoints)]
+    return max((mark.records for mark in marks if mark is not None), default=0)
+
+
+def judge_journal(run_dir: RunDir, content: bytes, intact: bytes, tally: Tally) -> None:
     path = run_dir.journal_file
     path.write_bytes(content)
     records = outcome(lambda: read_journal(path), str(path))
@@ -85,14 +117,17 @@ def judge_journal(run_dir: RunDir, content: bytes, tally: Tally) -> None:
     status = outcome(lambda: run_status(run_dir), str(path))
     assert (tailed is REFUSED) == (records is REFUSED)
     assert status is REFUSED or records is not REFUSED
+    whole = content[: content.rfind(b"\n") + 1]
     if records is not REFUSED:
         assert_records(records)
+        if records:  # whatever was changed within a journal that has digests is refused; only its end can be missing
+            assert intact.startswith(whole) or not any(record.digest for record in records)
+        assert status is REFUSED or whole.count(b"\n") >= min_records(run_dir)
         assert status is REFUSED or status.state in ("finished", "stopped", "failed", "died", "not started")
         facts = outcome(lambda: describe_result(records, None), "step")
         assert facts is REFUSED or all(isinstance(fact, str) for fact in facts)
         syncs = outcome(lambda: sync_table(records), "ref_sync")
         assert syncs is REFUSED or len(syncs) == sum(record.kind == "ref_sync" for record in records)
-    whole = content[: content.rfind(b"\n") + 1]
     appended = outcome(lambda: append(path), str(path))
     assert (appended is REFUSED) == (records is REFUSED)
     if appended is not REFUSED:
@@ -110,26 +145,29 @@ def append(path: Path) -> Record:
 
 @pytest.fixture
 def journal(run_dir: RunDir) -> Iterator[bytes]:
-    """The journal's content, the same in every run of these tests; it is put back after the test."""
-    records = json_lines(run_dir.journal_file.read_bytes())
-    for record in records:
-        record["time"] = f"2026-01-01T00:00:{record['seq']:02}.000000+00:00"
-        metrics = record["data"].get("metrics", {})
-        metrics.update({key: 1.0 for key in metrics if key.startswith(("time/", "perf/"))})
-    content = b"".join(as_json(record) + b"\n" for record in records)
+    """The journal's content; it is put back after the test."""
+    content = run_dir.journal_file.read_bytes()
     yield content
     run_dir.journal_file.write_bytes(content)
 
 
-def test_mutated_records_of_a_journal(run_dir: RunDir, journal: bytes) -> None:
-    records = json_lines(journal)
+@pytest.fixture
+def older(run_dir: RunDir, journal: bytes) -> Iterator[list[Any]]:
+    """The journal's records without digests, which let mutations through that a chain refuses; checkpoints are away."""
+    away = run_dir.checkpoints.rename(run_dir.path / "away")
+    yield [{key: value for key, value in record.items() if key != "digest"} for record in json_lines(journal)]
+    away.rename(run_dir.checkpoints)
+
+
+def test_mutated_records_of_a_journal_of_an_older_version(run_dir: RunDir, journal: bytes, older: list[Any]) -> None:
+    records = older
     tally = Tally([journal])
 
     @search(400)
     @given(tree=mutated_trees(records))
     def run(tree: Any) -> None:
         lines = tree if isinstance(tree, list) else [tree]
-        judge_journal(run_dir, b"".join(as_json(line) + b"\n" for line in lines), tally)
+        judge_journal(run_dir, b"".join(as_json(line) + b"\n" for line in lines), journal, tally)
 
     run()
     tally.check("records of a journal", *PLAN["records of a journal"])
@@ -141,7 +179,7 @@ def test_mutated_bytes_of_a_journal(run_dir: RunDir, journal: bytes) -> None:
     @search(300)
     @given(content=mutated_bytes(journal))
     def run(content: bytes) -> None:
-        judge_journal(run_dir, content, tally)
+        judge_journal(run_dir, content, journal, tally)
 
     run()
     tally.check("bytes of a journal", *PLAN["bytes of a journal"])

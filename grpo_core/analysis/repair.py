@@ -1,0 +1,210 @@
+"""Repair of a damaged journal: back to the last checkpoint that its whole part reaches, or rebuilt from tracked figures.
+
+Whatever is done, the damaged file stays beside the journal as journal.damaged-<time>.jsonl, and a record of the new journal
+says how it was repaired. A repair that is killed has done nothing, or is done again.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from grpo_core.analysis.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
+from grpo_core.errors import JournalError
+from grpo_core.journal import Record, decode, encode, whole_lines
+from grpo_core.journal_chain import Chain
+from grpo_core.locks import holder_of, lock_soon
+from grpo_core.rundir import RunDir
+
+ASIDE = "aside_"
+"""Before the name of a checkpoint that the journal does not reach: nothing looks for one under such a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a damaged journal."""
+
+    content: bytes
+    record: Record | None
+    """None where the line is damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """A damaged journal, and what of it can be relied on."""
+
+    fault: str
+    lines: list[Line]
+    saved: list[Saved]
+    num_whole: int
+    """Lines from the beginning that are as they were written."""
+    trusted: list[Record]
+    """Records that are as they were written, wherever they stand."""
+
+
+def find_damage(run_dir: RunDir) -> Damage | None:
+    """Return what is damaged in the journal of a run; None where it is whole and reaches what the run has saved."""
+    saved, has_digests = find_saved(run_dir), wrote_digests(run_dir)
+    file = run_dir.journal_file
+    content, _ = whole_lines(file.read_bytes() if file.exists() else b"")
+    lines, fault = scan(content)
+    whole = [line.record for line in lines if line.record is not None]
+    fault = fault or find_fault(whole, saved, has_digests)
+    if fault is None:
+        return None
+    prefix = _prefix(lines)
+    accepted = accepted_digests(prefix)
+    vouched = [_is_vouched(prefix, item, accepted) for item in saved]
+    foreign = False in vouched or (has_digests and bool(whole) and not whole[0].digest)
+    if foreign:  # written again, or another run's: only what a checkpoint vouches for
+        marks = [item.mark.records for item, is_so in zip(saved, vouched, strict=True) if is_so and item.mark is not None]
+        prefix = prefix[: max(marks, default=0)]
+    trusted = prefix if foreign else whole
+    hole = find_hole(prefix)
+    num_whole = len(prefix) if hole is None else hole[2].seq
+    return Damage(fault=fault, lines=lines, saved=saved, num_whole=num_whole, trusted=trusted)
+
+
+def scan(content: Sequence[bytes]) -> tuple[list[Line], str | None]:
+    """Return every line with its record where it is as it was written, and the first fault.
+
+    A line is whole if its digest is that of its content and of the digest that stands before it, so that one line that was
+    changed does not spoil those after it.
+    """
+    lines: list[Line] = []
+    chain, first_fault = Chain(), None
+    for number, line in enumerate(content, start=1):
+        had_digest = bool(chain.digest)
+        fault = chain.check(line)
+        try:
+            record = decode(line)
+            if fault is None and record.digest != chain.digest:
+                fault = "its digest is not where it was written"
+            elif not chain.digest and record.seq != number - 1:  # only the digests of later versions vouch for a number
+                fault = f"seq is {record.seq}, expected {number - 1}"
+        except ValueError as error:
+            record, fault = None, f"not a journal record ({error})"
+        if fault is not None and first_fault is None:
+            first_fault = f"line {number}: {fault}"
+        if fault is not None and chain.digest and not had_digest:  # one of the older lines may be the one that was changed
+            lines = [replace(older, record=None) for older in lines]
+        lines.append(Line(content=line, record=record if fault is None else None))
+    return lines, first_fault
+
+
+def cut(run_dir: RunDir, damage: Damage) -> str:
+    """Keep the whole part, move checkpoints that it does not reach aside; return what was done, one line.
+
+    The run goes back to the newest checkpoint that is left, or to its beginning. Evaluations whose record is lost are made
+    again.
+
+    Raises:
+        JournalError: another process writes the journal.
+    """
+    kept = [line.record for line in damage.lines[: damage.num_whole] if line.record is not None]
+    accepted = accepted_digests(kept)
+    lost = [item for item in damage.saved if item.fault(kept, accepted) is not None]
+    reached = [item for item in damage.saved if item.set_name is None and item not in lost]
+    where = f"goes back to {reached[-1].path.name}" if reached else "begins again at step 0"
+    checkpoints = [item.path.name for item in lost if item.set_name is None]
+    aside = f"; moved aside: {', '.join(checkpoints)}" if checkpoints else ""
+    text = f"journal repaired by a cut: {len(kept)} of {len(damage.lines)} records are left, the run {where}{aside}"
+    steps = [record.step for record in kept if record.kind == "step"]
+    with _Replacement(run_dir.journal_file) as new:
+        new.keep([line.content for line in damage.lines[: damage.num_whole]])
+        new.add(Record(seq=0, time=now(), kind="alert", step=max(steps, default=0), data={"text": text, "repaired": "cut"}))
+        for item in lost:
+            if item.set_name is None:
+                item.path.rename(free_name(item.path.with_name(f"{ASIDE}{item.path.name}")))
+            else:
+                item.path.unlink()
+        new.put()
+    return text
+
+
+def rewrite(run_dir: RunDir, records: Sequence[Record]) -> None:
+    """Put a rebuilt journal in the place of the damaged one.
+
+    Raises:
+        JournalError: another process writes the journal.
+    """
+    with _Replacement(run_dir.journal_file) as new:
+        for record in records:
+            new.add(record)
+        new.put()
+
+
+class _Replacement:
+    """A journal that takes the place of a damaged one, which stays beside it; nobody else writes it meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._chain = Chain()
+        self._lines: list[bytes] = []
+
+    def __enter__(self) -> "_Replacement":
+        self._file = self._path.open("ab")
+        if not lock_soon(self._file):
+            holder = holder_of(self._file)
+            self._file.close()
+            raise JournalError(f"{self._path}: {holder} is writing it; wait for it, or end it first")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def keep(self, lines: Sequence[bytes]) -> None:
+        """Take over lines as they are."""
+        for line in lines:
+            self._chain.check(line)
+            self._lines.append(line)
+
+    def add(self, record: Record) -> None:
+        """Add a record under the next number."""
+        line, digest = self._chain.seal(encode(replace(record, seq=len(self._lines))))
+        self._chain.advance(digest)
+        self._lines.append(line)
+
+    def put(self) -> None:
+        """Make it the journal."""
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        with partial.open("wb") as file:
+            file.write(b"".join(line + b"\n" for line in self._lines))
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copy2(self._path, free_name(self._path.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl")))
+        os.replace(partial, self._path)
+
+
+def _prefix(lines: Sequence[Line]) -> list[Record]:
+    """Return the records before the first damaged line."""
+    prefix: list[Record] = []
+    for line in lines:
+        if line.record is None or line.record.seq != len(prefix):
+            break
+        prefix.append(line.record)
+    return prefix
+
+
+def _is_vouched(records: Sequence[Record], saved: Saved, accepted: frozenset[str]) -> bool | None:
+    """Tell whether a checkpoint was saved after these records; None where it cannot tell."""
+    mark = saved.mark
+    if mark is None or not mark.records or mark.digest in accepted or mark.records > len(records):
+        return None
+    return records[mark.records - 1].digest == mark.digest
+
+
+def free_name(path: Path) -> Path:
+    """Return `path`, or where that is taken, with the first number that is free."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
+def now() -> str:
+    """Return the time as the journal writes it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")

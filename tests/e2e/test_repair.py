@@ -1,0 +1,82 @@
+"""A journal that was cut before `grpo train --resume` is refused with two ways out, and each leads to the whole run."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.analysis.comparison import compare_journals
+from grpo_core.journal import read_journal, read_records
+
+STEPS = 8
+OPTIONS = (f"training.steps={STEPS}", "training.checkpoint_every=2", "training.keep_checkpoints=9")
+
+
+@pytest.fixture(scope="module")
+def whole(grpo: Any, tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of eight steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = grpo("train", str(tiny_yaml), *OPTIONS, "--run-dir", "runs/one", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "one"
+
+
+@pytest.fixture
+def cut(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it whose journal was cut in the middle."""
+    run = Path(shutil.copytree(whole, tmp_path / "runs" / "one"))
+    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "journal.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 3))
+    return run
+
+
+def test_nobody_reads_it_and_all_say_how_to_repair_it(grpo: Any, cut: Path) -> None:
+    before = (cut / "journal.jsonl").read_bytes()
+    commands = (("train", "--resume"), ("status",), ("track",), ("reproduce",), ("evaluate",))
+    for command in commands:
+        done = grpo(*command, str(cut), cwd=cut.parents[1])
+        assert done.returncode == 2, (command, done.stdout)
+        assert f"{cut / 'journal.jsonl'}: it ends at step 3, and checkpoints/step_000004 was saved after step 4" in done.stderr
+        for way in ("mlflow", "cut"):
+            assert f"`grpo train --resume {cut} --repair {way}`" in done.stderr
+    assert (cut / "journal.jsonl").read_bytes() == before
+    done = grpo("train", "quickstart", "--repair", "cut", cwd=cut.parents[1])
+    assert done.returncode == 2
+    assert "give --resume RUN_DIR, too" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["mlflow", "cut"])
+def test_each_way_leads_to_the_whole_run_and_every_figure_is_tracked_once(grpo: Any, whole: Path, cut: Path, way: str) -> None:
+    from mlflow import MlflowClient
+
+    done = grpo("train", "--resume", str(cut), "--repair", way, cwd=cut.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert "journal repaired " in done.stdout
+    compared = compare_journals(read_journal(whole / "journal.jsonl"), read_journal(cut / "journal.jsonl"))
+    assert compared.is_identical, (compared.differences[:3], compared.missing[:3])
+    assert compared.steps == STEPS
+    marked = [r.step for r in read_records(cut / "journal.jsonl") if r.kind == "step" and "repaired" in r.data]
+    assert marked == ([4, 5, 6, 7, 8] if way == "mlflow" else [])
+    assert ("step_000002" in done.stdout) == (way == "cut")
+    report = (cut / "report" / "report.md").read_text()
+    assert "journal repaired " in report
+    assert "journal repaired " in grpo("status", str(cut), cwd=cut.parents[1]).stdout
+    tracked = json.loads((cut / "tracking.json").read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    expected = {(key, record.step) for record in read_journal(cut / "journal.jsonl") for key in record.metrics}
+    points = (point for key in {key for key, _ in expected} for point in client.get_metric_history(tracked["run_id"], key))
+    assert Counter((point.key, point.step) for point in points) == dict.fromkeys(expected, 1)
+
+
+def test_a_configuration_that_was_edited_is_refused(grpo: Any, whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "runs" / "one"))
+    config = json.loads((run / "config.json").read_text())
+    config["loss"]["beta"] = 0.5
+    (run / "config.json").write_text(json.dumps(config))
+    for command in (("train", "--resume"), ("status",), ("track",), ("reproduce",), ("evaluate",)):
+        done = grpo(*command, str(run), cwd=tmp_path)
+        assert done.returncode == 2, (command, done.stdout)
+        assert "config.json: changed since the run began: loss.beta is 0.5, was 0.04" in done.stderr

@@ -1,0 +1,476 @@
+"""A journal that was cut, edited or replaced before a resume is refused; repaired, the run becomes what it would have been."""
+
+import json
+import math
+import shutil
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.analysis.comparison import compare_journals
+from grpo_core.analysis.integrity import check_run
+from grpo_core.analysis.repair import cut, find_damage
+from grpo_core.analysis.summary import run_status
+from grpo_core.errors import ConfigError, GrpoError, JournalError
+from grpo_core.journal import JOURNAL_FILE, Journal, Record, read_journal, read_records
+from grpo_core.policy.saved import list_checkpoints
+from grpo_core.rundir import RunDir
+from grpo_core.training.__main__ import main
+from tests.mutated.files import Files, sha256
+
+STEPS = 8
+OPTIONS = {
+    "training.steps": STEPS,
+    "training.checkpoint_every": 2,
+    "training.keep_checkpoints": 9,
+    "evaluation.every_steps": 4,
+    "evaluation.every_num_prompts": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of eight steps with checkpoints after 2, 4, 6 and 8, and a sync every two steps."""
+    from grpo_core.config import apply_overrides, validate_config
+    from grpo_core.data.prepare import prepare
+
+    made = RunDir(tmp_path_factory.mktemp("finished") / "run")
+    config = validate_config(apply_overrides(tiny_values, OPTIONS))
+    made.create(config)
+    prepare(config, made.data)
+    assert main([str(made.path)]) == 0
+    return made
+
+
+@pytest.fixture
+def run_dir(finished: RunDir, tmp_path: Path) -> RunDir:
+    """A copy of it to damage."""
+    return RunDir(Path(shutil.copytree(finished.path, tmp_path / "run")))
+
+
+def lines_of(run_dir: RunDir) -> list[bytes]:
+    return run_dir.journal_file.read_bytes().splitlines(keepends=True)
+
+
+def cut_after(run_dir: RunDir, step: int) -> None:
+    """Leave the records up to a step."""
+    kept = [line for line in lines_of(run_dir) if json.loads(line)["step"] <= step]
+    run_dir.journal_file.write_bytes(b"".join(kept))
+
+
+def change_a_digit(run_dir: RunDir, step: int) -> int:
+    """Change the reward of a step; return the number of its line."""
+    lines = lines_of(run_dir)
+    number = next(i for i, line in enumerate(lines) if b'"kind":"step","step":%d,' % step in line)
+    at = lines[number].index(b'"reward/mean":') + len(b'"reward/mean":')
+    lines[number] = lines[number][:at] + (b"1" if lines[number][at : at + 1] != b"1" else b"2") + lines[number][at + 1 :]
+    run_dir.journal_file.write_bytes(b"".join(lines))
+    return number + 1
+
+
+def make_old(run_dir: RunDir) -> None:
+    """Make a folder of a version without digests of it: no digests, no marks, no configuration in the start record."""
+    lines = []
+    for line in lines_of(run_dir):
+        record = json.loads(line)
+        del record["digest"]
+        record["data"].pop("config", None)
+        lines.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+    run_dir.journal_file.write_bytes(b"".join(lines))
+    for checkpoint in list_checkpoints(run_dir.checkpoints):
+        (checkpoint / "journal.json").unlink()
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        del manifest["journal.json"]
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def strip_digests(run_dir: RunDir) -> None:
+    lines = [{key: value for key, value in json.loads(line).items() if key != "digest"} for line in lines_of(run_dir)]
+    run_dir.journal_file.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def same_history(one: RunDir, other: RunDir) -> None:
+    compared = compare_journals(read_journal(one.journal_file), read_journal(other.journal_file))
+    assert compared.is_identical, (compared.differences[:3], compared.missing[:3])
+    assert compared.steps == STEPS
+
+
+# Refused
+
+
+DAMAGES = {
+    "cut to half": (lambda run: cut_after(run, 3), "ends at step 3, and checkpoints/step_000004 was saved after step 4"),
+    "gone": (lambda run: run.journal_file.unlink(), "holds no finished step, and checkpoints/step_000002"),
+    "one digit": (lambda run: change_a_digit(run, 5), "its digest is not that of its content"),
+    "no digests": (strip_digests, "are not those after which checkpoints/step_000002 was saved"),
+    "written again": (
+        lambda run: run.journal_file.write_text("".join(json.dumps(json.loads(line)) + "\n" for line in lines_of(run))),
+        "something else has written this file again",
+    ),
+    "a line less": (
+        lambda run: run.journal_file.write_bytes(b"".join(lines_of(run)[:4] + lines_of(run)[5:])),
+        "a line is missing, doubled or out of order",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_journal_is_refused_everywhere_and_not_touched(
+    run_dir: RunDir, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, words = DAMAGES[damage]
+    make(run_dir)  # type: ignore[no-untyped-call]
+    before = run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""
+    for read in (run_status, check_run):
+        with pytest.raises(JournalError) as refused:
+            read(run_dir)
+        assert words in str(refused.value)
+        assert f"{run_dir.journal_file}" in str(refused.value)
+        for way in ("mlflow", "cut"):
+            assert f"grpo train --resume {run_dir.path} --repair {way}" in str(refused.value)
+    capsys.readouterr()
+    assert main([str(run_dir.path)]) == 2
+    assert words in capsys.readouterr().err
+    assert (run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b"") == before
+
+
+def test_the_journal_of_another_run_is_refused(run_dir: RunDir, tiny_run: Any) -> None:
+    other = tiny_run({**OPTIONS, "training.seed": 1}, name="other")
+    assert main([str(other.path)]) == 0
+    shutil.copy(other.journal_file, run_dir.journal_file)
+    with pytest.raises(JournalError, match="or is the journal of another run"):
+        run_status(run_dir)
+
+
+def test_an_evaluation_whose_record_was_cut_off_is_missed(run_dir: RunDir) -> None:
+    run_dir.eval.mkdir(exist_ok=True)
+    facts = {"policy": "final", "set": "heldout", "step": STEPS, "num_prompts": 1, "estimates": {}}
+    (run_dir.eval / "final.json").write_text(json.dumps(facts))
+    with pytest.raises(JournalError, match=f"does not hold the evaluation in eval/final.json .step {STEPS}."):
+        run_status(run_dir)
+
+
+def test_an_evaluation_that_was_edited_is_refused(run_dir: RunDir) -> None:
+    facts = {"policy": "final", "set": "heldout", "step": STEPS, "num_prompts": 9, "estimates": {"a": {"value": math.nan}}}
+    run_dir.eval.mkdir()
+    file = run_dir.eval / "final.json"
+    file.write_text(json.dumps(facts))
+    journal = Journal(run_dir.journal_file)
+    journal.append("eval", STEPS, {**facts, "metrics": {}})
+    journal.close()
+    assert run_status(run_dir).state == "finished"
+    file.write_text(json.dumps({**facts, "estimates": {"a": {"value": 0.9}}}))
+    with pytest.raises(JournalError, match=r"final.json: its figures are not those that the journal holds"):
+        run_status(run_dir)
+
+
+def test_a_configuration_that_was_edited_is_refused_by_its_keys(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads(run_dir.config_file.read_text())
+    config["training"]["steps"], config["loss"]["beta"] = STEPS + 1, 0.125
+    run_dir.config_file.write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as refused:
+        run_status(run_dir)
+    assert f"training.steps is {STEPS + 1}, was {STEPS}" in str(refused.value)
+    assert "loss.beta is 0.125, was 0.04" in str(refused.value)
+    before = run_dir.journal_file.read_bytes()
+    assert main([str(run_dir.path)]) == 2
+    assert "training.steps is" in capsys.readouterr().err
+    assert run_dir.journal_file.read_bytes() == before
+    config["training"]["steps"], config["loss"]["beta"] = STEPS, 0.04
+    config["tracking"]["uri"] = "http://127.0.0.1:5005"  # where the run is tracked may move
+    run_dir.config_file.write_text(json.dumps(config))
+    assert run_status(run_dir).state == "finished"
+
+
+def test_a_damaged_run_is_no_empty_row_of_a_sweep(run_dir: RunDir) -> None:
+    from grpo_core.sweep.arms import Arm
+    from grpo_core.sweep.folder import Outcome
+    from grpo_core.sweep.results import run_row
+    from grpo_core.sweep.schema import ObjectiveConfig
+
+    class Stored:
+        class plan:  # noqa: N801
+            class sweep:  # noqa: N801
+                objective = ObjectiveConfig(metric="reward/mean")
+
+    outcome = Outcome(arm=0, seed=0, status="finished", cause=None, wall_seconds=1.0)
+    arm = Arm(number=0, values={"loss.beta": 0.04})
+    assert run_row(Stored, run_dir, arm, 0, outcome)["status"] == "finished"  # type: ignore[arg-type]
+    change_a_digit(run_dir, 5)
+    row = run_row(Stored, run_dir, arm, 0, outcome)  # type: ignore[arg-type]
+    assert row["status"] == "failed"
+    assert "its digest is not that of its content" in row["cause"]
+    assert row["objective"] != row["objective"]
+
+
+# Older journals
+
+
+def test_an_older_run_is_read_with_a_note_and_resumed(run_dir: RunDir, finished: RunDir) -> None:
+    cut_after(run_dir, 5)
+    for checkpoint in list_checkpoints(run_dir.checkpoints)[2:]:
+        shutil.rmtree(checkpoint)
+    make_old(run_dir)
+    old = run_dir.journal_file.read_bytes()
+    (note,) = run_status(run_dir).notes
+    assert "an older version wrote it without digests" in note
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+    assert run_dir.journal_file.read_bytes().startswith(old)
+    (note,) = run_status(run_dir).notes
+    num_old = old.count(b"\n")
+    assert f"wrote its first {num_old} records without digests" in note
+    change_a_digit(run_dir, 3)  # the first digest covers the older part
+    with pytest.raises(JournalError, match=f"its digest is not that of lines 1 to {num_old + 1}"):
+        run_status(run_dir)
+
+
+def test_the_hole_that_an_older_version_left_is_seen(run_dir: RunDir) -> None:
+    make_old(run_dir)
+    records = [json.loads(line) for line in lines_of(run_dir)]
+    resume = {"seq": 0, "time": records[-1]["time"], "kind": "resume", "step": 6, "data": {}}
+    kept = [r for r in records if r["step"] <= 3] + [resume] + [r for r in records if r["step"] > 6]
+    text = "".join(json.dumps({**record, "seq": seq}) + "\n" for seq, record in enumerate(kept))
+    run_dir.journal_file.write_text(text)
+    shutil.rmtree(run_dir.checkpoints / "step_000004")
+    shutil.rmtree(run_dir.checkpoints / "step_000006")
+    with pytest.raises(JournalError, match="steps 4 to 6 are missing before line"):
+        run_status(run_dir)
+    damage = find_damage(run_dir)
+    assert damage is not None
+    cut(run_dir, damage)
+    assert run_status(run_dir).step == 3
+
+
+# Legal states
+
+
+@pytest.mark.parametrize("after", ["step", "checkpoint"])
+def test_a_run_that_was_killed_between_checkpoint_and_record_resumes(run_dir: RunDir, finished: RunDir, after: str) -> None:
+    """The checkpoint is renamed before its record is written."""
+    lines = lines_of(run_dir)
+    last = max(i for i, line in enumerate(lines) if b'"kind":"checkpoint","step":6,' in line)
+    run_dir.journal_file.write_bytes(b"".join(lines[: last + (after == "checkpoint")]) + b'{"seq":')
+    shutil.rmtree(run_dir.checkpoints / "step_000008")
+    assert run_status(run_dir).step == 6
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+
+
+def test_a_damaged_newest_checkpoint_is_no_fault_of_the_journal(run_dir: RunDir, finished: RunDir) -> None:
+    for name in ("journal.json", "state.json"):
+        newest = list_checkpoints(run_dir.checkpoints)[-1]
+        (newest / name).write_text("{")
+        assert main([str(run_dir.path)]) == 0
+        shutil.rmtree(run_dir.checkpoints / f"damaged_{newest.name}")
+        same_history(finished, run_dir)
+
+
+# Repaired by a cut
+
+
+@pytest.mark.parametrize(
+    ("damage", "left", "aside"),
+    [
+        ("cut to half", 2, ["step_000004", "step_000006", "step_000008"]),
+        ("one digit", 4, ["step_000006", "step_000008"]),
+        ("a line less", 2, ["step_000004", "step_000006", "step_000008"]),
+        ("no digests", 0, ["step_000002", "step_000004", "step_000006", "step_000008"]),
+        ("gone", 0, ["step_000002", "step_000004", "step_000006", "step_000008"]),
+    ],
+)
+def test_a_cut_goes_back_to_the_last_checkpoint_that_the_whole_part_reaches(
+    run_dir: RunDir, finished: RunDir, damage: str, left: int, aside: list[str]
+) -> None:
+    DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
+    before = run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""
+    found = find_damage(run_dir)
+    assert found is not None
+    text = cut(run_dir, found)
+    assert f"goes back to step_{left:06d}" in text if left else "begins again at step 0" in text
+    assert [path.name for path in sorted(run_dir.checkpoints.glob("aside_*"))] == [f"aside_{name}" for name in aside]
+    (kept,) = run_dir.path.glob("journal.damaged-*.jsonl")
+    assert kept.read_bytes() == before
+    assert find_damage(run_dir) is None
+    assert run_status(run_dir).notes == (text,)
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+    assert find_damage(run_dir) is None
+    resumed = [record.step for record in read_records(run_dir.journal_file) if record.kind == "resume"]
+    assert resumed == ([left] if any(r.kind == "start" for r in found.trusted) and found.num_whole > 1 else [])
+
+
+def test_a_cut_that_was_killed_half_way_is_done_again(run_dir: RunDir, finished: RunDir) -> None:
+    change_a_digit(run_dir, 5)
+    (run_dir.checkpoints / "step_000006").rename(run_dir.checkpoints / "aside_step_000006")
+    found = find_damage(run_dir)
+    assert found is not None
+    assert "goes back to step_000004; moved aside: step_000008" in cut(run_dir, found)
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+
+
+def test_a_journal_that_is_whole_is_not_repaired(run_dir: RunDir) -> None:
+    assert find_damage(run_dir) is None
+
+
+# Repaired from MLflow
+
+
+@pytest.fixture(scope="module")
+def shipped(finished: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An MLflow run that holds every figure of the run, in a store of its own; the store's file is copied for each test."""
+    from mlflow import MlflowClient
+
+    from tasks.tracking import Shipper, TrackedRun
+
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("e", artifact_location=(folder / "artifacts").as_uri())
+    run = TrackedRun(uri=uri, experiment_id=experiment, run_id=client.create_run(experiment).info.run_id, name="run")
+    client.log_artifact(run.run_id, str(finished.config_file))
+    ship(Shipper(run), read_records(finished.journal_file))
+    return run
+
+
+@pytest.fixture
+def tracked(run_dir: RunDir, shipped: Any, tmp_path: Path) -> Any:
+    """(the MLflow run, its client), both for this test alone."""
+    from mlflow import MlflowClient
+
+    store = shutil.copy(shipped.uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    run = replace(shipped, uri=f"sqlite:///{store}")
+    run_dir.tracking_file.write_text(json.dumps(asdict(run)))
+    return run, MlflowClient(tracking_uri=run.uri)
+
+
+def ship(shipper: Any, records: list[Record]) -> None:
+    for record in records:
+        shipper.add(record)
+    assert shipper.ship_all(10) == 0
+
+
+def assert_tracked_once(tracked: Any, run_dir: RunDir) -> None:
+    """MLflow holds each (key, step) of the journal once, and a new shipper sends nothing twice."""
+    from tasks.tracking import Shipper
+
+    run, client = tracked
+    records = read_records(run_dir.journal_file)
+    ship(Shipper(run), records)
+    expected = {(key, record.step) for record in records for key in record.metrics}
+    found = Counter((key, p.step) for key in {key for key, _ in expected} for p in client.get_metric_history(run.run_id, key))
+    assert found == dict.fromkeys(expected, 1)
+
+
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "written again"])
+def test_mlflow_gives_back_the_steps_that_are_missing(
+    run_dir: RunDir, finished: RunDir, tracked: Any, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tasks.repair import repair_run
+
+    DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
+    repair_run(run_dir.path, "mlflow")
+    assert "journal repaired from MLflow" in capsys.readouterr().out
+    same_history(finished, run_dir)
+    assert list(run_dir.path.glob("journal.damaged-*.jsonl"))
+    records = read_records(run_dir.journal_file)
+    marked = [record.step for record in records if record.kind == "step" and record.data.get("repaired") == "mlflow"]
+    # After a line that is gone, the next one cannot be known to be the one that was written.
+    one = {"one digit": [5], "cut to half": [4, 5, 6, 7, 8], "a line less": marked}
+    assert marked == one.get(damage, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert len(marked) <= 2 or damage != "a line less"
+    times = {r.step: r.timestamp_ms for r in read_records(finished.journal_file) if r.kind == "step"}
+    assert {record.step: record.timestamp_ms for record in records if record.kind == "step"} == times
+    kinds = ("ref_sync", "eval")
+    wanted, found = ([(r.kind, r.step) for r in read_records(d.journal_file) if r.kind in kinds] for d in (finished, run_dir))
+    assert sorted(found) == sorted(wanted)
+    assert any("repaired from MLflow" in note for note in run_status(run_dir).notes)
+    assert main([str(run_dir.path)]) == 0  # an end that was lost is written again; no step is
+    same_history(finished, run_dir)
+    assert run_status(run_dir).state == "finished"
+    assert_tracked_once(tracked, run_dir)
+    repair_run(run_dir.path, "mlflow")
+    assert "nothing to repair" in capsys.readouterr().out
+
+
+def test_a_repaired_journal_that_is_damaged_again_is_repaired_again(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
+    from tasks.repair import repair_run
+
+    cut_after(run_dir, 3)
+    repair_run(run_dir.path, "mlflow")
+    change_a_digit(run_dir, 7)
+    repair_run(run_dir.path, "cut")
+    assert run_status(run_dir).step == 6
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+    assert_tracked_once(tracked, run_dir)
+
+
+def test_what_mlflow_does_not_hold_either_is_not_invented(run_dir: RunDir, tracked: Any) -> None:
+    from tasks.repair import repair_run
+
+    run, client = tracked
+    other = client.create_run(run.experiment_id).info.run_id
+    run_dir.tracking_file.write_text(json.dumps({**asdict(run), "run_id": other}))
+    cut_after(run_dir, 3)
+    before = run_dir.journal_file.read_bytes()
+    with pytest.raises(JournalError, match=r"MLflow does not hold the steps 4, 5, 6, 7, 8 either; `--repair cut`"):
+        repair_run(run_dir.path, "mlflow")
+    assert run_dir.journal_file.read_bytes() == before
+    assert not list(run_dir.path.glob("journal.damaged-*"))
+    run_dir.tracking_file.unlink()
+    with pytest.raises(GrpoError, match=r"no readable tracking.json"):
+        repair_run(run_dir.path, "mlflow")
+
+
+def test_a_cut_leaves_mlflow_with_each_figure_once(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
+    from tasks.repair import repair_run
+
+    cut_after(run_dir, 3)
+    repair_run(run_dir.path, "cut")
+    assert main([str(run_dir.path)]) == 0
+    same_history(finished, run_dir)
+    assert_tracked_once(tracked, run_dir)
+
+
+def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
+    from tasks.repair import repair_run
+
+    journal = Journal(run_dir.journal_file)
+    try:
+        with pytest.raises(JournalError, match="is writing its journal"):
+            repair_run(run_dir.path, "cut")
+    finally:
+        journal.close()
+
+
+def test_old_lines_and_new_lines_are_one_chain(tmp_path: Path) -> None:
+    """Whatever byte of a journal is changed, it is refused; only its end can be missing."""
+    old = [Record(seq=seq, time="2026-01-01T00:00:00+00:00", kind="step", step=seq + 1, data={}) for seq in range(2)]
+    fields = ("seq", "time", "kind", "step", "data")
+    path = tmp_path / JOURNAL_FILE
+    path.write_text("".join(json.dumps({name: getattr(record, name) for name in fields}) + "\n" for record in old))
+    journal = Journal(path)
+    journal.append("resume", 2, {})
+    journal.append("step", 3, {"metrics": {"reward/mean": 0.5}})
+    journal.close()
+    content = path.read_bytes()
+    whole = read_records(path)
+    for at in range(len(content)):
+        for bit in (1, 2, 16):
+            path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
+            try:
+                found = read_records(path)
+            except JournalError:
+                continue
+            assert at == len(content) - 1, (at, bit)  # the newline of the last line: it is torn
+            assert found == whole[:-1]
+
+
+def test_a_checkpoint_vouches_for_its_mark(run_dir: RunDir) -> None:
+    newest = list_checkpoints(run_dir.checkpoints)[-1]
+    assert json.loads(Files(newest)["manifest.json"])["journal.json"] == sha256(Files(newest)["journal.json"])
