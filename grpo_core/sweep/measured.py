@@ -37,20 +37,25 @@ def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int
     return sum(values[step] for step in steps) / len(steps)
 
 
-def last_measured(config: RunConfig, key: str) -> int:
-    """Return the last step at which a run of `training.steps` steps measures a metric of steps; 0 where it never does."""
-    metric, steps, reference = find_metric(key), config.training.steps, config.reference
+def is_measured(config: RunConfig, key: str, step: int) -> bool:
+    """Return whether a run measures a metric of steps at a step."""
+    metric, reference = find_metric(key), config.reference
     when = metric.when if metric is not None else "step"
     if when == "probe":
-        return _last_multiple(config.probe.every_steps, steps)
+        return config.probe.every_steps is not None and step % config.probe.every_steps == 0
     if when == "sync":
-        return _last_multiple(reference.sync_steps, steps)
+        return reference.sync_steps is not None and step % reference.sync_steps == 0
     if when == "multi_update":
-        return 0 if is_single_update(config) else steps
-    if key.startswith("kl/init/") and reference.sync_steps is not None and reference.sync_steps < steps:
+        return not is_single_update(config)
+    if key.startswith("kl/init/") and reference.sync_steps is not None and step > reference.sync_steps:
         # Until the first sync the initial policy is the reference, which is measured at every step.
-        return max(reference.sync_steps, _last_multiple(reference.kl_init_every, steps))
-    return steps
+        return step % reference.kl_init_every == 0
+    return True
+
+
+def last_measured(config: RunConfig, key: str) -> int:
+    """Return the last step at which a run of `training.steps` steps measures a metric of steps; 0 where it never does."""
+    return next((step for step in range(config.training.steps, 0, -1) if is_measured(config, key, step)), 0)
 
 
 def unmeasured_at_end(config: RunConfig, key: str, last_steps: int) -> str | None:
@@ -58,27 +63,21 @@ def unmeasured_at_end(config: RunConfig, key: str, last_steps: int) -> str | Non
     steps, measured = config.training.steps, last_measured(config, key)
     if measured > max(0, steps - last_steps):
         return None
-    period = next((name for name in _period_keys(key) if _value(config, name) is not None), None)
-    if not measured or period is None:
+    if not measured:
         return f"{key} is never measured in the {steps} steps (training.steps) of a run"
+    name, period = _period(config, key)
     return (
-        f"{key} is measured for the last time at step {measured} ({period} {_value(config, period)}), before the last {last_steps} "
-        f"of {steps} steps (objective.last_steps, training.steps), so no run has it at its end; let {period} divide {steps}, or set "
+        f"{key} is measured for the last time at step {measured} ({name} {period}), before the last {last_steps} of {steps} steps "
+        f"(objective.last_steps, training.steps), so no run has it at its end; let {name} divide {steps}, or set "
         f"objective.last_steps to {steps - measured + 1} or more"
     )
 
 
-def _period_keys(key: str) -> tuple[str, ...]:
+def _period(config: RunConfig, key: str) -> tuple[str, int | None]:
+    """Return the key that says how often a metric is measured which is not measured at every step, and its value."""
     metric = find_metric(key)
-    when = metric.when if metric is not None else "step"
-    return {"probe": ("probe.every_steps",), "sync": ("reference.sync_steps",)}.get(when, ("reference.kl_init_every",))
-
-
-def _value(config: RunConfig, name: str) -> int | None:
-    section, _, key = name.partition(".")
-    value: int | None = getattr(getattr(config, section), key)
-    return value
-
-
-def _last_multiple(every: int | None, steps: int) -> int:
-    return 0 if every is None else steps // every * every
+    if metric is not None and metric.is_probe:
+        return "probe.every_steps", config.probe.every_steps
+    if metric is not None and metric.when == "sync":
+        return "reference.sync_steps", config.reference.sync_steps
+    return "reference.kl_init_every", config.reference.kl_init_every
