@@ -35,7 +35,7 @@ class Metric:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it measures the policy of one step on a fixed set: the last figure is where the policy is, a mean is nowhere."""
+        """Whether it measures the policy as it is at one step, on a fixed set: the last one counts, a mean describes none."""
         return self.when == "probe"
 
 

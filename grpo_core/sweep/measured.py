@@ -1,8 +1,8 @@
 """What figures of steps say of a run's end, and whether a run of some configuration will have measured them there.
 
-A figure of every step is noisy, so the last steps are averaged. A probe is not: it measures the policy as it is at one step, and a
-mean over several probes would describe policies that the run has left behind. Steps count, never measurements: a figure that was
-measured every ten steps must not be averaged over the last five times it was measured, which is most of the run.
+A figure of every step is noisy, so the last steps are averaged. A probe is not: it measures the policy as it is at one step,
+and a mean over several probes would describe policies that the run has left behind. Steps count, never measurements: the last
+five measurements of a figure that is measured every ten steps are most of the run, not its end.
 """
 
 from collections.abc import Mapping
@@ -67,8 +67,8 @@ def unmeasured_at_end(config: RunConfig, key: str, last_steps: int) -> str | Non
         return f"{key} is never measured in the {steps} steps (training.steps) of a run"
     name, period = _period(config, key)
     return (
-        f"{key} is measured for the last time at step {measured} ({name} {period}), before the last {last_steps} of {steps} steps "
-        f"(objective.last_steps, training.steps), so no run has it at its end; let {name} divide {steps}, or set "
+        f"{key} is measured for the last time at step {measured} ({name} {period}), before the last {last_steps} of {steps} "
+        f"steps (objective.last_steps, training.steps), so no run has it at its end; let {name} divide {steps}, or set "
         f"objective.last_steps to {steps - measured + 1} or more"
     )
 

@@ -46,8 +46,9 @@ def _warnings(objective: ObjectiveConfig, config: RunConfig) -> Iterable[str]:
         yield f"the report will lack the exact drift: {why}"
     if why is None and config.training.max_tokens is not None and every > last_steps:
         yield (
-            f"runs end at training.max_tokens {config.training.max_tokens}, so their last {last_steps} steps (objective.last_steps) "
-            f"may hold no probe (probe.every_steps {every}); such runs have no exact drift: set objective.last_steps to {every} or more"
+            f"runs end at training.max_tokens {config.training.max_tokens}, so their last {last_steps} steps "
+            f"(objective.last_steps) may hold no probe (probe.every_steps {every}); such runs have no exact drift: set "
+            f"objective.last_steps to {every} or more"
         )
 
 

@@ -172,7 +172,8 @@ def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
     """Return what a metric says of the last `count` steps of the run; NaN where it was not measured in them."""
     if key not in steps:
         return math.nan
-    measured = {int(step): float(value) for step, value in steps[key].dropna().items()}
+    known = steps[key].dropna()
+    measured = dict(zip(map(int, known.index), map(float, known), strict=True))
     found = figure_at_end(measured, key, end=int(steps.index[-1]), count=count)
     return math.nan if found is None else found
 

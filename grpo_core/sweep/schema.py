@@ -62,15 +62,15 @@ class ObjectiveConfig(Section):
     """Figure to maximise: of the final evaluation (`eval/heldout/...`), or of steps, as the mean of the last `last_steps`; of a
     probe (`kl/probe/...`) the last one in them."""
     kl_metric: str = "kl/init/seq"
-    """The drift that `kl_penalty` or `kl_bound` is about: its mean over the last `last_steps` steps, of a probe (`kl/probe/...`) the
-    last one in them. A run whose last steps hold no such figure has none."""
+    """The drift that `kl_penalty` or `kl_bound` is about: its mean over the last `last_steps` steps, of a probe
+    (`kl/probe/...`) the last one in them. A run whose last steps hold no such figure has none."""
     kl_penalty: float | None = Field(default=None, gt=0)
     """Subtracted per unit of `kl_metric`; null = the drift costs nothing."""
     kl_bound: float | None = Field(default=None, gt=0)
     """An arm whose mean drift exceeds it is never the best; null = no bound."""
     last_steps: int = Field(default=5, ge=1)
-    """Steps at the end of a run whose figures say where it ended. Steps, not measurements: a figure that is measured every ten steps
-    may be missing in the last five."""
+    """Steps at the end of a run whose figures say where it ended. Steps, not measurements: a figure that is measured every
+    ten steps may be missing in the last five."""
 
     @property
     def is_of_evaluation(self) -> bool:
@@ -94,8 +94,8 @@ class PrunerConfig(Section):
     """`median`: below the median of the others at the same step. `successive_halving`: not among the best 1 in
     `reduction_factor` that reached the rung. null = rewards prune nothing."""
     kl_budget: float | None = Field(default=None, gt=0)
-    """Pruned once the drift (`objective.kl_metric`) of the last `window` steps exceeds it: their mean, or the last probe in them; null =
-    never."""
+    """Pruned once the drift (`objective.kl_metric`) of the last `window` steps exceeds it: their mean, or the last probe in
+    them; null = never."""
     first_step: int = Field(default=10, ge=1)
     """The first rung: nothing is pruned before this step."""
     every_steps: int = Field(default=10, ge=1)
