@@ -22,6 +22,7 @@ SETTINGS = {
     "reference.sync_steps": "sync {}",
     "reference.mixup_alpha": "α={}",  # noqa: RUF001
 }
+GROUP_SIZE = "rollout.group_size"
 UNITS = {"rollout.group_size": "completions", "reference.sync_steps": "steps"}
 
 

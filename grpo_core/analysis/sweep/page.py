@@ -9,11 +9,11 @@ import jinja2
 
 from grpo_core.analysis.sweep import cells
 from grpo_core.analysis.sweep.costs import time_lines
-from grpo_core.analysis.sweep.facts import knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.facts import GROUP_SIZE, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.findings import Best, Findings, best_arm
 from grpo_core.analysis.sweep.held import held_words
-from grpo_core.analysis.sweep.numbers import counted, number
+from grpo_core.analysis.sweep.numbers import PLUS_MINUS, counted, number
 from grpo_core.analysis.sweep.statistics import smallest_t
-from grpo_core.analysis.sweep.words import GROUP_SIZE, Best, Findings, best_arm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,17 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
     ]
     sampled = _filled(cells.association_table(effects))
     differences = _filled(cells.difference_table(findings, best))
+    crossed = _filled(*(cells.interaction_table(findings, outcome) for outcome in findings.interactions))
     arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
     found += [
         Section(anchor="sampled", title="Knobs without matched arms", tables=sampled),
-        Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
+        Section(
+            anchor="pairs",
+            title="Pairs of knobs",
+            words=(*_when(of("pairs"), PAIRS_NOTE), *_when(crossed, INTERACTION_NOTE)),
+            pictures=of("pairs"),
+            tables=crossed,
+        ),
         Section(
             anchor="frontier",
             title="Reward against drift",
@@ -177,13 +184,126 @@ EFFECT_NOTE = (
     "correction. No line: one seed, or no spread."
 )
 PAIRS_NOTE = (
-    "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds, which includes what a seed does "
-    "to all cells. Within a seed only settings of the other knobs enter that are complete in every cell."
+    f"Mean objective over all other knobs, {PLUS_MINUS.format(seeds='its')}, which includes what a seed does to all cells. "
+    "Within a seed only settings of the other knobs enter that are complete in every cell."
 )
 FRONTIER_NOTE = (
-    "Small: runs. Large: means of arms, ± 1 standard error over seeds. The line joins the arms that no other beats in "
-    "both; their numbers are those of the table of arms. Up and left is better. After a reference sync the left "
+    f"Small markers are runs. Large markers are arm means, {PLUS_MINUS.format(seeds='their')}; a bar that reaches the edge of "
+    "the picture is longer than it shows. The line joins the arms that no other beats in both; their numbers are those of "
+    "the table of arms. Up and left is better. After a reference sync the left picture starts again from 0 and the right "
+    "does not."
+)
+INTERACTION_NOTE)),
+            pictures=of("pairs"),
+            tables=crossed,
+        ),
+        Section(
+            anchor="frontier",
+            title="Reward against drift",
+            words=_when(of("frontier"), FRONTIER_NOTE + _bound_note(findings)),
+            pictures=of("frontier"),
+        ),
+        Section(anchor="drift", title="KL over steps", words=_when(of("drift"), DRIFT_NOTE), pictures=of("drift")),
+        Section(
+            anchor="curves",
+            title="Reward, entropy and length over steps",
+            words=_when(of("curves"), CURVES_NOTE),
+            pictures=of("curves"),
+        ),
+        Section(anchor="arms", title="Arms", tables=arms),
+        Section(
+            anchor="differences",
+            title="Arms against each other",
+            words=_when(differences, _family_note(findings)),
+            tables=differences,
+        ),
+        Section(anchor="secondary", title="What else the knobs change", tables=_filled(cells.secondary_table(findings))),
+        Section(anchor="costs", title="Where the time went", words=_when(sweep.arms, *time_lines(sweep)), pictures=of("costs")),
+        Section(anchor="left-out", title="Runs left out", tables=_filled(cells.left_out_table(sweep))),
+        Section(anchor="method", title="How it was computed", words=METHOD),
+        Section(anchor="runs", title="All runs", tables=_filled(cells.run_table(sweep))),
+    ]
+    return found
+
+
+def _plan(findings: Findings) -> list[tuple[str, str]]:
+    facts, sweep = findings.facts, findings.sweep
+    knobs = [f"{knob_title(knob)}: {_levels(findings, knob)}" for knob in facts.knobs]
+    planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
+    plan = [
+        ("Objective", facts.objective),
+        ("Knobs", "; ".join(knobs)),
+        ("Seeds", f"{', '.join(map(str, facts.seeds))} (the same in every arm)"),
+        ("Runs", f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
+        ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
+    ]
+    if GROUP_SIZE in facts.knobs:
+        plan.append(("Held", held_words(sweep)))
+    return plan
+
+
+def _levels(findings: Findings, knob: str) -> str:
+    levels = [level_name(knob, level) for level in findings.sweep.levels(knob)] or ["no arm yet"]
+    return ", ".join(levels) if len(levels) <= 12 else f"{levels[0]} to {levels[-1]} ({len(levels)} values)"
+
+
+def _effect_note(findings: Findings, knob: str) -> str:
+    effects = findings.effects["objective"]
+    if (association := effects.association(knob)) is not None:
+        reason = association.reason[0].upper() + association.reason[1:]
+        return f"{reason}, so this is an association over arms, not a contrast of matched ones."
+    contrasts = effects.of(knob)
+    if not contrasts:
+        return "There is nothing to compare: one level, or no matched pair of complete runs."
+    used, planned = sum(found.pairs for found in contrasts), sum(found.planned_pairs for found in contrasts)
+    matched = "" if used == planned else f" {used} of {planned} matched pairs of runs were complete; the others do not enter."
+    return EFFECT_NOTE + matched
+
+
+def _bound_note(findings: Findings) -> str:
+    if findings.facts.kl_bound is None:
+        return ""
+    return f" Arms over the bound of {findings.facts.kl_bound:g} ({findings.facts.kl_metric}) are drawn, but not joined."
+
+
+def _family_note(findings: Findings) -> str:
+    tested = [found for found in findings.differences if found.estimate.p == found.estimate.p]
+    if not tested:
+        return "One seed shows no spread: there is no interval and no p-value."
+    seeds, count = max(found.estimate.seeds for found in tested), len(tested)
+    return (
+        f"{counted(count, 'pair')}, one family: with {seeds} seeds the first difference stands once it is "
+        f"{number(smallest_t(seeds, count))} times its standard error. Arms are many and seeds few; the effects of knobs above "
+        "average over arms and show more."
+    )
+
+
+def _filled(*tables: cells.Table) -> tuple[cells.Table, ...]:
+    return tuple(table for table in tables if table.rows)
+
+
+def _when(shown: Sequence[object], *words: str) -> tuple[str, ...]:
+    return words if shown else ()
+
+
+EFFECT_NOTE = (
+    "Left: each grey line is a seed, averaged over the arms that are complete at every level; thick is the mean with "
+    "its 95 % interval, which includes what a seed does to all levels. Right: differences within seeds; thick, the 95 "
+    "% interval of this difference alone; thin, wide enough for all of them at once; orange stands after Holm's "
+    "correction. No line: one seed, or no spread."
+)
+PAIRS_NOTE = (
+    f"Mean objective over all other knobs, {PLUS_MINUS.format(seeds='its')}, which includes what a seed does to all cells. "
+    "Within a seed only settings of the other knobs enter that are complete in every cell."
+)
+FRONTIER_NOTE = (
+    f"Small markers are runs. Large markers are arm means, {PLUS_MINUS.format(seeds='their')}; a bar that reaches the edge "
+    "of the picture is longer than it shows. The line joins the arms that no other beats in both; their numbers are those of the table of arms. Up and left is better. After a reference sync the left "
     "picture starts again from 0 and the right does not."
+)
+INTERACTION_NOTE = (
+    "How far the difference between two levels of a knob differs between two levels of another: 0 where the knobs do not "
+    "depend on each other. Paired within seeds, at equal settings of the remaining knobs."
 )
 DRIFT_NOTE = (
     "A line is a seed, or in panels with several arms a run. Lines across: reference syncs, which hold from the next step."
@@ -203,10 +323,11 @@ METHOD = (
         "bootstrap (9,999 resamples, Efron 1987). One seed has neither."
     ),
     (
-        "Intervals of 95 % are each for itself, unadjusted. A difference is claimed if its p-value stands after Holm's "
-        "step-down correction (Holm 1979) within its family: all statements about knobs for one outcome, or all pairs of "
-        'arms. The chance of even one false claim in a family is then at most 5 %. The column "all at once" (Bonferroni) '
-        "is wide enough for the whole family together."
+        "± is the same everywhere in this report: half of Student's 95 % interval of a mean over seeds. Intervals of 95 % are "
+        'each for itself, unadjusted; so is what the answer calls "alone". A difference is claimed if its p-value stands after '
+        "Holm's step-down correction (Holm 1979) within its family: all statements about knobs for one outcome, all "
+        "interactions for one outcome, or all pairs of arms. The chance of even one false claim in a family is then at most "
+        '5 %. The column "all at once" (Bonferroni) is wide enough for the whole family together.'
     ),
     (
         "The same difference in every seed has no spread. If it is 0 it is called identical, with p = 1. If not, its "

@@ -53,9 +53,9 @@ class PairedEstimate:
     method: Literal["none", "t", "BCa"]
 
     @property
-    def error(self) -> float:
-        """Half the width of the interval."""
-        return (self.high - self.low) / 2
+    def excludes_zero(self) -> bool:
+        """Whether the interval of this difference alone lies on one side of 0."""
+        return self.low > 0 or self.high < 0
 
 
 def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> PairedEstimate:
