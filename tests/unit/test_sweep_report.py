@@ -25,7 +25,8 @@ from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
 from grpo_core.analysis.sweep.report import SweepReport, write_report
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import paired_estimate
-from grpo_core.analysis.sweep.words import answer, best_arm, find
+from grpo_core.analysis.sweep.findings import best_arm, find
+from grpo_core.analysis.sweep.words import answer
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(

@@ -80,8 +80,8 @@ def seeds_lines(findings: Findings) -> list[str]:
             needed = smallest_t(seeds, family)
             error = median(errors)
             needs.append(
-                f"{what} that is typically a difference of {plain(alone * error)}, and of {plain(needed * error)} to stand after "
-                f"correction over {family}"
+                f"{what} that is typically a difference of {plain(alone * error)}, and of {plain(needed * error)} to stand "
+                f"after correction over {family}"
             )
     few = "; ".join(needs)
     two = (
