@@ -40,6 +40,8 @@ FIGURES = (
     "reward",
     "kl_ref_seq",
     "kl_init_seq",
+    "probe_kl_init",
+    "drift",
     "zero_std_frac",
     "advantage_rms_factor",
     "effective_beta",
@@ -165,7 +167,11 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     from mlflow.entities import Metric
 
     present = client.get_run(row["mlflow_run_id"]).data.metrics
-    fresh = {f"sweep/{name}": float(row[name]) for name in FIGURES if not math.isnan(row[name])}
+    figures = {f"sweep/{name}": float(row[name]) for name in FIGURES}
+    # A figure that is unknown now is written only over one that an earlier report knew, which would stay.
+    fresh = {
+        key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
+    }
     now = round(time.time() * 1000)
     metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value]
     client.log_batch(row["mlflow_run_id"], metrics=metrics)

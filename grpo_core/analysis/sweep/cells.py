@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from grpo_core.analysis.sweep.bound import is_within
 from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_half_width
 from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.findings import Best, Findings
+from grpo_core.analysis.sweep.findings import DRIFTS, Best, Findings, drift_measure
 from grpo_core.analysis.sweep.interactions import Interaction
 from grpo_core.analysis.sweep.numbers import (
     PLUS_MINUS,
@@ -205,13 +205,15 @@ def left_out_table(sweep: SweepRuns) -> Table:
 
 
 def run_table(sweep: SweepRuns) -> Table:
-    """Return every run with its state and where it is."""
+    """Return every run with its state, what it reached, and where it is."""
+    measure = drift_measure(sweep)
     rows = tuple(
         (
             f"{row['arm']}",
             f"{row['seed']}",
             str(row["status"]),
             plain(float(row["objective"])),
+            plain(math.nan if measure is None else float(row[measure])),
             str(as_level(row["run_dir"]) or UNKNOWN),
             str(as_level(row["mlflow_run_id"]) or UNKNOWN),
         )
@@ -219,8 +221,8 @@ def run_table(sweep: SweepRuns) -> Table:
     )
     return Table(
         caption="All runs",
-        head=("arm", "seed", "state", "objective", "run dir", "MLflow run"),
-        units=("", "", "", "", "", ""),
+        head=("arm", "seed", "state", "objective", "drift", "run dir", "MLflow run"),
+        units=("", "", "", "", "" if measure is None else DRIFTS[measure], "", ""),
         rows=rows,
     )
 

@@ -139,15 +139,15 @@ def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
     at_levels = [f"{estimate_text(effect, sign)} at {_at(found, level)}" for level, effect in effects.items()]
     size = sign * found.estimate.mean
     ends = (found.at_second, found.at_first) if size > 0 else (found.at_first, found.at_second)
-    apart = f"the effect is larger at {_at(found, ends[0])} than at {_at(found, ends[1])} by "
+    larger = f"larger at {_at(found, ends[0])} than at {_at(found, ends[1])}"
     difference = estimate_text(found.estimate, 1 if found.estimate.mean > 0 else -1)
     holm_p = f"Holm {p_words(found.holm_p)}"
     if found.is_claim:
-        sure = f"{apart}{difference} ({holm_p})"
+        sure = f"the effect is {larger} by {difference} ({holm_p})"
     elif found.is_alone:
-        sure = f"{apart}an amount that is not established after correction (alone: {difference}, {holm_p})"
+        sure = f"that it is {larger} is not established after correction (alone: by {difference}, {holm_p})"
     else:
-        sure = f"{apart}{difference}, not established but more than the mean effect, so read the effect at each level"
+        sure = f"that it is {larger} by {difference} is not established, but more than the mean effect: read each level"
     return f"{names[0]} minus {names[1]} is {', '.join(at_levels)}; {sure}"
 
 
