@@ -22,6 +22,7 @@ from grpo_core.analysis.sweep.facts import Level, is_number, level_name
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import (
     ALPHA,
+    ROUNDING,
     PairedEstimate,
     RankCorrelation,
     holm,
@@ -162,6 +163,8 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
 def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
     """Return the mean over seeds and half of its 95 % interval (Student's), what ± is in all of a report; NaN where unknown."""
     known = [value for value in values if math.isfinite(value)]
+    if len(known) > 1 and max(known) - min(known) <= ROUNDING * max(map(abs, known)):
+        return mean(known), 0.0
     low, high = t_interval(known)
     return mean(known), (high - low) / 2
 

@@ -127,8 +127,14 @@ def _hides(findings: Findings, found: Interaction) -> bool:
     effects = findings.effects[found.outcome]
     sides = ((found.knob, {found.first, found.second}), (found.other, {found.at_first, found.at_second}))
     averages = [main for knob, levels in sides for main in effects.of(knob) if {main.first, main.second} == levels]
-    shown = [main for main in averages if main.is_claim or main.is_alone]
+    shown = [main for main in averages if main.is_claim or main.is_alone or _is_large(found)]
     return any(abs(found.estimate.mean) > abs(main.estimate.mean) for main in shown)
+
+
+def _is_large(found: Interaction) -> bool:
+    """Return whether two seeds, which establish next to nothing, still show more than half of what they could establish."""
+    estimate = found.estimate
+    return estimate.seeds == 2 and 2 * abs(estimate.mean) > (estimate.high - estimate.low) / 2
 
 
 def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
