@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -187,12 +187,27 @@ def log_results(tracked: TrackedRun, sweep_dir: SweepDir, results: "Results", an
             tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
         )
         client.log_artifact(tracked.run_id, str(sweep_dir.sweep_file))
-        client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
+        client.set_tag(tracked.run_id, "answer", fitting_lines(answer, MAX_CHARACTERS))
         for row in results.runs.to_dict("records"):
             if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
                 _log_figures(client, row)
         for status, count in results.runs["status"].value_counts().items():
             client.log_metric(tracked.run_id, f"sweep/runs_{status}", int(count))
+
+
+def fitting_lines(lines: Sequence[str], most: int) -> str:
+    """Return lines as one text of at most so many characters; where they do not fit, whole lines and where the others are.
+
+    >>> fitting_lines(["one", "two", "three"], 100).splitlines()
+    ['one', 'two', 'three']
+    >>> fitting_lines(["one", "two" * 20, "three" * 20], 75).splitlines()
+    ['one', '(2 more lines in report/report.html)']
+    """
+    text, kept = "\n".join(lines), list(lines)
+    while len(text) > most and kept:
+        kept.pop()
+        text = "\n".join([*kept, f"({len(lines) - len(kept)} more lines in report/report.html)"])
+    return text[:most]
 
 
 @contextmanager

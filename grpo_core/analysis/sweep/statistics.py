@@ -81,7 +81,7 @@ def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> Pair
         raise ValueError(f"differences must be finite and at least one, got {list(differences)}")
     count, mean = len(values), float(values.mean())
     if count == 1:
-        nan = math.nan
+        nan, mean = math.nan, 0.0 if abs(mean) <= ROUNDING * scale else mean
         return PairedEstimate(seeds=1, mean=mean, low=nan, high=nan, p=nan, family_p=nan, spread="one seed", method="none")
     if np.ptp(values) <= ROUNDING * scale:
         if abs(mean) <= ROUNDING * scale:
