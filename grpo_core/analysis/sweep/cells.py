@@ -29,7 +29,7 @@ OUTCOME_NAMES = {
     "accuracy": "held-out accuracy",
     "reward": "reward, last steps",
     "kl_init_seq": "KL to the initial policy, nats per completion (k3)",
-    "probe_kl_init": "exact KL to the initial policy, nats per token (probe)",
+    "probe_kl_init": "exact KL to the initial policy, nats per token (last probe)",
     "zero_std_frac": "share of groups with equal rewards",
     "train_seconds": "seconds in training steps",
 }
@@ -61,7 +61,7 @@ def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
         "reward": ("reward, last steps", ""),
         "kl_ref_seq": ("KL to the reference", "nats/completion"),
         "kl_init_seq": ("KL to the initial policy", "nats/completion"),
-        "probe_kl_init": ("the same, exact", "nats/token"),
+        "probe_kl_init": ("the same, exact", "nats/token, last probe"),
     }
     if sweep.facts.kl_bound is not None:
         measures["drift"] = ("drift", f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}")
