@@ -33,6 +33,11 @@ class Metric:
     """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation."""
     healthy: str = "-"
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether it measures the policy as it is at one step, on a fixed set: the last one counts, a mean describes none."""
+        return self.when == "probe"
+
 
 def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
     key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str = "-", when: When = "step"

@@ -75,7 +75,9 @@ def _line(axes: Axes, steps: pandas.DataFrame, key: str, label: str, *, style: s
         axes.plot(values.index, values, style, label=label)
         return
     (thin,) = axes.plot(values.index, values, style, alpha=0.4, linewidth=1)
-    axes.plot(values.index, values.rolling(SMOOTHING_STEPS, min_periods=1).mean(), style, color=thin.get_color(), label=label)
+    # Over all steps, those without a figure included: five steps are five steps, however many of them were measured.
+    means = steps[key].rolling(SMOOTHING_STEPS, min_periods=1).mean()[values.index]
+    axes.plot(values.index, means, style, color=thin.get_color(), label=label)
 
 
 def _eval_points(axes: Axes, records: Sequence[Record]) -> None:

@@ -164,7 +164,10 @@ class SweepDir(FlowDir):
             ) from error
         base = self.path / Path(stored["sweep"]["base"]).name  # the folder may have moved
         return StoredSweep(
-            id=stored["id"], name=stored["name"], plan=make_plan({**stored["sweep"], "base": str(base)}), base=base
+            id=stored["id"],
+            name=stored["name"],
+            plan=make_plan({**stored["sweep"], "base": str(base)}, begun=True),
+            base=base,
         )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:

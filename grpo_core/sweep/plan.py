@@ -16,6 +16,7 @@ from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, PROMPTS, Arm, arm_config
 from grpo_core.sweep.axes import MOST_ARMS, check_axes, count_arms, grid
+from grpo_core.sweep.plan_measured import find_unmeasured
 from grpo_core.sweep.schema import Range, SweepConfig
 
 BETA = "loss.beta"
@@ -54,8 +55,12 @@ def load_sweep(path: Path | str, overrides: Mapping[str, Any] | None = None) -> 
     return make_plan(apply_overrides(read_values(find_sweep(path)), overrides or {}))
 
 
-def make_plan(values: Mapping[str, Any]) -> Plan:
+def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     """Return the checked plan of a sweep's plain values.
+
+    Args:
+        values: the plain values.
+        begun: the sweep has runs already, so that a drift that they cannot measure is a warning: what there is can be reported.
 
     Raises:
         ConfigError: as `load_sweep`.
@@ -73,14 +78,11 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     configs = _arm_configs(sweep, base)
     _check_beta(sweep, configs)
     _check_objective(sweep, configs)
-    return Plan(
-        sweep=sweep,
-        base=base,
-        preset=base_file.stem,
-        num_arms=count_arms(sweep),
-        configs=tuple(configs),
-        notes=tuple(_notes(sweep, configs)),
-    )
+    unmeasured = find_unmeasured(sweep, configs)
+    if unmeasured.faults and not begun:
+        raise ConfigError(listed(list(unmeasured.faults)))
+    notes = (*_notes(sweep, configs), *unmeasured.faults, *unmeasured.warnings)
+    return Plan(sweep=sweep, base=base, preset=base_file.stem, num_arms=count_arms(sweep), configs=tuple(configs), notes=notes)
 
 
 def _check_sampler(sweep: SweepConfig) -> None:

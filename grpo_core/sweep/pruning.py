@@ -8,6 +8,7 @@ common random numbers the comparison within a seed is the sharp one. Rules and n
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+from grpo_core.sweep.measured import figure_at_end
 from grpo_core.sweep.schema import PrunerConfig
 
 Curve = Sequence[float]
@@ -16,7 +17,9 @@ PRUNED = "pruned: "
 """What the reason of a pruned run begins with."""
 
 
-def prune_reason(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve], drift: Mapping[int, float]) -> str | None:
+def prune_reason(
+    pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve], drift: Mapping[int, float], kl_metric: str = "kl/init/seq"
+) -> str | None:
     """Return why a run should end now; None if it should go on.
 
     Args:
@@ -24,8 +27,9 @@ def prune_reason(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve], 
         rewards: mean reward of each of its steps so far.
         others: the same of the other arms' runs with its seed, however far they are.
         drift: its KL to be bounded, by step; of the steps where it was measured.
+        kl_metric: the metric that `drift` is; of a probe the last one in the window counts, of any other the mean.
     """
-    return _over_budget(pruner, len(rewards), drift) or _poor(pruner, rewards, others)
+    return _over_budget(pruner, len(rewards), drift, kl_metric) or _poor(pruner, rewards, others)
 
 
 def budget_rungs(pruner: PrunerConfig, steps: int) -> list[int]:
@@ -50,13 +54,13 @@ def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
     return found
 
 
-def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float]) -> str | None:
+def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float], kl_metric: str) -> str | None:
     if pruner.kl_budget is None:
         return None
     for rung in budget_rungs(pruner, steps):
-        recent = [value for step, value in drift.items() if rung - pruner.window < step <= rung]
-        if recent and fmean(recent) > pruner.kl_budget:
-            return f"{PRUNED}drift {fmean(recent):.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
+        recent = figure_at_end(drift, kl_metric, end=rung, count=pruner.window)
+        if recent is not None and recent > pruner.kl_budget:
+            return f"{PRUNED}drift {recent:.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
     return None
 
 

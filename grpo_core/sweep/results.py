@@ -19,6 +19,7 @@ from grpo_core.locks import lock_holder
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
+from grpo_core.sweep.measured import figure_at_end
 from grpo_core.sweep.pruning import PRUNED
 from grpo_core.sweep.schedule import original_of
 from grpo_core.sweep.schema import ObjectiveConfig
@@ -39,7 +40,7 @@ OF_LAST_STEPS = {
     "kl_init_seq": "kl/init/seq",
     "probe_kl_init": "kl/probe/full_init",
 }
-"""Column -> metric whose mean over the last steps it is."""
+"""Column -> metric that it is of the last steps: their mean, of a probe the last one in them."""
 NAMED_RUNS = 4
 
 
@@ -133,7 +134,7 @@ def _readable(run_dir: RunDir) -> tuple[list[Record], str | None, tuple[str, ...
 
 
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:
-    """Return the figures of one run: its objective, its evaluations, means over its last steps, totals.
+    """Return the figures of one run: its objective, its evaluations, its last steps, totals.
 
     `effective_beta` is what beta weighs beside the signal that the advantages really have: beta / (advantage_rms_factor *
     sqrt(1 - zero_std_frac)), since a share of groups without variance scales the mean square of the advantages by what is left.
@@ -145,8 +146,8 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
     if not len(steps):
         return figures
     for column, key in OF_LAST_STEPS.items():
-        figures[column] = _last_mean(steps, key, objective.last_steps)
-    figures["drift"] = _last_mean(steps, objective.kl_metric, objective.last_steps)
+        figures[column] = _at_end(steps, key, objective.last_steps)
+    figures["drift"] = _at_end(steps, objective.kl_metric, objective.last_steps)
     figures["objective"] = objective_of(records, steps, objective)
     figures["zero_std_frac"] = float(steps["group/zero_std_frac"].mean())
     figures["effective_beta"] = effective_beta(config, figures["zero_std_frac"])
@@ -175,9 +176,9 @@ def objective_of(records: Sequence[Record], steps: pandas.DataFrame, objective: 
     if objective.is_of_evaluation:
         value = _evaluated(records, objective.metric, first=False)
     else:
-        value = _last_mean(steps, objective.metric, objective.last_steps)
+        value = _at_end(steps, objective.metric, objective.last_steps)
     if objective.kl_penalty is not None:
-        value -= objective.kl_penalty * _last_mean(steps, objective.kl_metric, objective.last_steps)
+        value -= objective.kl_penalty * _at_end(steps, objective.kl_metric, objective.last_steps)
     return value
 
 
@@ -187,10 +188,14 @@ def _evaluated(records: Sequence[Record], key: str, first: bool) -> float:
     return float(values[-1]) if values else math.nan
 
 
-def _last_mean(steps: pandas.DataFrame, key: str, count: int) -> float:
+def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
+    """Return what a metric says of the last `count` steps of the run; NaN where it was not measured in them."""
     if key not in steps:
         return math.nan
-    return float(steps[key].dropna().tail(count).mean())
+    known = steps[key].dropna()
+    measured = dict(zip(map(int, known.index), map(float, known), strict=True))
+    found = figure_at_end(measured, key, end=int(steps.index[-1]), count=count)
+    return math.nan if found is None else found
 
 
 def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:

@@ -60,15 +60,18 @@ class ObjectiveConfig(Section):
     """What makes one arm better than another: a figure of its runs, with a price or a bound on the drift if wanted."""
 
     metric: str = "eval/heldout/greedy_accuracy"
-    """Figure to maximise: of the final evaluation (`eval/heldout/...`), or of steps, as the mean of the last `last_steps`."""
+    """Figure to maximise: of the final evaluation (`eval/heldout/...`), or of steps, as the mean of the last `last_steps`; of a
+    probe (`kl/probe/...`) the last one in them."""
     kl_metric: str = "kl/init/seq"
-    """The drift that `kl_penalty` or `kl_bound` is about, as the mean of the last `last_steps` steps where it was measured."""
+    """The drift that `kl_penalty` or `kl_bound` is about: its mean over the last `last_steps` steps, of a probe
+    (`kl/probe/...`) the last one in them. A run whose last steps hold no such figure has none."""
     kl_penalty: float | None = Field(default=None, gt=0)
     """Subtracted per unit of `kl_metric`; null = the drift costs nothing."""
     kl_bound: float | None = Field(default=None, gt=0)
     """An arm whose mean drift exceeds it is never the best; null = no bound."""
     last_steps: int = Field(default=5, ge=1)
-    """Steps at the end over which figures of steps are averaged."""
+    """Steps at the end of a run whose figures say where it ended. Steps, not measurements: a figure that is measured every
+    ten steps may be missing in the last five."""
 
     @property
     def is_of_evaluation(self) -> bool:
@@ -92,7 +95,8 @@ class PrunerConfig(Section):
     """`median`: below the median of the others at the same step. `successive_halving`: not among the best 1 in
     `reduction_factor` that reached the rung. null = rewards prune nothing."""
     kl_budget: float | None = Field(default=None, gt=0)
-    """Pruned once the mean drift (`objective.kl_metric`) of the last `window` steps exceeds it; null = never."""
+    """Pruned once the drift (`objective.kl_metric`) of the last `window` steps exceeds it: their mean, or the last probe in
+    them; null = never."""
     first_step: int = Field(default=10, ge=1)
     """The first rung: nothing is pruned before this step."""
     every_steps: int = Field(default=10, ge=1)
@@ -102,7 +106,7 @@ class PrunerConfig(Section):
     min_arms: int = Field(default=4, ge=2)
     """Arms, this one included, that must have reached a rung before a reward is compared there."""
     window: int = Field(default=5, ge=1)
-    """Rewards and drift are means over so many steps."""
+    """Rewards and drift are those of so many steps up to the rung."""
 
 
 class RunsConfig(Section):

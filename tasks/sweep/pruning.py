@@ -41,7 +41,8 @@ class Pruner:
                 continue
             rewards, drift = self._curves(arm, seed)
             others = [self._curves(other, seed)[0] for other in self._dir.read_arms() if other != arm]
-            reason = prune_reason(self._sweep.pruner, rewards, [curve for curve in others if curve], drift)
+            metric = self._sweep.objective.kl_metric
+            reason = prune_reason(self._sweep.pruner, rewards, [curve for curve in others if curve], drift, metric)
             if reason is not None:
                 partial = run_dir.stop_file.with_suffix(".partial")  # a training that looks just now sees all of it or nothing
                 partial.write_text(reason + "\n")

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +41,8 @@ FIGURES = (
     "reward",
     "kl_ref_seq",
     "kl_init_seq",
+    "probe_kl_init",
+    "drift",
     "zero_std_frac",
     "advantage_rms_factor",
     "effective_beta",
@@ -179,7 +181,11 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     from mlflow.entities import Metric
 
     present = client.get_run(row["mlflow_run_id"]).data.metrics
-    fresh = {f"sweep/{name}": float(row[name]) for name in FIGURES if not math.isnan(row[name])}
+    figures = {f"sweep/{name}": float(row[name]) for name in FIGURES}
+    # A figure that is unknown now is written only over one that an earlier report knew, which would stay.
+    fresh = {
+        key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
+    }
     now = round(time.time() * 1000)
     metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value]
     client.log_batch(row["mlflow_run_id"], metrics=metrics)
@@ -195,12 +201,27 @@ def log_results(tracked: TrackedRun, sweep_dir: SweepDir, results: "Results", an
             tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
         )
         client.log_artifact(tracked.run_id, str(sweep_dir.sweep_file))
-        client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
+        client.set_tag(tracked.run_id, "answer", fitting_lines(answer, MAX_CHARACTERS))
         for row in results.runs.to_dict("records"):
             if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
                 _log_figures(client, row)
         for status, count in results.runs["status"].value_counts().items():
             client.log_metric(tracked.run_id, f"sweep/runs_{status}", int(count))
+
+
+def fitting_lines(lines: Sequence[str], most: int) -> str:
+    """Return lines as one text of at most so many characters; where they do not fit, whole lines and where the others are.
+
+    >>> fitting_lines(["one", "two", "three"], 100).splitlines()
+    ['one', 'two', 'three']
+    >>> fitting_lines(["one", "two" * 20, "three" * 20], 75).splitlines()
+    ['one', '(2 more lines in report/report.html)']
+    """
+    text, kept = "\n".join(lines), list(lines)
+    while len(text) > most and kept:
+        kept.pop()
+        text = "\n".join([*kept, f"({len(lines) - len(kept)} more lines in report/report.html)"])
+    return text[:most]
 
 
 @contextmanager

@@ -52,6 +52,8 @@ FILTERING = "grpo_core/training/filtering.py"
 FORWARD = "grpo_core/training/forward.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
 UPDATE = "grpo_core/training/update.py"
+MEASURED = "grpo_core/sweep/measured.py"
+INTERACTIONS = "grpo_core/analysis/sweep/interactions.py"
 
 MUTATIONS = (
     # Advantages
@@ -957,5 +959,30 @@ MUTATIONS = (
         "index / max(total_steps, 1)",
         ("test_schedule",),
         "The rate would jump where the warm-up ends.",
+    ),
+    # A sweep's figures
+    Mutation(
+        "the-last-measurements-instead-of-the-last-steps",
+        MEASURED,
+        "sorted(step for step in values if end - count < step <= end)",
+        "sorted(step for step in values if step <= end)[-count:]",
+        ("test_sweep_measured",),
+        "Five probes, one every ten steps, are most of a run: its drift would be far too small.",
+    ),
+    Mutation(
+        "a-mean-of-probes",
+        MEASURED,
+        "if metric is not None and metric.is_probe:\n        return values",
+        "if metric is None:\n        return values",
+        ("test_sweep_measured",),
+        "A mean of probes is the drift of no policy.",
+    ),
+    Mutation(
+        "interaction-of-the-wrong-cells",
+        INTERACTIONS,
+        "return low_second - low_first, high_second - high_first",
+        "return high_first - low_first, low_second - low_first",
+        ("test_sweep_statistics",),
+        "An interaction would be the difference of two main effects.",
     ),
 )

@@ -10,6 +10,7 @@ from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
 from grpo_core.sweep.axes import grid
+from grpo_core.sweep.describe import describe_plan
 from grpo_core.sweep.folder import Outcome
 from grpo_core.sweep.plan import load_sweep, make_plan
 from grpo_core.sweep.schedule import has_ended, next_run, original_of, runs_in_order
@@ -194,3 +195,60 @@ def test_what_runs_at_a_time_would_fight_over_is_said() -> None:
     search = {**ONE_AXIS, "sampler": "tpe", "trials": 10}
     assert any("all drawn at random" in note for note in make_plan(search).notes)
     assert not make_plan({**search, "trials": 11}).notes
+
+
+# What is measured at a run's end
+
+PROBED: dict[str, Any] = {"base": "sums_tiny_cpu", "axes": {"loss.beta": [0.1, 1.0]}}
+LAST_PROBE = "kl/probe/full_init is measured for the last time at step 50 (probe.every_steps 50), before the last 5 of 70 steps"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"overrides": {"probe.every_steps": 50}, "objective": {"kl_metric": "kl/probe/full_init", "kl_bound": 1.0}},
+            ["objective.kl_bound", LAST_PROBE, "let probe.every_steps divide 70", "objective.last_steps to 21"],
+        ),
+        (
+            {"overrides": {"probe.every_steps": 50}, "objective": {"kl_metric": "kl/probe/full_init", "kl_penalty": 1.0}},
+            ["objective.kl_penalty", LAST_PROBE],
+        ),
+        (
+            {"overrides": {"probe.every_steps": 50}, "objective": {"metric": "kl/probe/full_init"}},
+            ["objective.metric", LAST_PROBE],
+        ),
+        (
+            {"overrides": {"reference.kl_init_every": 50}, "objective": {"kl_bound": 1.0}},
+            ["objective.kl_bound", "kl/init/seq", "step 50 (reference.kl_init_every 50)"],
+        ),
+        ({"objective": {"kl_metric": "kl/old/k3", "kl_bound": 1.0}}, ["kl/old/k3 is never measured in the 70 steps"]),
+        (
+            {"objective": {"kl_metric": "kl/probe/full_init"}, "pruner": {"kl_budget": 1.0, "first_step": 5}},
+            ["pruner.kl_budget: 1 can never prune", "pruner.first_step 5", "pruner.window"],
+        ),
+    ],
+)
+def test_a_drift_that_no_run_measures_at_its_end_cannot_decide(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_plan({**PROBED, **changes})
+    for word in ["2 of 2 arms", *words]:
+        assert word in str(caught.value)
+    # A sweep that has begun, with an earlier version, can still be reported on; the plan's notes say what its runs lack.
+    assert any(words[-1] in note for note in make_plan({**PROBED, **changes}, begun=True).notes)
+
+
+def test_a_report_that_will_lack_the_exact_drift_is_a_warning() -> None:
+    plan = make_plan({**PROBED, "overrides": {"probe.every_steps": 50}})
+    (note,) = plan.notes
+    assert note.startswith("2 of 2 arms: the report will lack the exact drift: " + LAST_PROBE)
+    assert any(note in line for line in describe_plan(plan))
+    assert make_plan({**PROBED, "overrides": {"probe.every_steps": 14}}).notes == ()
+    assert make_plan({**PROBED, "overrides": {"probe.every_steps": 50}, "objective": {"last_steps": 21}}).notes == ()
+
+
+def test_runs_that_end_at_a_number_of_tokens_may_end_between_two_probes() -> None:
+    plan = make_plan({**PROBED, "overrides": {"training.max_tokens": 200_000}})
+    (note,) = [note for note in plan.notes if "probe" in note]
+    assert "training.max_tokens 200000" in note
+    assert "set objective.last_steps to 10 or more" in note

@@ -48,3 +48,12 @@ def test_a_drift_over_its_budget_ends_a_run_at_a_rung() -> None:
     assert prune_reason(pruner, [0.0] * 7, [], {6: 9.0, 7: 9.0}) is None, "between two rungs, whenever it is looked at"
     assert "step 4" in str(prune_reason(pruner, [0.0] * 9, [], {3: 2.0, 4: 3.0})), "looked at late"
     assert prune_reason(pruner, [0.0] * 9, [], {1: 9.0}) is None, "not measured in a window"
+
+
+def test_of_probes_the_last_one_in_the_window_is_the_drift() -> None:
+    pruner = PrunerConfig(kl_budget=2.0, first_step=20, every_steps=20, window=20)
+    drift = {10: 1.0, 20: 2.5}  # their mean is within the budget, where the policy is now is not
+    assert "drift 2.5 at step 20 is over" in str(prune_reason(pruner, [0.0] * 20, [], drift, "kl/probe/full_init"))
+    assert prune_reason(pruner, [0.0] * 20, [], drift, "kl/init/seq") is None
+    assert prune_reason(pruner, [0.0] * 40, [], {10: 9.0}, "kl/probe/full_init") is not None
+    assert prune_reason(pruner, [0.0] * 40, [], {10: 9.0, 20: 1.0, 40: 1.0}, "kl/probe/full_init") is None

@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pytest
 from matplotlib import pyplot
+from scipy import stats
 
 from grpo_core.analysis.sweep.bound import arms_within_bound, check_bound
 from grpo_core.analysis.sweep.cells import cost_table, difference_table
@@ -21,11 +22,12 @@ from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure, pane
 from grpo_core.analysis.sweep.drift_picture import frontier_figure
 from grpo_core.analysis.sweep.effects import OUTCOMES
 from grpo_core.analysis.sweep.facts import SweepFacts
+from grpo_core.analysis.sweep.findings import best_arm, find
 from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
 from grpo_core.analysis.sweep.report import SweepReport, write_report
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import paired_estimate
-from grpo_core.analysis.sweep.words import answer, best_arm, find
+from grpo_core.analysis.sweep.words import answer
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(
@@ -144,10 +146,21 @@ def test_a_planted_effect_is_said_with_the_figures_of_the_table(tmp_path: Path) 
     assert all(f"<li>{text}</li>" in page for text in written.answer)
 
 
-def test_a_planted_null_is_no_difference_that_the_seeds_can_show() -> None:
+def test_a_planted_null_is_no_difference_established() -> None:
     words = words_of(grid())
-    for start in ("β: ", "group size: ", "sync period: "):
-        assert line(words, start).startswith(f"{start}no difference that 3 seeds can show (largest ")
+    for start in ("β: ", "group size: "):
+        assert line(words, start).startswith(f"{start}no difference established with 3 seeds (largest: ")
+
+
+def test_a_difference_that_only_the_correction_hides_is_called_not_established() -> None:
+    frame = grid()
+    effects = find(SweepRuns(FACTS, frame), ("objective",)).effects["objective"]
+    (found,) = effects.of("reference.sync_steps")
+    assert found.estimate.low > 0 or found.estimate.high < 0
+    assert found.holm_p > 0.05
+    sentence = line(words_of(frame), "sync period: ")
+    alone = f"(alone: {-found.estimate.mean:.4f} [{-found.estimate.high:.4f}, {-found.estimate.low:.4f}], "
+    assert sentence == f"sync period: not established after correction: 10 over never {alone}Holm {p_words(found.holm_p)})"
 
 
 def test_the_best_arm_and_how_sure_it_is() -> None:
@@ -155,9 +168,7 @@ def test_the_best_arm_and_how_sure_it_is() -> None:
     best = frame.groupby("arm")["objective"].agg(["mean", "sem"]).sort_values("mean").iloc[-1]
     first = words_of(frame)[0]
     assert first.startswith("best of 8 arms: β=")
-    assert (
-        f": {best['mean']:.3f} ± {best['sem']:.3f} (± standard error over 3 seeds); arm by arm, none of the others is" in first
-    )
+    assert f": {best['mean']:.3f} ± {stats.t.ppf(0.975, 2) * best['sem']:.3f} (± half the 95 % interval over 3 seeds)" in first
 
 
 BOUNDED = replace(FACTS, kl_bound=10.0)
@@ -179,18 +190,19 @@ def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) ->
     best = means.loc[3:].idxmax()
     written = report(tmp_path, frame, BOUNDED)
     name = SweepRuns(BOUNDED, frame).by_number[best].name
-    assert written.answer[0].startswith(f"best of 5 arms: {name}: {means[best]:.3f} ±")
+    assert written.answer[0].startswith(f"best of 5 arms: {name} (arm {best}): {means[best]:.3f} ±")
     assert line(written.answer, "over the bound").startswith(
         "over the bound of 10 (kl/init/seq): 3 arms, among them β=0.01, G=4, sync 10 (arm 0) with the highest objective "
         f"{means[0]:.3f} at 43.0 nats"
     )
     assert "(arm 0)" not in line(written.answer, "best of")
+    assert not any("(arm 0)" in text for text in written.answer if text.startswith("arm by arm"))
     page = written.page.read_text()
     assert page.count("(over)") == 3
     assert "<small>kl/init/seq, at most 10</small>" in page
     # Without a bound the same frame has another best arm, and no column.
     free = report(tmp_path, frame)
-    assert free.answer[0].startswith("best of 8 arms: β=0.01, G=4, sync 10: ")
+    assert free.answer[0].startswith("best of 8 arms: β=0.01, G=4, sync 10 (arm 0): ")
     assert "kl/init/seq" not in free.page.read_text()
 
 
@@ -206,7 +218,7 @@ def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_i
     assert [arm.number for arm in arms_within_bound(SweepRuns(BOUNDED, frame))] == [0, 3, 4, 5, 6, 7]
     assert len(arms_within_bound(SweepRuns(FACTS, frame))) == 8
     words = words_of(frame, BOUNDED)
-    assert words[0].startswith("best of 5 arms: β=0.01, G=4, sync 10: ")
+    assert words[0].startswith("best of 5 arms: β=0.01, G=4, sync 10 (arm 0): ")
     said = line(words, "over the bound")
     assert "2 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
 
@@ -221,7 +233,7 @@ def test_every_arm_over_the_bound_or_within_it_is_said(tmp_path: Path) -> None:
     findings = find(SweepRuns(replace(FACTS, kl_bound=0.5), frame), OUTCOMES)
     assert best_arm(findings) is None
     assert len(difference_table(findings, None).rows) == 28
-    assert words_of(frame.assign(drift=3.0), BOUNDED)[1] == "within the bound of 10 (kl/init/seq): all 8 arms"
+    assert line(words_of(frame.assign(drift=3.0), BOUNDED), "within") == "within the bound of 10 (kl/init/seq): all 8 arms"
     unknown = words_of(frame.drop(columns="drift"), BOUNDED)[0]
     assert unknown.startswith("every arm is over the bound of 10")
     assert unknown.endswith("at an unknown drift")
@@ -248,7 +260,9 @@ def test_arms_that_are_surely_worse_are_counted_out() -> None:
         row["objective"] += 0.001 * row["seed"]
     facts = replace(FACTS, seeds=tuple(range(8)))
     words = words_of(pandas.DataFrame(rows), facts)
-    assert words[0].endswith("; the other arm is worse")
+    assert words[1].startswith("arm by arm, after correction over 1 pair: better than the other arm, by 0.097 [0.094, 0.099]")
+    assert words[1].endswith(": β=0.5, G=8, sync never (arm 1)")
+    assert not [text for text in words[2:] if text.startswith("arm by arm")]
     assert line(words, "group size: ") == "group size: one level only, nothing to compare"
 
 
@@ -280,7 +294,7 @@ def test_an_interrupted_run_is_incomplete_and_can_go_on(tmp_path: Path) -> None:
     written = report(tmp_path, frame)
     assert written.answer[0].startswith("best of 7 arms")
     assert line(written.answer, "not in the statistics").endswith(
-        "1 run (1 interrupted); interrupted runs are not running now, and a resumed sweep goes on with them"
+        "1 run (1 interrupted); interrupted runs are not running now; `grpo sweep --resume` continues them"
     )
     assert "interrupted: begun, not ended, and not running now" in written.page.read_text()
 
@@ -288,7 +302,10 @@ def test_an_interrupted_run_is_incomplete_and_can_go_on(tmp_path: Path) -> None:
 def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
     written = report(tmp_path, grid(effect=-0.2, seeds=(0,)), replace(FACTS, seeds=(0,)))
     assert written.answer[0].endswith("; one seed shows no spread, so it ranks no arms")
-    assert "one seed shows no spread, so no level is preferred (largest difference 0." in line(written.answer, "β: ")
+    assert line(written.answer, "β: ").startswith(
+        "β: one seed shows no spread, so nothing is established (largest difference 0.01 over 0.5 by 0."
+    )
+    assert not [text for text in written.answer if "±" in text or "seeds can show" in text or text.startswith("arm by arm")]
     assert pandas.read_parquet(written.tables["effects"])[["low", "p", "holm_p"]].isna().all(axis=None)
 
 
@@ -336,8 +353,12 @@ def test_what_was_held_is_measured_on_complete_runs(tmp_path: Path, hold: str, m
 def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame = grid()
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
-    said = line(words_of(frame), "drift, ")
-    assert "β 0.5 holds it lower than 0.01 by 2.99" in said
+    words = words_of(frame)
+    unit = "(KL to the initial policy, nats per completion, k3)"
+    assert line(words, "drift by β ").startswith(f"drift by β {unit}: 0.5 holds it lower than 0.01 by 2.99")
+    # Every swept parameter has its line, whatever the question was about.
+    assert line(words, "drift by group size ") == f"drift by group size {unit}: identical in every seed between 4 and 8"
+    assert line(words, "drift by sync period ").endswith("identical in every seed between 10 and never")
 
 
 def test_no_finished_run_is_said_and_the_page_is_written(tmp_path: Path) -> None:

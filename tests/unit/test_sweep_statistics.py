@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from grpo_core.analysis.sweep.balanced import balanced_means
-from grpo_core.analysis.sweep.effects import arm_differences, differences_table, effects_table, knob_effects
+from grpo_core.analysis.sweep.effect_tables import differences_table, effects_table, interactions_table
+from grpo_core.analysis.sweep.effects import arm_differences, knob_effects, mean_and_half_width
 from grpo_core.analysis.sweep.facts import SweepFacts
 from grpo_core.analysis.sweep.frontier import frontier
+from grpo_core.analysis.sweep.interactions import find_interactions, simple_effects
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import (
     BOOTSTRAP_FROM,
@@ -277,6 +279,78 @@ def test_a_frame_without_a_knob_or_with_a_seed_twice_is_refused() -> None:
     frame = runs(noisy())
     with pytest.raises(ValueError, match="arm 0 with seed 0 more than once"):
         SweepRuns(facts(), pandas.concat([frame, frame.head(1)]))
+
+
+# Interactions
+
+
+def crossed(beta: float, group: int, sync: int | None, seed: int) -> float:
+    """Return an objective in which beta 0.5 gains 0.008 with syncs and 0.179 without, give or take what a seed does to it."""
+    gain = {10: (0.007, 0.008, 0.009), None: (0.178, 0.179, 0.180)}[sync][seed]
+    return 0.4 + 0.1 * seed + 0.01 * group + (gain if beta == 0.5 else 0.0)
+
+
+def test_an_interaction_by_hand() -> None:
+    # 0.171 in every seed but for rounding would be constant; the seeds are made to differ by 0.002 in one cell.
+    frame = runs(lambda *run: crossed(*run) + (0.002 if run[0] == 0.5 and run[2] is None and run[3] == 2 else 0.0))
+    sweep = SweepRuns(facts(), frame)
+    (found,) = [one for one in find_interactions(sweep, "objective") if one.knob == KNOBS[0] and one.other == KNOBS[2]]
+    assert found.differences == pytest.approx((0.171, 0.171, 0.173))
+    mean, error = 0.515 / 3, 0.002 / math.sqrt(3) / math.sqrt(3)  # one of three differs by 0.002: their std is 0.002 / sqrt(3)
+    assert found.estimate.mean == pytest.approx(mean)
+    assert found.estimate.low == pytest.approx(mean - stats.t.ppf(0.975, 2) * error)
+    assert (found.pairs, found.planned_pairs) == (9, 9)
+    effects = simple_effects(sweep, found)
+    assert [effects[level].mean for level in (10, None)] == pytest.approx([0.008, 0.539 / 3])
+    # The mean effect is that of neither level.
+    (main,) = knob_effects(sweep).of(KNOBS[0])
+    assert main.estimate.mean == pytest.approx((0.008 + 0.539 / 3) / 2)
+
+
+def test_interactions_are_scipys_paired_test_of_effects_and_a_family_of_their_own() -> None:
+    frame = runs(noisy(effect=-0.05))
+    found = find_interactions(SweepRuns(facts(), frame), "objective")
+    assert len(found) == 1 * 3 + 1 * 1 + 3 * 1
+    plain = frame.fillna({KNOBS[2]: 0})  # a pivot has no place for null
+    p_values = []
+    for one in found:
+        means = plain.pivot_table(index="seed", columns=[one.knob, one.other], values="objective")
+        effects = [means[one.second or 0, at or 0] - means[one.first or 0, at or 0] for at in (one.at_first, one.at_second)]
+        p_values.append(stats.ttest_rel(effects[1], effects[0]).pvalue)
+    assert [one.estimate.p for one in found] == pytest.approx(p_values)
+    assert [one.holm_p for one in found] == pytest.approx(holm(p_values))
+
+
+def test_a_run_that_did_not_finish_leaves_an_interaction_with_its_three_partners() -> None:
+    frame = runs(lambda beta, group, sync, seed: 1000.0 * group + (beta == 0.5) * (sync is None) * (1 + seed))
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 1), "status"] = "failed"
+    found = next(one for one in find_interactions(SweepRuns(facts(), frame), "objective") if one.other == KNOBS[2])
+    assert found.differences == (1, 2, 3)
+    assert (found.pairs, found.planned_pairs) == (8, 9)
+
+
+def test_effects_that_add_up_have_no_interaction() -> None:
+    frame = runs(lambda beta, group, sync, seed: 0.1 * beta + 0.01 * group + 0.3 * (sync is None) + 0.07 * seed)
+    found = find_interactions(SweepRuns(facts(), frame), "objective")
+    assert {one.estimate.spread for one in found} == {"identical"}
+    table = interactions_table(found)
+    assert table.dtypes.to_dict() == interactions_table(()).dtypes.to_dict()
+    assert len(table) == len(found)
+
+
+def test_under_the_null_one_sweep_in_twenty_claims_any_interaction() -> None:
+    sweeps, false = 120, 0
+    for start in range(sweeps):
+        found = find_interactions(SweepRuns(facts(), runs(noisy(effect=-0.2, start=start))), "objective")
+        false += any(one.is_claim for one in found)
+    assert false <= stats.binom.ppf(0.999, sweeps, 0.05)
+
+
+def test_plus_minus_is_half_of_students_interval() -> None:
+    values = [0.71, 0.74, 0.78]
+    wanted = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert mean_and_half_width(values) == pytest.approx((float(np.mean(values)), (wanted.high - wanted.low) / 2))
+    assert math.isnan(mean_and_half_width([0.7])[1])
 
 
 # The truth is known

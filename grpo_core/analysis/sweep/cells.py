@@ -4,22 +4,32 @@ import math
 from dataclasses import dataclass
 
 from grpo_core.analysis.sweep.bound import is_within
-from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_error
+from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_half_width
 from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.numbers import UNKNOWN, duration, estimate_text, interval, p_text, plain, with_error
+from grpo_core.analysis.sweep.findings import DRIFTS, Best, Findings, drift_measure
+from grpo_core.analysis.sweep.interactions import Interaction
+from grpo_core.analysis.sweep.numbers import (
+    PLUS_MINUS,
+    UNKNOWN,
+    duration,
+    estimate_text,
+    interval,
+    p_text,
+    plain,
+    with_half_width,
+)
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
-from grpo_core.analysis.sweep.words import Best, Findings
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""
-WORDY = frozenset(["levels", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"])
+WORDY = frozenset(["levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"])
 """Headings of columns of words."""
 OUTCOME_NAMES = {
     "objective": "objective",
     "accuracy": "held-out accuracy",
     "reward": "reward, last steps",
     "kl_init_seq": "KL to the initial policy, nats per completion (k3)",
-    "probe_kl_init": "exact KL to the initial policy, nats per token (probe)",
+    "probe_kl_init": "exact KL to the initial policy, nats per token (last probe)",
     "zero_std_frac": "share of groups with equal rewards",
     "train_seconds": "seconds in training steps",
 }
@@ -44,18 +54,18 @@ class Table:
 
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
-    """Return what each arm reached: means over its complete seeds +- 1 standard error."""
+    """Return what each arm reached: means over its complete seeds, ± half of their 95 % interval."""
     measures = {
         "objective": ("objective", ""),
         "accuracy": ("held-out accuracy", "share"),
         "reward": ("reward, last steps", ""),
         "kl_ref_seq": ("KL to the reference", "nats/completion"),
         "kl_init_seq": ("KL to the initial policy", "nats/completion"),
-        "probe_kl_init": ("the same, exact", "nats/token"),
+        "probe_kl_init": ("the same, exact", "nats/token, last probe"),
     }
     if sweep.facts.kl_bound is not None:
         measures["drift"] = ("drift", f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}")
-    return _arm_table(sweep, "Arms: what they reached (mean over seeds ± standard error)", measures, best)
+    return _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures, best)
 
 
 def cost_table(sweep: SweepRuns, best: Best | None) -> Table:
@@ -94,6 +104,32 @@ def contrast_table(effects: KnobEffects, knob: str) -> Table:
         units=("", "unadjusted", "Bonferroni", "paired t", "all knobs", "", "of runs"),
         rows=tuple(rows),
         strong=frozenset(index for index, contrast in enumerate(found) if contrast.is_claim),
+    )
+
+
+def interaction_table(findings: Findings, outcome: str) -> Table:
+    """Return the interactions of knobs for one outcome: those that stand first, then by p-value; at most 40."""
+    found = sorted(findings.interactions.get(outcome, ()), key=lambda one: (_last_if_nan(one.holm_p), -abs(one.estimate.mean)))
+    shown = found[:MOST_DIFFERENCES]
+    rows = tuple(
+        (
+            f"{knob_name(one.knob)}: {level_name(one.knob, one.second)} − {level_name(one.knob, one.first)}",  # noqa: RUF001
+            f"{knob_name(one.other)}: {level_name(one.other, one.at_second)} − {level_name(one.other, one.at_first)}",  # noqa: RUF001
+            estimate_text(one.estimate),
+            _together(one),
+            p_text(one.estimate.p),
+            p_text(one.holm_p),
+            f"{one.pairs} of {one.planned_pairs}",
+        )
+        for one in shown
+    )
+    some = f" (the first {len(shown)} of {len(found)}; all in interactions.parquet)" if len(found) > len(shown) else ""
+    return Table(
+        caption=f"Interactions in the {OUTCOME_NAMES[outcome]}{some}",
+        head=("effect of", "between", "difference [95 %]", "all at once", "p", "Holm p", "matched fours"),
+        units=("", "", "unadjusted", "Bonferroni", "paired t", "interactions", "of runs"),
+        rows=rows,
+        strong=frozenset(index for index, one in enumerate(shown) if one.is_claim),
     )
 
 
@@ -169,13 +205,15 @@ def left_out_table(sweep: SweepRuns) -> Table:
 
 
 def run_table(sweep: SweepRuns) -> Table:
-    """Return every run with its state and where it is."""
+    """Return every run with its state, what it reached, and where it is."""
+    measure = drift_measure(sweep)
     rows = tuple(
         (
             f"{row['arm']}",
             f"{row['seed']}",
             str(row["status"]),
             plain(float(row["objective"])),
+            plain(math.nan if measure is None else float(row[measure])),
             str(as_level(row["run_dir"]) or UNKNOWN),
             str(as_level(row["mlflow_run_id"]) or UNKNOWN),
         )
@@ -183,8 +221,8 @@ def run_table(sweep: SweepRuns) -> Table:
     )
     return Table(
         caption="All runs",
-        head=("arm", "seed", "state", "objective", "run dir", "MLflow run"),
-        units=("", "", "", "", "", ""),
+        head=("arm", "seed", "state", "objective", "drift", "run dir", "MLflow run"),
+        units=("", "", "", "", "" if measure is None else DRIFTS[measure], "", ""),
         rows=rows,
     )
 
@@ -214,16 +252,21 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, st
 
 
 def _figure(sweep: SweepRuns, arm: Arm, key: str) -> str:
-    mean, error = mean_and_error(sweep.values(key)[arm.number].values())
+    known = sweep.values(key)[arm.number]
+    mean, half = mean_and_half_width(known.values())
     if key == "drift":
         drifts = sweep.complete.loc[sweep.complete["arm"] == arm.number, "drift"].tolist()
         over = " (over)" if drifts and not is_within(drifts, sweep.facts.kl_bound) else ""
-        return (UNKNOWN if not drifts or any(map(math.isnan, drifts)) else with_error(mean, error)) + over
+        return (UNKNOWN if not drifts or any(map(math.isnan, drifts)) else with_half_width(mean, half)) + over
     if key.endswith("_seconds"):
         return duration(mean)
     if key in ("steps", "completions", "tokens"):
         return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
-    return plain(mean) if key in ("advantage_rms_factor", "effective_beta", "zero_std_frac") else with_error(mean, error)
+    if key in ("advantage_rms_factor", "effective_beta", "zero_std_frac"):
+        return plain(mean)
+    complete = len(sweep.values("objective")[arm.number])
+    # A mean over fewer seeds than the row has is another figure than the rest of the row.
+    return with_half_width(mean, half) + (f" ({len(known)} of {complete})" if 0 < len(known) < complete else "")
 
 
 def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:
@@ -239,7 +282,7 @@ def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:
     )
 
 
-def _together(found: Comparison, sign: int = 1) -> str:
+def _together(found: Comparison | Interaction, sign: int = 1) -> str:
     if math.isnan(found.together_low):
         return UNKNOWN
     low, high = sorted((sign * found.together_low, sign * found.together_high))
@@ -251,5 +294,8 @@ def _other(found: Comparison, arm: int) -> int:
 
 
 def _p_or_last(found: Comparison) -> tuple[float, float]:
-    p = found.holm_p
-    return (math.inf if math.isnan(p) else p, -abs(found.estimate.mean))
+    return _last_if_nan(found.holm_p), -abs(found.estimate.mean)
+
+
+def _last_if_nan(p: float) -> float:
+    return math.inf if math.isnan(p) else p

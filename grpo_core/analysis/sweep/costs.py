@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from grpo_core.analysis.sweep.colours import PALETTE
-from grpo_core.analysis.sweep.effects import mean_and_error
+from grpo_core.analysis.sweep.effects import mean_and_half_width
 from grpo_core.analysis.sweep.numbers import duration
 from grpo_core.analysis.sweep.runs import SweepRuns
 
@@ -53,5 +53,5 @@ def cost_figure(sweep: SweepRuns) -> Figure:
 
 def _means(sweep: SweepRuns, measure: str) -> list[float]:
     values = sweep.values(measure)
-    means = [mean_and_error(values[arm.number].values())[0] for arm in sweep.arms]
+    means = [mean_and_half_width(values[arm.number].values())[0] for arm in sweep.arms]
     return [0.0 if math.isnan(mean) else mean for mean in means]

@@ -9,11 +9,13 @@ from matplotlib.lines import Line2D
 
 from grpo_core.analysis.sweep.bound import check_bound
 from grpo_core.analysis.sweep.colours import FILLS, MARKERS, Colours, Look
-from grpo_core.analysis.sweep.effects import mean_and_error
+from grpo_core.analysis.sweep.effects import mean_and_half_width
 from grpo_core.analysis.sweep.facts import Level, knob_name, knob_title, level_name
 from grpo_core.analysis.sweep.frontier import frontier
 from grpo_core.analysis.sweep.runs import Arm, SweepRuns
 
+MARGIN = 0.3
+"""Room around the runs for the intervals of their means, as a share of what the runs span."""
 LABEL = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 
 
@@ -21,7 +23,7 @@ def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
     """Return reward or accuracy against the root of the KL, to the current reference and to the initial policy.
 
     Reward against sqrt(KL) is the view of Gao, Schulman & Hilton 2022 (arXiv:2210.10760). Small: runs; large: means of arms
-    +- 1 standard error over seeds; the line joins the arms that no other beats in both, of those within the bound.
+    ± half of the 95 % interval over seeds; the line joins the arms that no other beats in both, of those within the bound.
     """
     knobs = sweep.facts.knobs
     colours = Colours(sweep, knobs[0] if knobs else None)
@@ -45,6 +47,7 @@ def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
             axes.annotate(
                 str(sweep.arms[index].number), points[index], offset, textcoords="offset points", zorder=4, bbox=LABEL
             )
+        _show_runs(axes, sweep, cost, measure)
         axes.set(xlabel=f"√(nats per completion) to the {title}")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(MEASURE_NAMES[measure])
@@ -57,21 +60,21 @@ MEASURE_NAMES = {"reward": "reward, last steps", "accuracy": "held-out accuracy"
 
 
 def _means(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> tuple[float, float, float, float]:
-    """Return the means over seeds of sqrt(KL) and the measure, and their standard errors, of runs in which both are known."""
+    """Return the means over seeds of sqrt(KL) and the measure, and half of their 95 % intervals, where both are known."""
     points = _root_and_gain(sweep, arm, cost, measure)
-    x, x_error = mean_and_error(root for root, _ in points)
-    y, y_error = mean_and_error(gain for _, gain in points)
-    return x, y, x_error, y_error
+    x, x_half = mean_and_half_width(root for root, _ in points)
+    y, y_half = mean_and_half_width(gain for _, gain in points)
+    return x, y, x_half, y_half
 
 
 def _draw_arm(axes: Axes, sweep: SweepRuns, arm: Arm, *, cost: str, measure: str, look: Look) -> tuple[float, float]:
-    x, y, x_error, y_error = _means(sweep, arm, cost, measure)
+    x, y, x_half, y_half = _means(sweep, arm, cost, measure)
     if math.isnan(x):
         return x, y
     points = _root_and_gain(sweep, arm, cost, measure)
     places, gains = [place for place, _ in points], [gain for _, gain in points]
     axes.scatter(places, gains, s=14, marker=look.mark, color=look.colour, alpha=0.4, linewidths=0, zorder=2)
-    axes.errorbar(x, y, yerr=_known(y_error), xerr=_known(x_error), color=look.colour, elinewidth=1, zorder=2)
+    axes.errorbar(x, y, yerr=_known(y_half), xerr=_known(x_half), color=look.colour, elinewidth=1, zorder=2)
     axes.add_line(look.line(x, y, edge="white" if look.fill == "full" else None))
     return x, y
 
@@ -83,8 +86,19 @@ def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[
     return [(math.sqrt(max(drift[seed], 0.0)), gain[seed]) for seed in drift if seed in gain]
 
 
-def _known(error: float) -> float | None:
-    return None if math.isnan(error) else error
+def _known(half: float) -> float | None:
+    return None if math.isnan(half) else half
+
+
+def _show_runs(axes: Axes, sweep: SweepRuns, cost: str, measure: str) -> None:
+    """Set the limits by the runs: with two seeds an interval is 13 standard errors wide and would press all runs together."""
+    points = [point for arm in sweep.arms for point in _root_and_gain(sweep, arm, cost, measure)]
+    for values, limits, set_limits in (
+        ([x for x, _ in points], axes.get_xlim(), axes.set_xlim),
+        ([y for _, y in points], axes.get_ylim(), axes.set_ylim),
+    ):
+        if values and (span := max(values) - min(values)) > 0:
+            set_limits(max(limits[0], min(values) - MARGIN * span), min(limits[1], max(values) + MARGIN * span))
 
 
 def _looks(sweep: SweepRuns, place: int, looks: Sequence[str]) -> dict[Level, str]:

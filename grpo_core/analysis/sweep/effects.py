@@ -7,29 +7,27 @@ enter, so that a pruned or failed run takes its partner with it and not the fair
 A knob has no contrasts where no two arms agree in all other knobs, or where a sampler drew more than 8 numbers for it. Then its
 effect is an association over sampled arms: Spearman's rank correlation between the knob and the arms' means.
 
-Claims are Holm-adjusted within a family: all statements about knobs (contrasts and correlations together) for one outcome, and
-all pairs of arms.
+Claims are Holm-adjusted within a family: all statements about knobs (contrasts and correlations together) for one outcome, all
+interactions for one outcome (`interactions.py`), and all pairs of arms.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypedDict
 
-import pandas
-
-from grpo_core.analysis.sweep.balanced import cell_means, mean
+from grpo_core.analysis.sweep.balanced import Values, cell_means, mean
 from grpo_core.analysis.sweep.facts import Level, is_number, level_name
 from grpo_core.analysis.sweep.runs import SweepRuns
 from grpo_core.analysis.sweep.statistics import (
     ALPHA,
+    ROUNDING,
     PairedEstimate,
     RankCorrelation,
     holm,
     paired_estimate,
     rank_correlation,
-    standard_error,
     t_interval,
 )
 
@@ -67,6 +65,11 @@ class Comparison:
         """Whether the difference stands after Holm's correction."""
         return self.holm_p <= ALPHA
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether its own interval excludes 0 although it does not stand after the correction: neither a result nor nothing."""
+        return not self.is_claim and self.estimate.excludes_zero
+
 
 @dataclass(frozen=True, kw_only=True)
 class Association:
@@ -85,6 +88,11 @@ class Association:
     def is_claim(self) -> bool:
         """Whether the correlation stands after Holm's correction."""
         return self.holm_p <= ALPHA
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its own p-value is small although it does not stand after the correction."""
+        return not self.is_claim and self.correlation.p <= ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +121,7 @@ def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
         levels = sweep.levels(knob)
         if len(levels) < 2:
             continue
-        if reason := _unmatched(sweep, knob):
+        if reason := unmatched_reason(sweep, knob):
             associations.append(_association(sweep, knob, outcome, values, reason))
         else:
             contrasts += _contrasts(sweep, knob, outcome, values)
@@ -144,7 +152,7 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
                     first_name=first.name,
                     second_name=second.name,
                     planned_pairs=max(len(sweep.facts.seeds), len(seeds)),
-                    **_paired(pairs),
+                    **paired(pairs),
                 )
             )
     adjusted = holm([comparison.estimate.family_p for comparison in found])
@@ -152,89 +160,13 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
     return tuple(_adjusted(comparison, p, size) for comparison, p in zip(found, adjusted, strict=True))
 
 
-def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
-    """Return the mean over seeds and its standard error; NaN where unknown."""
+def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
+    """Return the mean over seeds and half of its 95 % interval (Student's), what ± is in all of a report; NaN where unknown."""
     known = [value for value in values if math.isfinite(value)]
-    return (mean(known), standard_error(known)) if known else (math.nan, math.nan)
-
-
-def effects_table(families: Sequence[KnobEffects]) -> pandas.DataFrame:
-    """Return contrasts and associations as one table, a row each."""
-    rows = [
-        {
-            "kind": "contrast",
-            "outcome": found.outcome,
-            "knob": found.knob,
-            "level_a": found.first_name,
-            "level_b": found.second_name,
-        }
-        | _figures(found)
-        for family in families
-        for found in family.contrasts
-    ]
-    rows += [
-        {
-            "kind": "association",
-            "outcome": found.outcome,
-            "knob": found.knob,
-            "rho": found.correlation.rho,
-            "arms": found.correlation.count,
-            "p": found.correlation.p,
-            "holm_p": found.holm_p,
-        }
-        for family in families
-        for found in family.associations
-    ]
-    columns = ["kind", "outcome", "knob", "level_a", "level_b", *FIGURES, "rho", "arms"]
-    return _typed(pandas.DataFrame(rows, columns=columns))
-
-
-def differences_table(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
-    """Return the differences between arms as a table, a row a pair."""
-    rows = [
-        {
-            "outcome": found.outcome,
-            "arm_a": found.first,
-            "arm_b": found.second,
-            "setting_a": found.first_name,
-            "setting_b": found.second_name,
-        }
-        | _figures(found)
-        for found in comparisons
-    ]
-    return _typed(pandas.DataFrame(rows, columns=["outcome", "arm_a", "arm_b", "setting_a", "setting_b", *FIGURES]))
-
-
-FIGURES = (
-    "difference",
-    "low",
-    "high",
-    "together_low",
-    "together_high",
-    "p",
-    "holm_p",
-    "seeds",
-    "pairs",
-    "planned_pairs",
-    "spread",
-    "method",
-)
-"""Columns of a comparison: b minus a; the unadjusted 95 % interval, the Bonferroni one, and so on."""
-TEXT_COLUMNS = ("kind", "outcome", "knob", "level_a", "level_b", "setting_a", "setting_b", "spread", "method")
-
-
-def _figures(found: Comparison) -> dict[str, object]:
-    estimate = found.estimate
-    numbers = (estimate.mean, estimate.low, estimate.high, found.together_low, found.together_high, estimate.p, found.holm_p)
-    counts = (estimate.seeds, found.pairs, found.planned_pairs)
-    return dict(zip(FIGURES, (*numbers, *counts, estimate.spread, estimate.method), strict=True))
-
-
-def _typed(table: pandas.DataFrame) -> pandas.DataFrame:
-    """Give every column its type also where no row says it: a reader of Parquet must find the same schema in every sweep."""
-    counts = ("arm_a", "arm_b", "seeds", "pairs", "planned_pairs", "arms")
-    types = {name: "string" if name in TEXT_COLUMNS else "Int64" if name in counts else "float64" for name in table}
-    return table.astype(types)
+    if len(known) > 1 and max(known) - min(known) <= ROUNDING * max(map(abs, known)):
+        return mean(known), 0.0
+    low, high = t_interval(known)
+    return mean(known), (high - low) / 2
 
 
 class _Paired(TypedDict):
@@ -244,19 +176,16 @@ class _Paired(TypedDict):
 
 
 _Pairs = Sequence[Sequence[tuple[float, float]]]
+Cells = Mapping[Level, Sequence[int]]
+"""Level of a knob -> arms, at one setting of the other knobs."""
 _Combinations = dict[tuple[Level, ...], dict[Level, list[int]]]
 
 
 def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]]) -> list[Comparison]:
-    combos = list(_combinations(sweep, knob).values())
-    found = []
+    combos, found = list(_combinations(sweep, knob).values()), []
     for first, second in combinations(sweep.levels(knob), 2):
         shared = [arms for arms in combos if first in arms and second in arms]
-        seeds = sorted({seed for arms in shared for number in arms[first] for seed in values[number]})
-        cells = [[cell_means(arms, values, seed) for arms in shared] for seed in seeds]
-        pairs = [[(cell[first], cell[second]) for cell in of_seed if first in cell and second in cell] for of_seed in cells]
-        pairs = [of_seed for of_seed in pairs if of_seed]
-        if pairs:
+        if pairs := matched_pairs(shared, values, first, second):
             found.append(
                 Comparison(
                     knob=knob,
@@ -266,10 +195,26 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict
                     first_name=level_name(knob, first),
                     second_name=level_name(knob, second),
                     planned_pairs=max(len(shared) * len(sweep.facts.seeds), sum(map(len, pairs))),
-                    **_paired(pairs),
+                    **paired(pairs),
                 )
             )
     return found
+
+
+def matched_pairs(settings: Iterable[Cells], values: Values, first: Level, second: Level) -> list[list[tuple[float, float]]]:
+    """Return, for each seed with any, the (first, second) figures of the settings of the other knobs that hold both levels.
+
+    Args:
+        settings: for each setting of the other knobs, level -> arms.
+        values: arm -> seed -> figure.
+        first: a level.
+        second: the level that it is compared with.
+    """
+    shared = list(settings)
+    seeds = sorted({seed for arms in shared for number in arms.get(first, ()) for seed in values[number]})
+    cells = [[cell_means(arms, values, seed) for arms in shared] for seed in seeds]
+    pairs = [[(cell[first], cell[second]) for cell in of_seed if first in cell and second in cell] for of_seed in cells]
+    return [of_seed for of_seed in pairs if of_seed]
 
 
 def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]], reason: str) -> Association:
@@ -289,23 +234,34 @@ def arm_points(sweep: SweepRuns, knob: str, values: dict[int, dict[int, float]])
     return [(arm.levels[index], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
 
 
-def _paired(pairs: _Pairs) -> _Paired:
+def paired(pairs: _Pairs, scale: float | None = None) -> _Paired:
+    """Return the differences of matched pairs, averaged within each seed, and what they say together.
+
+    Args:
+        pairs: for each seed, (first, second) figures.
+        scale: size of the figures that rounding is measured against; of the pairs themselves if left out.
+    """
     differences = tuple(mean(second - first for first, second in of_seed) for of_seed in pairs)
-    scale = max(abs(value) for of_seed in pairs for pair in of_seed for value in pair)
+    largest = max(abs(value) for of_seed in pairs for pair in of_seed for value in pair)
     return {
         "differences": differences,
-        "estimate": paired_estimate(differences, scale=scale),
+        "estimate": paired_estimate(differences, scale=largest if scale is None else scale),
         "pairs": sum(map(len, pairs)),
     }
 
 
 def _adjusted(found: Comparison, p: float, size: int) -> Comparison:
-    if found.estimate.spread != "varies":
-        # Two seeds that agree to the last digit bound nothing, unless they agree on 0.
-        bound = 0.0 if found.estimate.spread == "identical" else math.nan
-        return replace(found, holm_p=p, together_low=bound, together_high=bound)
-    low, high = t_interval(found.differences, comparisons=size)
+    low, high = together(found.differences, found.estimate, size)
     return replace(found, holm_p=p, together_low=low, together_high=high)
+
+
+def together(differences: Sequence[float], estimate: PairedEstimate, size: int) -> tuple[float, float]:
+    """Return the Bonferroni interval of a difference in a family of so many."""
+    if estimate.spread != "varies":
+        # Two seeds that agree to the last digit bound nothing, unless they agree on 0.
+        bound = 0.0 if estimate.spread == "identical" else math.nan
+        return bound, bound
+    return t_interval(differences, comparisons=size)
 
 
 def _combinations(sweep: SweepRuns, knob: str) -> _Combinations:
@@ -321,7 +277,7 @@ def _grouped(items: Iterable[tuple[tuple[Level, ...], Level, int]]) -> _Combinat
     return found
 
 
-def _unmatched(sweep: SweepRuns, knob: str) -> str | None:
+def unmatched_reason(sweep: SweepRuns, knob: str) -> str | None:
     """Return why the levels of a knob are not compared in matched pairs; None where arms have partners, complete or not."""
     if not any(len(arms) > 1 for arms in _combinations(sweep, knob).values()):
         return "no two arms agree in all other knobs"

@@ -24,6 +24,7 @@ SETTINGS = {
     "reference.sync_steps": "sync {}",
     "reference.mixup_alpha": "α={}",  # noqa: RUF001
 }
+GROUP_SIZE = "rollout.group_size"
 UNITS = {"rollout.group_size": "completions", "reference.sync_steps": "steps"}
 
 
@@ -53,7 +54,7 @@ class SweepFacts:
     kl_bound: float | None = None
     """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
     kl_metric: str = "kl/init/seq"
-    """The metric that the column `drift` of the runs is the mean of, over each run's last steps."""
+    """The metric that the column `drift` of the runs is of their last steps: the mean, or of a probe the last one."""
 
 
 def as_level(value: Any) -> Level:

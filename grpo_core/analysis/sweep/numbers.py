@@ -5,6 +5,8 @@ import math
 from grpo_core.analysis.sweep.statistics import PairedEstimate
 
 UNKNOWN = "-"
+PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"
+"""What ± is wherever a report has one: in words, tables and pictures; the width that the intervals in brackets have, too."""
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -36,9 +38,9 @@ def plain(value: float) -> str:
     return number(value)
 
 
-def with_error(mean: float, error: float) -> str:
-    """Return `0.712 ± 0.010`; the mean alone where one seed leaves no error."""
-    return plain(mean) if math.isnan(error) else f"{plain(mean)} ± {plain(error)}"
+def with_half_width(mean: float, half: float) -> str:
+    """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval."""
+    return plain(mean) if math.isnan(half) else f"{plain(mean)} ± {plain(half)}"
 
 
 def interval(mean: float, low: float, high: float) -> str:

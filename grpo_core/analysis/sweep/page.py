@@ -9,11 +9,11 @@ import jinja2
 
 from grpo_core.analysis.sweep import cells
 from grpo_core.analysis.sweep.costs import time_lines
-from grpo_core.analysis.sweep.facts import knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.facts import GROUP_SIZE, knob_name, knob_title, level_name
+from grpo_core.analysis.sweep.findings import Best, Findings, best_arm
 from grpo_core.analysis.sweep.held import held_words
-from grpo_core.analysis.sweep.numbers import counted, number
+from grpo_core.analysis.sweep.numbers import PLUS_MINUS, counted, number
 from grpo_core.analysis.sweep.statistics import smallest_t
-from grpo_core.analysis.sweep.words import GROUP_SIZE, Best, Findings, best_arm
 from grpo_core.plain_text import visible
 
 
@@ -79,10 +79,17 @@ def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]
     ]
     sampled = _filled(cells.association_table(effects))
     differences = _filled(cells.difference_table(findings, best))
+    crossed = _filled(*(cells.interaction_table(findings, outcome) for outcome in findings.interactions))
     arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
     found += [
         Section(anchor="sampled", title="Knobs without matched arms", tables=sampled),
-        Section(anchor="pairs", title="Pairs of knobs", words=_when(of("pairs"), PAIRS_NOTE), pictures=of("pairs")),
+        Section(
+            anchor="pairs",
+            title="Pairs of knobs",
+            words=(*_when(of("pairs"), PAIRS_NOTE), *_when(crossed, INTERACTION_NOTE)),
+            pictures=of("pairs"),
+            tables=crossed,
+        ),
         Section(
             anchor="frontier",
             title="Reward against drift",
@@ -179,13 +186,18 @@ EFFECT_NOTE = (
     "correction. No line: one seed, or no spread."
 )
 PAIRS_NOTE = (
-    "Mean objective over all other knobs and seeds, ± half the 95 % interval over seeds, which includes what a seed does "
-    "to all cells. Within a seed only settings of the other knobs enter that are complete in every cell."
+    f"Mean objective over all other knobs, {PLUS_MINUS.format(seeds='its')}, which includes what a seed does to all cells. "
+    "Within a seed only settings of the other knobs enter that are complete in every cell."
 )
 FRONTIER_NOTE = (
-    "Small: runs. Large: means of arms, ± 1 standard error over seeds. The line joins the arms that no other beats in "
-    "both; their numbers are those of the table of arms. Up and left is better. After a reference sync the left "
-    "picture starts again from 0 and the right does not."
+    f"Small markers are runs. Large markers are arm means, {PLUS_MINUS.format(seeds='their')}; a bar that reaches the edge of "
+    "the picture is longer than it shows. The line joins the arms that no other beats in both; their numbers are those of "
+    "the table of arms. Up and left is better. After a reference sync the left picture starts again from 0 and the right "
+    "does not."
+)
+INTERACTION_NOTE = (
+    "How far the difference between two levels of a knob differs between two levels of another: 0 where the knobs do not "
+    "depend on each other. Paired within seeds, at equal settings of the remaining knobs."
 )
 DRIFT_NOTE = (
     "A line is a seed, or in panels with several arms a run. Lines across: reference syncs, which hold from the next step."
@@ -205,10 +217,11 @@ METHOD = (
         "bootstrap (9,999 resamples, Efron 1987). One seed has neither."
     ),
     (
-        "Intervals of 95 % are each for itself, unadjusted. A difference is claimed if its p-value stands after Holm's "
-        "step-down correction (Holm 1979) within its family: all statements about knobs for one outcome, or all pairs of "
-        'arms. The chance of even one false claim in a family is then at most 5 %. The column "all at once" (Bonferroni) '
-        "is wide enough for the whole family together."
+        "± is the same everywhere in this report: half of Student's 95 % interval of a mean over seeds. Intervals of 95 % are "
+        'each for itself, unadjusted; so is what the answer calls "alone". A difference is claimed if its p-value stands after '
+        "Holm's step-down correction (Holm 1979) within its family: all statements about knobs for one outcome, all "
+        "interactions for one outcome, or all pairs of arms. The chance of even one false claim in a family is then at most "
+        '5 %. The column "all at once" (Bonferroni) is wide enough for the whole family together.'
     ),
     (
         "The same difference in every seed has no spread. If it is 0 it is called identical, with p = 1. If not, its "

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from grpo_core.analysis.sweep.balanced import balanced_means
 from grpo_core.analysis.sweep.colours import PALETTE, spans_decades
-from grpo_core.analysis.sweep.effects import Comparison, arm_points, mean_and_error
+from grpo_core.analysis.sweep.effects import Comparison, arm_points, mean_and_half_width
 from grpo_core.analysis.sweep.facts import is_number, knob_name, knob_title, level_name, level_order
+from grpo_core.analysis.sweep.findings import Findings
 from grpo_core.analysis.sweep.numbers import plain
 from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import t_interval
-from grpo_core.analysis.sweep.words import Findings
 
 
 def effect_figure(findings: Findings, knob: str) -> Figure:
@@ -38,7 +37,7 @@ def heat_figure(sweep: SweepRuns, rows: str, columns: str) -> Figure:
     """Return the mean objective by the levels of two knobs, over all else, +- half its 95 % interval over seeds."""
     down, across = sweep.levels(rows), sweep.levels(columns)
     found = balanced_means(sweep, (rows, columns))
-    cells = [[_mean_and_half_width(list(found.get((one, other), {}).values())) for other in across] for one in down]
+    cells = [[mean_and_half_width(found.get((one, other), {}).values()) for other in across] for one in down]
     means = np.array([[mean for mean, _ in row] for row in cells])
     figure = Figure(figsize=(2.2 + 1.15 * len(across), 1.5 + 0.62 * len(down)), layout="constrained")
     axes = figure.subplots()
@@ -61,7 +60,7 @@ def _levels_panel(axes: Axes, sweep: SweepRuns, knob: str) -> None:
     for index, seed in enumerate(sorted({seed for means in found.values() for seed in means})):
         line = [found[(level,)].get(seed, math.nan) for level in levels]
         axes.plot(line, color="0.6", linewidth=1, marker=".", markersize=4, zorder=1, label=None if index else "a seed")
-    means, halves = zip(*(_mean_and_half_width(list(found[(level,)].values())) for level in levels), strict=True)
+    means, halves = zip(*(mean_and_half_width(found[(level,)].values()) for level in levels), strict=True)
     places = range(len(levels))
     axes.errorbar(
         places, means, yerr=halves, color=PALETTE[0], linewidth=2.5, marker="o", capsize=4, zorder=2, label="mean, 95 %"
@@ -116,9 +115,3 @@ def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     axes.set(xlabel=knob_title(knob), ylabel="objective")
     axes.grid(alpha=0.3)
     return figure
-
-
-def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over seeds and half the width of its interval; NaN where there is none."""
-    low, high = t_interval(values)
-    return mean_and_error(values)[0], (high - low) / 2

@@ -14,13 +14,15 @@ from matplotlib.figure import Figure
 from grpo_core.analysis.sweep.costs import cost_figure
 from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure
 from grpo_core.analysis.sweep.drift_picture import MEASURE_NAMES, frontier_figure
-from grpo_core.analysis.sweep.effects import MAX_LEVELS, OUTCOMES, differences_table, effects_table
+from grpo_core.analysis.sweep.effect_tables import differences_table, effects_table, interactions_table
+from grpo_core.analysis.sweep.effects import MAX_LEVELS, OUTCOMES
 from grpo_core.analysis.sweep.facts import SweepFacts, knob_name
+from grpo_core.analysis.sweep.findings import Findings, find
 from grpo_core.analysis.sweep.literal import take_literally
 from grpo_core.analysis.sweep.page import Picture, render_page
 from grpo_core.analysis.sweep.pictures import effect_figure, heat_figure
 from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.words import Findings, answer, find
+from grpo_core.analysis.sweep.words import answer
 
 DPI = 130
 STYLE: dict[Any, Any] = {"font.size": 10, "axes.titlesize": 10, "figure.facecolor": "white", "savefig.facecolor": "white"}
@@ -33,7 +35,7 @@ class SweepReport:
     page: Path
     figures: tuple[Path, ...]
     tables: Mapping[str, Path]
-    """`effects` and `differences`: Parquet."""
+    """`effects`, `interactions` and `differences`: Parquet."""
     answer: tuple[str, ...]
     """The plain words, one line each."""
 
@@ -51,7 +53,7 @@ class _Drawing:
 def write_report(
     facts: SweepFacts, runs: pandas.DataFrame, steps: pandas.DataFrame, syncs: pandas.DataFrame, folder: Path
 ) -> SweepReport:
-    """Write report.html, its pictures, effects.parquet and differences.parquet into `folder`.
+    """Write report.html, its pictures, effects.parquet, interactions.parquet and differences.parquet into `folder`.
 
     Args:
         facts: what the sweep asked.
@@ -70,8 +72,10 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_save(drawing, folder) for drawing in _drawings(findings, _keyed(steps), _keyed(syncs))]
     pictured = [picture for picture in drawn if picture is not None]
-    tables = {"effects": folder / "effects.parquet", "differences": folder / "differences.parquet"}
+    tables = {name: folder / f"{name}.parquet" for name in ("effects", "interactions", "differences")}
     effects_table(list(findings.effects.values())).to_parquet(tables["effects"], index=False)
+    crossed = [found for family in findings.interactions.values() for found in family]
+    interactions_table(crossed).to_parquet(tables["interactions"], index=False)
     differences_table(findings.differences).to_parquet(tables["differences"], index=False)
     page = folder / "report.html"
     page.write_text(render_page(findings, words, pictured), encoding="utf-8")

@@ -53,9 +53,9 @@ class PairedEstimate:
     method: Literal["none", "t", "BCa"]
 
     @property
-    def error(self) -> float:
-        """Half the width of the interval."""
-        return (self.high - self.low) / 2
+    def excludes_zero(self) -> bool:
+        """Whether the interval of this difference alone lies on one side of 0."""
+        return self.low > 0 or self.high < 0
 
 
 def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> PairedEstimate:
@@ -81,7 +81,7 @@ def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> Pair
         raise ValueError(f"differences must be finite and at least one, got {list(differences)}")
     count, mean = len(values), float(values.mean())
     if count == 1:
-        nan = math.nan
+        nan, mean = math.nan, 0.0 if abs(mean) <= ROUNDING * scale else mean
         return PairedEstimate(seeds=1, mean=mean, low=nan, high=nan, p=nan, family_p=nan, spread="one seed", method="none")
     if np.ptp(values) <= ROUNDING * scale:
         if abs(mean) <= ROUNDING * scale:

@@ -1,0 +1,85 @@
+"""What figures of steps say of a run's end: means over steps, never over measurements, and of probes the last."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from grpo_core.config import apply_overrides, validate_config
+from grpo_core.config.loading import read_values
+from grpo_core.config.presets import find_config
+from grpo_core.journal import Record
+from grpo_core.sweep.measured import is_measured, last_measured
+from grpo_core.sweep.results import measure
+from grpo_core.sweep.schema import ObjectiveConfig
+
+BASE = read_values(find_config("sums_tiny_cpu"))
+STEPS = 30
+
+
+def records(key: str, values: Mapping[int, float], last: int = STEPS) -> list[Record]:
+    """Return the journal of a run that measured a metric at some of its steps."""
+    always = {"group/zero_std_frac": 0.0, "progress/generated_tokens": 1.0, "time/step_seconds": 1.0, "reward/mean": 0.5}
+    return [
+        Record(
+            seq=step,
+            time="2026-01-01T00:00:00+00:00",
+            kind="step",
+            step=step,
+            data={"metrics": always | ({key: values[step]} if step in values else {})},
+        )
+        for step in range(1, last + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "wanted"),
+    [
+        # Probes: 10, 20, 30 of 30 steps are the whole run; the policy is where the last one found it.
+        ("kl/probe/full_init", {10: 0.08, 20: 0.16, 30: 0.24}, 0.24),
+        ("kl/probe/full_init", {27: 0.2, 30: 0.24}, 0.24),
+        ("kl/probe/full_init", {26: 0.2}, 0.2),
+        ("kl/probe/full_init", {25: 0.2}, math.nan),
+        ("kl/probe/full", {10: 0.08, 20: 0.16}, math.nan),
+        # Others: the mean of what was measured in the last five steps, however much was measured before.
+        ("kl/init/seq", {step: float(step) for step in range(1, 31)}, 28.0),
+        ("kl/init/seq", {10: 1.0, 20: 2.0, 30: 3.0}, 3.0),
+        ("kl/init/seq", {26: 1.0, 28: 2.0, 30: 6.0}, 3.0),
+        ("kl/init/seq", {10: 1.0, 20: 2.0}, math.nan),
+        ("kl/init/seq", {29: math.nan, 30: 2.0}, 2.0),
+        ("kl/init/seq", {30: math.inf}, math.inf),
+        ("kl/init/seq", {}, math.nan),
+    ],
+)
+def test_the_end_of_a_run(key: str, values: dict[int, float], wanted: float) -> None:
+    objective = ObjectiveConfig(metric="reward/mean", kl_metric=key, kl_penalty=2.0)
+    found = measure(records(key, values), validate_config(BASE), objective)
+    assert found["drift"] == pytest.approx(wanted, nan_ok=True)
+    assert found["objective"] == pytest.approx(0.5 - 2.0 * wanted, nan_ok=True)
+
+
+def test_the_last_steps_are_those_that_the_run_reached() -> None:
+    objective = ObjectiveConfig(metric="reward/mean", kl_metric="kl/probe/full_init", last_steps=5)
+    run = records("kl/probe/full_init", {10: 0.1, 20: 0.2}, last=24)  # stopped at step 24
+    assert measure(run, validate_config(BASE), objective)["drift"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "wanted"),
+    [
+        ("kl/probe/full_init", {}, 70),
+        ("kl/probe/full_init", {"probe.every_steps": 40}, 40),
+        ("kl/probe/full_init", {"probe.every_steps": None}, 0),
+        ("kl/init/k3", {"reference.kl_init_every": 40}, 40),
+        ("kl/init/k3", {"reference.kl_init_every": 80, "reference.sync_steps": 50}, 50),
+        ("ref/kl_before_sync", {"reference.sync_steps": 40}, 40),
+        ("ref/kl_before_sync", {"reference.sync_steps": None}, 0),
+        ("kl/old/k3", {}, 0),
+        ("kl/old/k3", {"loss.epochs_per_rollout": 2}, 70),
+        ("reward/mean", {}, 70),
+    ],
+)
+def test_when_a_run_measures_a_metric_for_the_last_time(key: str, changes: dict[str, object], wanted: int) -> None:
+    config = validate_config(apply_overrides(BASE, changes))
+    assert last_measured(config, key) == wanted
+    assert wanted == 0 or is_measured(config, key, wanted)

@@ -1,0 +1,214 @@
+"""What a sweep's answer must not hide: interactions, what only the correction takes away, and how little few seeds can show."""
+
+import html
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pandas
+import pytest
+from matplotlib.container import ErrorbarContainer
+from scipy import stats
+
+from grpo_core.analysis.sweep.cells import interaction_table, outcome_table
+from grpo_core.analysis.sweep.drift_picture import frontier_figure
+from grpo_core.analysis.sweep.effects import OUTCOMES
+from grpo_core.analysis.sweep.facts import SweepFacts
+from grpo_core.analysis.sweep.findings import best_arm, find
+from grpo_core.analysis.sweep.pictures import heat_figure
+from grpo_core.analysis.sweep.report import write_report
+from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.analysis.sweep.words import answer
+
+BETA, SYNC = "loss.beta", "reference.sync_steps"
+Objective = Callable[[float, int | None, int], float]
+NOISE = (0.003, -0.001, 0.002, -0.004)
+"""Of four seeds."""
+
+
+def facts(seeds: Sequence[int]) -> SweepFacts:
+    """Return the facts of a sweep over two knobs."""
+    return SweepFacts(
+        name="s", question="", knobs=(BETA, SYNC), seeds=tuple(seeds), objective="pass@1", hold=None, sampler="grid",
+        concurrency=1, elapsed_seconds=None, notes=(), planned_runs=None,
+    )  # fmt: skip
+
+
+def sweep(objective: Objective, seeds: Sequence[int], syncs: Sequence[int | None] = (5, None)) -> SweepRuns:
+    """Return two betas crossed with some sync periods."""
+    rows = [
+        {"arm": arm, "seed": seed, "status": "finished", BETA: beta, SYNC: sync, "objective": objective(beta, sync, seed)}
+        | {"reward": objective(beta, sync, seed), "kl_ref_seq": 1 + arm + 0.1 * seed, "kl_init_seq": 2 + arm + 0.1 * seed}
+        for arm, (beta, sync) in enumerate(itertools.product((0.1, 4.0), syncs))
+        for seed in seeds
+    ]
+    return SweepRuns(facts(seeds), pandas.DataFrame(rows))
+
+
+def words(runs: SweepRuns) -> tuple[str, ...]:
+    """Return the answer."""
+    return answer(find(runs, OUTCOMES))
+
+
+def line(runs: SweepRuns, start: str) -> str:
+    """Return the only line of the answer that starts so."""
+    (found,) = [text for text in words(runs) if text.startswith(start)]
+    return found
+
+
+def crossed(beta: float, sync: int | None, seed: int) -> float:
+    """Return an objective in which beta 0.1 gains 0.008 with syncs and 0.179 without, a little different in each seed."""
+    gain = 0.008 if sync == 5 else 0.179
+    return 0.4 + 0.1 * seed + (gain + NOISE[seed] * (1 if sync == 5 else -0.5) if beta == 0.1 else 0.0)
+
+
+# Interactions
+
+
+def test_an_interaction_is_said_with_the_effect_at_each_level() -> None:
+    runs = sweep(crossed, (0, 1, 2, 3))
+    noise = NOISE
+    gains = {"sync 5": [0.008 + one for one in noise], "sync never": [0.179 - one / 2 for one in noise]}
+    at_levels = []
+    for name, gain in gains.items():
+        interval = stats.ttest_1samp(gain, 0).confidence_interval(0.95)
+        at_levels.append(f"{fmean(gain):.3f} [{interval.low:.3f}, {interval.high:.3f}] at {name}")
+    apart = [late - early for early, late in zip(*gains.values(), strict=True)]
+    test = stats.ttest_1samp(apart, 0)
+    by = f"{fmean(apart):.3f} [{test.confidence_interval(0.95).low:.3f}, {test.confidence_interval(0.95).high:.3f}]"
+    larger = f"the effect is larger at sync never than at sync 5 by {by} (Holm p < 0.0001)"
+    start = "interaction of β and sync period: "
+    assert line(runs, start) == f"{start}β 0.1 minus 4 is {', '.join(at_levels)}; {larger}"
+    # One contrast of contrasts: a family of its own, in which Holm changes nothing.
+    assert test.pvalue < 1e-4
+    table = interaction_table(find(runs, OUTCOMES), "objective")
+    ((effect, between, difference, *_),) = table.rows
+    # Later level minus earlier in the table: 4 - 0.1 is the effect of the words with the other sign.
+    assert (effect, between) == ("β: 4 − 0.1", "sync period: never − 5")  # noqa: RUF001 - a minus between two numbers
+    assert difference.startswith(f"-{fmean(apart):.3f} [-")
+    assert table.strong == {0}
+
+
+def test_a_mean_effect_that_holds_at_no_level_is_not_left_alone() -> None:
+    """The interaction is not established; its size still shows that the mean effect describes neither level."""
+
+    def objective(beta: float, sync: int | None, seed: int) -> float:
+        swing = (0.012, -0.012)[seed]  # it leaves the mean effect as it is
+        gain = 0.05 + swing + 0.0005 * seed if sync == 5 else 0.18 - swing
+        return 0.4 + 0.1 * seed + (gain if beta == 0.1 else 0.0)
+
+    runs = sweep(objective, (0, 1))
+    (main,) = find(runs, ("objective",)).effects["objective"].of(BETA)
+    assert main.estimate.high < 0
+    sentence = line(runs, "interaction of β and sync period: β 0.1 minus 4 is ")
+    assert re.search(r" 0\.050 \[.*\] at sync 5, 0\.180 \[.*\] at sync never; ", sentence)
+    assert "larger at sync never than at sync 5 by 0.130 [-0." in sentence
+    assert sentence.endswith("is not established, but more than the mean effect: read each level")
+
+
+def test_knobs_that_do_not_depend_on_each_other_have_no_line() -> None:
+    runs = sweep(lambda beta, sync, seed: 0.4 + 0.2 * (beta == 0.1) + 0.1 * (sync == 5) + 0.05 * seed, (0, 1, 2))
+    assert not [text for text in words(runs) if "interaction" in text]
+
+
+# The best arm
+
+
+def test_the_best_arm_says_which_arms_it_is_better_than_and_which_not() -> None:
+    """0.768 against 0.398 is not "not distinguishable", even where the correction over all pairs leaves nothing standing."""
+    means = {(0.1, 5): 0.768, (0.1, None): 0.760, (4.0, 5): 0.700, (4.0, None): 0.398}
+    wobble = {(0.1, 5): (0, 0), (0.1, None): (0.03, -0.02), (4.0, 5): (0.004, -0.002), (4.0, None): (0.01, -0.01)}
+    runs = sweep(lambda beta, sync, seed: means[beta, sync] + wobble[beta, sync][seed] + 0.01 * seed, (0, 1))
+    found = words(runs)
+    assert found[0].startswith("best of 4 arms: β=0.1, sync 5 (arm 0): 0.773 ± 0.064 (± half the 95 % interval over 2 seeds)")
+    assert found[1] == "arm by arm, after correction over 6 pairs: better than none of 3 others"
+    alone = "arm by arm, not established after correction (alone: the pair's own 95 % interval excludes 0): better than "
+    assert found[2].startswith(f"{alone}2 of the 3 others, by 0.370 [0.243, 0.497] down to 0.067 [0.029, 0.105]: ")
+    assert found[2].endswith(": β=4, sync never (arm 3); β=4, sync 5 (arm 2)")
+    assert found[3] == "arm by arm, no difference established, not even alone: 1 of the 3 others: β=0.1, sync never (arm 1)"
+
+
+def test_a_better_mean_over_other_seeds_is_no_lead() -> None:
+    """Two arms with two complete seeds each that share one: paired, the arm with the lower mean is ahead."""
+    runs = sweep(lambda beta, sync, seed: 0.5 + (0.3 * seed if beta == 0.1 else 0.2), (0, 1, 2), syncs=(5,))
+    frame = runs.table.copy()
+    frame.loc[(frame["arm"] == 0) & (frame["seed"] == 0), "status"] = "failed"
+    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "status"] = "failed"
+    best = best_arm(find(SweepRuns(facts((0, 1, 2)), frame), OUTCOMES))
+    assert best is not None
+    (rival,) = best.rivals
+    assert rival.lead == pytest.approx(0.1)
+    assert not rival.is_beaten
+
+
+# Few seeds
+
+
+def test_two_seeds_say_what_two_seeds_can_show() -> None:
+    runs = sweep(crossed, (0, 1))
+    sentence = line(runs, "what 2 seeds can show: ")
+    assert "once a difference is 12.7 times its standard error" in sentence
+    # Two differences d1 and d2 have the mean m and the error |d1 - d2| / 2: 12.7 |d1 - d2| / 2 < m.
+    assert 2 / stats.t.ppf(0.975, 1) == pytest.approx(0.157, abs=1e-3)
+    assert "1 degree of freedom" in sentence
+    assert "lie within 16 % of each other" in sentence
+    of_levels = find(runs, OUTCOMES).effects["objective"].contrasts
+    errors = [abs(one.differences[0] - one.differences[1]) / 2 for one in of_levels]
+    needed = [stats.t.ppf(1 - 0.025 / count, 1) * fmean(errors) for count in (1, 2)]
+    assert (
+        f"between levels that is typically a difference of {needed[0]:.3f}, and of {needed[1]:.3f} to stand after " in sentence
+    )
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((0,), False), ((0, 1, 2), True), ((0, 1, 2, 3), True)])
+def test_what_few_seeds_can_show_is_said(seeds: Sequence[int], said: bool) -> None:
+    found = [text for text in words(sweep(crossed, seeds)) if text.startswith(f"what {len(seeds)} seeds can show: ")]
+    assert bool(found) == said
+    assert not any("degree of freedom" in text for text in found)
+
+
+# One kind of ±
+
+
+def test_a_mean_has_the_same_plus_minus_in_words_tables_and_pictures(tmp_path: Path) -> None:
+    runs = sweep(crossed, (0, 1, 2))
+    findings = find(runs, OUTCOMES)
+    best = best_arm(findings)
+    table = outcome_table(runs, best)
+    cells = {row[0]: row[table.head.index("objective")] for row in table.rows}
+    for arm, of_seed in runs.values("objective").items():
+        values = list(of_seed.values())
+        interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert cells[str(arm)] == f"{fmean(values):.3f} ± {(interval.high - interval.low) / 2:.3f}"
+    heat = [text.get_text().replace("\n", " ") for text in heat_figure(runs, BETA, SYNC).axes[0].texts]
+    assert heat == [cells[str(arm.number)] for arm in runs.arms]
+    assert best is not None
+    assert words(runs)[0].endswith(f": {cells[str(best.arm.number)]} (± half the 95 % interval over 3 seeds)")
+    bars = [one for one in frontier_figure(runs).axes[0].containers if isinstance(one, ErrorbarContainer)]
+    heights = []
+    for bar in bars:
+        _, _, (_, vertical) = bar.lines
+        (segment,) = vertical.get_segments()
+        heights.append(f"{fmean(segment[:, 1]):.3f} ± {(segment[1, 1] - segment[0, 1]) / 2:.3f}")
+    assert heights == [cells[str(arm.number)] for arm in runs.arms]
+    page = html.unescape(
+        write_report(runs.facts, runs.table, pandas.DataFrame(), pandas.DataFrame(), tmp_path).page.read_text()
+    )
+    assert "± standard error" not in page
+    assert "± 1 standard" not in page
+    assert page.count("± half the 95 % interval over") >= 4
+
+
+def test_a_mean_over_fewer_seeds_than_its_row_says_so() -> None:
+    runs = sweep(crossed, (0, 1, 2))
+    frame = runs.table.copy()
+    frame["probe_kl_init"] = 0.2
+    frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "probe_kl_init"] = float("nan")
+    known = SweepRuns(facts((0, 1, 2)), frame)
+    table = outcome_table(known, None)
+    column = table.head.index("the same, exact")
+    assert [row[column] for row in table.rows] == ["0.200 ± 0.000", "0.200 ± 0.000 (2 of 3)", "0.200 ± 0.000", "0.200 ± 0.000"]
+    # The drift of all runs is known in k3 alone, so that is the drift of the answer.
+    assert any(text.startswith("drift by β (KL to the initial policy, nats per completion, k3)") for text in words(known))
