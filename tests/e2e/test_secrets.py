@@ -23,7 +23,7 @@ from tests.torture.servers import MlflowServer
 
 pytestmark = pytest.mark.timeout(1800)
 
-CANARY = "canary-7f3a91"
+CANARY = "-".join(("canary", "7f3a91"))  # in pieces: the git diff of the code that runs is stored
 IN_HEADERS = base64.b64encode(f"someone:{CANARY}/x".encode()).rstrip(b"=")[:-2]
 NAME = (
     "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script><img src=x onerror=alert(1)>[a](javascript:b)"
