@@ -21,9 +21,9 @@ from grpo_core.plain_text import visible
 from tests.e2e.conftest import ROOT, Finished
 from tests.torture.servers import MlflowServer
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
-CANARY = "canary-7f3a91"
+CANARY = "-".join(("canary", "7f3a91"))  # in pieces: the git diff of the code that runs is stored
 IN_HEADERS = base64.b64encode(f"someone:{CANARY}/x".encode()).rstrip(b"=")[:-2]
 NAME = (
     "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script><img src=x onerror=alert(1)>[a](javascript:b)"
@@ -48,7 +48,6 @@ class Told:
     """What three commands have left behind."""
 
     folder: Path
-    prefect_database: Path
     trained: Finished
     evaluated: Finished
     failed: Finished
@@ -71,7 +70,7 @@ def watched_command_lines() -> Iterator[list[bytes]]:
                     seen.add(file.read_bytes())
                 except OSError:  # it has just ended
                     continue
-            time.sleep(0.2)
+            time.sleep(1.0)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -84,11 +83,18 @@ def watched_command_lines() -> Iterator[list[bytes]]:
 
 
 @pytest.fixture(scope="module")
+def prefect_files(prefect_api: str) -> Callable[[], list[Path]]:
+    """Return a function that lists the files of the server's database."""
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
+
+    database = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
+    return lambda: [database, *database.parent.glob(f"{database.name}-*")]
+
+
+@pytest.fixture(scope="module")
 def told(
     grpo: Callable[..., Finished], prefect_api: str, tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Told]:
-    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
-
     folder = tmp_path_factory.mktemp("secret")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_values))
     rows = [{"question": f"{PROMPTS[row % len(PROMPTS)]} {row}", "answer": str(row)} for row in range(40)]
@@ -114,13 +120,14 @@ def told(
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     try:
         with watched_command_lines() as command_lines:
-            trained = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/one", cwd=folder, **variables)
-            evaluated = grpo("evaluate", "runs/one", "--run-dir", "runs/two", cwd=folder, **variables)
+            trained = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/one", cwd=folder, timeout=600, **variables)
+            evaluated = grpo("evaluate", "runs/one", "--run-dir", "runs/two", cwd=folder, timeout=600, **variables)
             failing = [*overrides, "rewards=[{fn: 'hostile_reward:explode'}]", "data.eval_fraction=0", "evaluation.samples=0"]
             failing.remove(next(override for override in failing if override.startswith('rewards=[{"fn": "length"')))
-            failed = grpo("train", "tiny.yaml", *failing, "--run-dir", "runs/bad", "--debug", cwd=folder, **variables)
-        database = Path(PREFECT_SERVER_DATABASE_CONNECTION_URL.value().get_secret_value().partition("///")[2])
-        yield Told(folder, database, trained, evaluated, failed, b"\n".join(command_lines), server.address)
+            failed = grpo(
+                "train", "tiny.yaml", *failing, "--run-dir", "runs/bad", "--debug", cwd=folder, timeout=600, **variables
+            )
+        yield Told(folder, trained, evaluated, failed, b"\n".join(command_lines), server.address)
     finally:
         server.kill()
 
@@ -138,10 +145,9 @@ def test_the_runs_are_tracked_on_that_server(told: Told) -> None:
     assert f"{told.address}/#/experiments/" in told.trained.stdout
 
 
-def test_the_password_is_in_no_file(told: Told) -> None:
-    files = [file for file in told.folder.rglob("*") if file.is_file()]
-    files += list(told.prefect_database.parent.glob(f"{told.prefect_database.name}*"))
-    assert {"mlflow.db", "config.json", "report.md", "train.log", told.prefect_database.name} <= {file.name for file in files}
+def test_the_password_is_in_no_file(told: Told, prefect_files: Callable[[], list[Path]]) -> None:
+    files = [*prefect_files(), *(file for file in told.folder.rglob("*") if file.is_file())]
+    assert {"mlflow.db", "config.json", "report.md", "train.log"} <= {file.name for file in files}
     assert [leak for file in files for leak in leaks(file)] == []
 
 
@@ -225,7 +231,7 @@ def test_names_and_tags_in_prefect_hold_nothing_that_acts(told: Told) -> None:
 
 
 def test_a_sweep_keeps_no_password_of_its_databases(
-    grpo: Callable[..., Finished], told: Told, tiny_values: dict[str, Any], tmp_path: Path
+    grpo: Callable[..., Finished], prefect_files: Callable[[], list[Path]], tiny_values: dict[str, Any], tmp_path: Path
 ) -> None:
     """SQLite takes any word after the ?, so that a store and a study can have a token without a server."""
     base = {"data.eval_fraction": 0.0, "training.steps": 1, "tracking.log_policy": False}
@@ -239,6 +245,7 @@ def test_a_sweep_keeps_no_password_of_its_databases(
             "--sweep-dir",
             "runs/sweep",
             cwd=tmp_path,
+            timeout=600,
             MLFLOW_TRACKING_URI=f"sqlite:///file:{tmp_path}/mlflow.db?uri=true&token={CANARY}",
             GRPO_STUDY_URL=f"sqlite:///file:{tmp_path}/studies.db?uri=true&token={CANARY}",
             PREFECT_HOME=str(tmp_path / "home"),
@@ -252,8 +259,7 @@ def test_a_sweep_keeps_no_password_of_its_databases(
     assert json.loads((folder / "study.json").read_text())["where"].endswith("studies.db?uri=true&token=***")
     assert CANARY not in done.stdout + done.stderr
     assert CANARY.encode() not in b"\n".join(command_lines)
-    files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    files += list(told.prefect_database.parent.glob(f"{told.prefect_database.name}*"))
+    files = [*prefect_files(), *(file for file in tmp_path.rglob("*") if file.is_file())]
     assert {"mlflow.db", "studies.db", "report.html", "arm-000-seed-0.log"} <= {file.name for file in files}
     assert [leak for file in files for leak in leaks(file)] == []
     page = (folder / "report" / "report.html").read_text()
