@@ -17,6 +17,7 @@ from tasks.tracking.store import make_client
 ROOT = Path(__file__).parents[2]
 # Where the tests run in the background of a script SIGINT is ignored, and children inherit that; at a terminal it is not.
 COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from flows.cli import main; main()"
+pytestmark = pytest.mark.timeout(600)
 OPTIONS = ("training.steps=100000", "evaluation.every_steps=null", "evaluation.samples=0")
 
 
@@ -84,7 +85,7 @@ def test_a_run_that_is_asked_to_end_finishes_its_step(
         command.send_signal(number)  # to `timeout`, which sends it to its command and then to the group
     else:
         os.killpg(command.pid, number)
-    assert command.wait(90) == code
+    assert command.wait(240) == code
     check_end(journal, tmp_path / "log")
     client = make_client(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name != 'Default'")
@@ -105,7 +106,7 @@ def test_a_sweep_that_is_asked_to_end_lets_its_runs_finish_their_step(
     for journal in journals:
         await_step(command, journal, tmp_path / "log")
     command.send_signal(signal.SIGTERM)
-    assert command.wait(90) == 143
+    assert command.wait(240) == 143
     said = (tmp_path / "log").read_text()
     assert "Traceback" not in said
     for journal in journals:
