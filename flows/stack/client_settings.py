@@ -47,7 +47,11 @@ def stop_telling_clients(stack: Stack) -> None:
 
 
 def folder_here() -> Path:
-    """Return the folder of the stack that was started in the working folder, `.grpo` if none was."""
+    """Return the folder of the stack that was started in the working folder, `.grpo` if none was.
+
+    Raises:
+        StackError: the settings file cannot be read: the stack is another user's.
+    """
     return (_folder_in(SETTINGS) if SETTINGS.exists() else None) or DEFAULT_FOLDER
 
 
@@ -67,6 +71,10 @@ def _plain(address: str) -> str:
 
 
 def _folder_in(file: Path) -> Path | None:
-    first = file.read_text(errors="replace").partition("\n")[0]
+    try:
+        first = file.read_text(errors="replace").partition("\n")[0]
+    except OSError as error:
+        hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
+        raise StackError(f"{file}: cannot be read ({error}); {hint}") from error
     found = MARK.fullmatch(first)
     return Path(found["folder"]) if found else None

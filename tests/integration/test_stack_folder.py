@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flows.servers import use_stack
-from flows.stack.client_settings import is_for, tell_clients
+from flows.stack.client_settings import folder_here, is_for, tell_clients
 from flows.stack.control import Wanted, down, up
 from flows.stack.folder import claim_folder
 from flows.stack.ports import listens
@@ -169,6 +169,13 @@ def test_the_settings_file_holds_the_secret_for_its_owner_alone(stack: Stack) ->
     tell_clients(stack)
     assert mode(settings) == 0o600
     assert f'auth_string = "{read_secret(stack.folder)}"' in settings.read_text()
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prefect.toml").mkdir()  # to root, no file of another user is unreadable
+    with pytest.raises(StackError, match=r"prefect\.toml: cannot be read .*; it is for the user alone who has run `grpo up`"):
+        folder_here()
 
 
 def test_a_secret_of_its_owners_choice_is_written_as_it_is(stack: Stack) -> None:
