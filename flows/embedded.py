@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import prefect.context
 from prefect.settings import (
@@ -124,34 +125,42 @@ def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[s
     secret = f"grpo:{secrets.token_urlsafe(32)}"
     lifeline, held = os.pipe()
     ready, write_ready = os.pipe()
-    with contextlib.ExitStack() as opened, socket.create_server((HOST, 0)) as listener:
-        opened.callback(os.close, ready)
-        log = opened.enter_context(tempfile.TemporaryFile())  # readable through this descriptor alone
-        passed = (listener.fileno(), lifeline, write_ready, *(() if lock is None else (lock,)))
-        port = listener.getsockname()[1]
-        shown = PREFECT_SERVER_LOGGING_LEVEL.value() != "CRITICAL"  # --debug
-        _held.append(held)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *map(str, passed)],
-                stdin=subprocess.DEVNULL,
-                stdout=None if shown else log,
-                stderr=None if shown else subprocess.STDOUT,
-                env={**_environment(port, secret), **({} if shown else {"PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}), **variables},
-                pass_fds=passed,
-                start_new_session=True,  # away from what a terminal or `timeout` sends to the command's group
-            )
-        finally:
-            os.close(lifeline)
-            os.close(write_ready)
-        try:
-            _wait(process, ready, lambda: written(log, secret), show)
-        except BaseException:
-            _release(held)
-            process.kill()
-            process.wait()
-            raise
+    _held.append(held)
+    try:
+        with contextlib.ExitStack() as opened, socket.create_server((HOST, 0)) as listener:
+            opened.callback(os.close, ready)
+            log = opened.enter_context(tempfile.TemporaryFile())  # readable through this descriptor alone
+            port = listener.getsockname()[1]
+            passed = (listener.fileno(), lifeline, write_ready, *(() if lock is None else (lock,)))
+            try:
+                process = _spawn(passed, {**_environment(port, secret), **variables}, log)
+            finally:
+                os.close(lifeline)
+                os.close(write_ready)
+            listener.close()  # the server's own is open: a server that has died refuses connections
+            try:
+                _wait(process, ready, lambda: written(log, secret), show)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+    except BaseException:
+        _release(held)
+        raise
     return _Started(process=process, lifeline=held, port=port, secret=secret)
+
+
+def _spawn(passed: tuple[int, ...], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    is_shown = PREFECT_SERVER_LOGGING_LEVEL.value() != "CRITICAL"  # --debug
+    return subprocess.Popen(
+        [sys.executable, "-m", MODULE, *map(str, passed)],
+        stdin=subprocess.DEVNULL,
+        stdout=None if is_shown else log,
+        stderr=None if is_shown else subprocess.STDOUT,
+        env={**environment, **({} if is_shown else {"PREFECT_SERVER_LOGGING_LEVEL": "ERROR"})},
+        pass_fds=passed,
+        start_new_session=True,  # away from what a terminal or `timeout` sends to the command's group
+    )
 
 
 def _environment(port: int, secret: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.test_embedded import Command, _api, commands  # noqa: F401
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 ROOT = Path(__file__).parents[2]
 LOAD = 20
 STARTS = 10
@@ -92,7 +92,12 @@ def test_six_first_runs_at_once_finish(tmp_path: Path) -> None:
         log = (tmp_path / f"log-{number}").open("wb")
         runs.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log))
         log.close()
-    codes = [run.wait(1800) for run in runs]
+    try:
+        codes = [run.wait(1800) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
     sys.stdout.write(f"{RUNS} first runs at once: {codes}, {time.monotonic() - began:.0f} s\n")
     output = {number: (tmp_path / f"log-{number}").read_text() for number in range(RUNS)}
     assert codes == [0] * RUNS, output
