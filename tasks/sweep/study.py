@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,18 +21,22 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.jsonfile import read_json, write_json
+from grpo_core.locks import waited_lock
 from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import Range, SweepConfig
+from tasks.tracking.local_store import sqlite_file
 
 STUDY_VARIABLE = "GRPO_STUDY_URL"
 MARK = "study.json"
 """Says where the study was created, without its password."""
 LOCK_SECONDS = 60
 """How long a write waits for an SQLite file that somebody reads."""
+CREATION_SECONDS = 300.0
+"""How long a sweep waits for another one that creates the same SQLite file."""
 CONSTRAINT = "over_bound"
 """Constraint of a trial: how far its mean drift is over `objective.kl_bound`."""
 
@@ -101,7 +106,8 @@ class SweepStudy:
         sampler = ArmSampler(sweep)
         try:
             wait = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-            storage = RDBStorage(url, engine_kwargs=wait)
+            with _alone(url):
+                storage = RDBStorage(url, engine_kwargs=wait)
             if mark.exists():
                 study = optuna.load_study(study_name=stored.id, storage=storage, sampler=sampler)
             else:
@@ -180,6 +186,14 @@ def _encode(value: Any) -> Any:
 
 def _decode(value: Any) -> Any:
     return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
+
+
+def _alone(url: str) -> AbstractContextManager[None]:
+    """Keep others from a SQLite file while its tables are created: of sweeps that start together, some would fail."""
+    file = sqlite_file(url)
+    if file is None:
+        return nullcontext()
+    return waited_lock(file.with_name(f".{file.name}.lock"), f"creates the study {file}", patience=CREATION_SECONDS)
 
 
 def _created_in(mark: Path) -> str:
