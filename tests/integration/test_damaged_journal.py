@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from grpo_core.analysis.comparison import compare_journals
-from grpo_core.analysis.integrity import check_run
 from grpo_core.analysis.repair import cut, find_damage
 from grpo_core.analysis.summary import run_status
 from grpo_core.errors import ConfigError, GrpoError, JournalError
+from grpo_core.evaluation.subject import find_subject
 from grpo_core.journal import JOURNAL_FILE, Journal, Record, read_journal, read_records
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.rundir import RunDir
@@ -121,12 +122,23 @@ DAMAGES = {
 def test_a_damaged_journal_is_refused_everywhere_and_not_touched(
     run_dir: RunDir, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from tasks.reproduction import open_reproduction
+    from tasks.setup import reopen_run
+    from tasks.tracking.later import track_later
+
     make, words = DAMAGES[damage]
     make(run_dir)  # type: ignore[no-untyped-call]
     before = run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""
-    for read in (run_status, check_run):
+    readers: list[Callable[[], Any]] = [
+        lambda: run_status(run_dir),
+        lambda: reopen_run.fn(run_dir.path),
+        lambda: open_reproduction.fn(str(run_dir.path), {}, run_dir.path.with_name("again")),
+    ]
+    if damage != "gone":  # nothing to track; a policy without its journal can be evaluated
+        readers += [lambda: track_later(run_dir.path), lambda: find_subject(str(run_dir.path))]
+    for read in readers:
         with pytest.raises(JournalError) as refused:
-            read(run_dir)
+            read()
         assert words in str(refused.value)
         assert f"{run_dir.journal_file}" in str(refused.value)
         for way in ("mlflow", "cut"):
@@ -428,10 +440,10 @@ def test_what_mlflow_does_not_hold_either_is_not_invented(run_dir: RunDir, track
 
 
 def test_a_cut_leaves_mlflow_with_each_figure_once(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
-    from tasks.repair import repair_run
+    from tasks.setup import reopen_run
 
     cut_after(run_dir, 3)
-    repair_run(run_dir.path, "cut")
+    assert reopen_run.fn(run_dir.path, "cut") == run_dir.path
     assert main([str(run_dir.path)]) == 0
     same_history(finished, run_dir)
     assert_tracked_once(tracked, run_dir)
