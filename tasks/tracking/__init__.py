@@ -4,6 +4,7 @@
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 INTERRUPTED_SECONDS = 3.0
 """How long a run that was interrupted waits for a tracking server that is away; Prefect kills a cancelled flow after 30 s."""
 
+LOCKED_SECONDS = 60.0
+"""How long a run tries to be opened in a SQLite store in which many others write."""
 INPUT_TRIES = 3
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -54,6 +57,17 @@ def open_tracking(run_path: Path) -> TrackedRun:
     """
     run_dir = RunDir(run_path)
     uri = tracking_uri(run_dir.read_config(), run_path)
+    deadline = time.monotonic() + LOCKED_SECONDS
+    while True:
+        try:
+            return _open(run_dir, uri)
+        except TrackingError as error:  # SQLite on a machine that is overloaded; what had been opened is found again
+            if "database is locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(LOCKED_SECONDS / 60)
+
+
+def _open(run_dir: RunDir, uri: str) -> TrackedRun:
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     # A server may come up again at another address, with the same runs.
     addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
