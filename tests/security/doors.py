@@ -1,11 +1,13 @@
 """A Prefect server as its owner finds it, and all of it that a stranger must not change."""
 
 import base64
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+SECONDS = 120.0
 POOL, FLOW, DEPLOYMENT, VARIABLE = "grpo", "grpo", "train", "security"
 
 
@@ -25,9 +27,13 @@ class Door:
         return int(self.address.rpartition(":")[2])
 
     def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """Ask as the owner does."""
-        headers = authorization(self.secret)
-        return httpx.request(method, self.address + path, json=body, headers=headers, timeout=30, trust_env=False)
+        """Ask as the owner does; a server that is busy says 503 and is asked again."""
+        headers, deadline = authorization(self.secret), time.monotonic() + SECONDS
+        while True:
+            answer = httpx.request(method, self.address + path, json=body, headers=headers, timeout=SECONDS, trust_env=False)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                return answer
+            time.sleep(1)
 
     def read(self, method: str, path: str, body: Any = None) -> Any:
         """Return what the owner is answered."""

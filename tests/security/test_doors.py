@@ -62,7 +62,7 @@ def test_requests_of_a_stranger_run_nothing_and_read_nothing(
     door: Door, closed: list[Attack], content_type: str | None
 ) -> None:
     kind = {"Content-Type": content_type} if content_type else {}
-    with httpx.Client(base_url=door.address, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=door.address, timeout=60, trust_env=False) as client:
         for attack in closed:
             for who, headers in strange_headers(door).items():
                 body = None if attack.body is None else json.dumps(attack.body).encode()
@@ -185,8 +185,8 @@ def test_the_owner_is_let_in(door: Door) -> None:
     one = door.read("GET", f"/api/deployments/name/{FLOW}/{DEPLOYMENT}")
     assert door.ask("PATCH", f"/api/work_pools/{POOL}", {"is_paused": True}).status_code == 204
     try:
-        run = door.read("POST", f"/api/deployments/{one['id']}/create_flow_run", {"parameters": {"config": "sums_tiny_cpu"}})
-        assert door.read("GET", f"/api/flow_runs/{run['id']}")["parameters"] == {"config": "sums_tiny_cpu"}
+        run = door.read("POST", f"/api/deployments/{one['id']}/create_flow_run", {"parameters": {"config": "no_such_preset"}})
+        assert door.read("GET", f"/api/flow_runs/{run['id']}")["parameters"] == {"config": "no_such_preset"}
         assert door.ask("DELETE", f"/api/flow_runs/{run['id']}").status_code == 204
     finally:
         door.ask("PATCH", f"/api/work_pools/{POOL}", {"is_paused": False}).raise_for_status()
@@ -200,8 +200,9 @@ def test_the_owner_is_let_in(door: Door) -> None:
         assert "auth_success" in talk(door, "/api/events/out", {"Origin": origin}, [Subprotocol("prefect")], door.secret)
         if door.name == "stack":  # an embedded server keeps no events
             assert "auth_success" in talk(door, "/api/events/in", {"Origin": origin}, [Subprotocol("prefect")], door.secret)
-        allowed = httpx.get(door.address + "/api/health", headers={"Origin": origin}, trust_env=False)
-        assert allowed.headers["access-control-allow-origin"] == origin
+        allowed = httpx.get(door.address + "/api/health", headers={"Origin": origin}, timeout=60, trust_env=False)
+        # Its own pages alone; an embedded server has none.
+        assert allowed.headers.get("access-control-allow-origin") in ((origin,) if door.name == "stack" else (origin, None))
     if door.name == "stack":
         assert wait_for(lambda: door.contents()["events"].count("security.sent") == 2, 60)
 
@@ -255,7 +256,7 @@ def test_mlflow_refuses_foreign_hosts_and_origins(project: Project, browser: Bro
     create, search = "/api/2.0/mlflow/experiments/create", "/api/2.0/mlflow/experiments/search"
 
     def names() -> set[str]:
-        found = httpx.post(address + search, json={"max_results": 100}, trust_env=False).raise_for_status().json()
+        found = httpx.post(address + search, json={"max_results": 100}, timeout=60, trust_env=False).raise_for_status().json()
         return {experiment["name"] for experiment in found["experiments"]}
 
     before = names()
@@ -268,7 +269,7 @@ def test_mlflow_refuses_foreign_hosts_and_origins(project: Project, browser: Bro
         {"Host": f"127.0.0.1:{port + 1}"},
     ):
         for path, body in ((create, {"name": "strange"}), (search, {"max_results": 1})):
-            answer = httpx.post(address + path, json=body, headers=headers, trust_env=False)
+            answer = httpx.post(address + path, json=body, headers=headers, timeout=60, trust_env=False)
             assert (answer.status_code, "experiment" in answer.text) == (403, False), (headers, path)
     browser.open(f"http://{EVIL_HOST}:{page_port}/")
     requests = [
@@ -279,6 +280,6 @@ def test_mlflow_refuses_foreign_hosts_and_origins(project: Project, browser: Bro
     learnt = browser.evaluate(f"tryAll({json.dumps(requests)}, [], {{}})")
     assert {found["what"] for found in learnt} == {"unreadable"}
     assert names() == before
-    made = httpx.post(address + create, json={"name": "own"}, headers={"Origin": address}, trust_env=False)
+    made = httpx.post(address + create, json={"name": "own"}, headers={"Origin": address}, timeout=60, trust_env=False)
     assert made.status_code == 200
     assert wait_for(lambda: "own" in names(), 10)
