@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from grpo_core.analysis.summary import run_status
 from grpo_core.journal import Journal, read_journal
+from grpo_core.journal_chain import Chain
 from grpo_core.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
 from grpo_core.policy.saved import find_best
@@ -161,15 +162,18 @@ def killed_after_two_steps_of_four(whole, name, **changed_figures):
     killed = RunDir(whole.path.parent / name)
     shutil.copytree(whole.path, killed.path)
     shutil.rmtree(killed.checkpoints / "step_000004", ignore_errors=True)
-    lines = []
+    lines, chain = [], Chain()
     for line in killed.journal_file.read_text().splitlines():
         record = json.loads(line)
+        del record["digest"]
         if record["kind"] in ("checkpoint", "end") and record["step"] == 4:
             break
         if record["kind"] == "step" and record["step"] == 3:
             record["data"]["metrics"] |= changed_figures
-        lines.append(json.dumps(record) + "\n")
-    killed.journal_file.write_text("".join(lines))
+        sealed, digest = chain.seal(json.dumps(record, separators=(",", ":")).encode())
+        chain.advance(digest)
+        lines.append(sealed + b"\n")
+    killed.journal_file.write_bytes(b"".join(lines))
     return killed
 
 
