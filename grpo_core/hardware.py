@@ -20,6 +20,10 @@ VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
 )
 """Environment variables that choose kernels, devices or the order of sums."""
+CPUINFO = Path("/proc/cpuinfo")
+TILE_LEAF = 0x1D
+"""CPUID leaf that describes the tiles of AMX."""
+WITHOUT_TILES = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 
 
 def thread_count(wanted: int | None) -> int:
@@ -38,14 +42,39 @@ def core_count() -> int:
 
 def processor() -> str:
     """Return the name of the CPU."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor()
+    return _cpu_facts(CPUINFO).get("model name") or platform.processor()
 
 
 def environment() -> dict[str, str]:
-    """Return those of VARIABLES that are set."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    """Return those of VARIABLES that are set, or will be by `avoid_broken_kernels`."""
+    return {**needed_variables(), **{name: os.environ[name] for name in VARIABLES if name in os.environ}}
+
+
+def avoid_broken_kernels() -> None:
+    """Set `needed_variables` for this process, unless the user has set them; call it before torch computes anything."""
+    for name, value in needed_variables().items():
+        os.environ.setdefault(name, value)
+
+
+def needed_variables(cpuinfo: Path = CPUINFO) -> dict[str, str]:
+    """Return the variables without which products in bfloat16 would kill the process on this CPU.
+
+    Some virtual machines announce AMX and hide the CPUID leaf that describes its tiles. oneDNN then configures none, and its
+    first product ends in SIGILL; without AMX it uses AVX-512.
+
+    Args:
+        cpuinfo: what Linux knows of the CPU.
+    """
+    facts = _cpu_facts(cpuinfo)
+    hides_tiles = "amx_tile" in facts.get("flags", "").split() and int(facts.get("cpuid level", TILE_LEAF)) < TILE_LEAF
+    return dict(WITHOUT_TILES) if hides_tiles else {}
+
+
+def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
+    """Return what is known of the first CPU."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def gpus() -> tuple[list[str], str | None]:

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from grpo_core.hardware import avoid_broken_kernels
+
+# Kernels are chosen at the first product of a process, which in a test need not be a training's.
+avoid_broken_kernels()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DO_NOT_TRACK", "true")

@@ -10,7 +10,7 @@ import torch
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError
 from grpo_core.gpu_locks import Gpu, held_gpu
-from grpo_core.hardware import thread_count
+from grpo_core.hardware import avoid_broken_kernels, thread_count
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -19,6 +19,7 @@ def pick_device(wanted: str) -> torch.device:
     Raises:
         ConfigError: cuda is wanted and there is none.
     """
+    avoid_broken_kernels()
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wanted == "cuda" and not torch.cuda.is_available():

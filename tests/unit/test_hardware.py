@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from grpo_core.hardware import avoid_broken_kernels, environment, needed_variables
+
+CPU = """processor	: 0
+model name	: Intel(R) Xeon(R) Processor
+cpuid level	: {level}
+flags		: fpu avx512f avx512_fp16 {flags}
+
+processor	: 1
+model name	: another
+"""
+
+
+def _cpuinfo(folder: Path, level: int, flags: str) -> Path:
+    file = folder / "cpuinfo"
+    file.write_text(CPU.format(level=level, flags=flags))
+    return file
+
+
+def test_amx_without_a_description_of_its_tiles_is_not_used(tmp_path: Path) -> None:
+    assert needed_variables(_cpuinfo(tmp_path, 28, "amx_bf16 amx_tile")) == {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+
+
+@pytest.mark.parametrize(("level", "flags"), [(29, "amx_bf16 amx_tile"), (31, "amx_tile"), (28, "avx512_bf16"), (13, "")])
+def test_other_cpus_are_left_alone(tmp_path: Path, level: int, flags: str) -> None:
+    assert needed_variables(_cpuinfo(tmp_path, level, flags)) == {}
+
+
+def test_a_machine_without_cpuinfo_is_left_alone(tmp_path: Path) -> None:
+    assert needed_variables(tmp_path / "none") == {}
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    avoid_broken_kernels()
+    assert environment()["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+def test_products_in_bfloat16_work_here() -> None:
+    """On a machine that announces AMX and hides its tiles, this test ended with its process."""
+    import torch
+
+    product = torch.nn.functional.linear(torch.ones(4, 32, dtype=torch.bfloat16), torch.ones(64, 32, dtype=torch.bfloat16))
+    assert product.unique().tolist() == [32.0]
