@@ -149,7 +149,7 @@ def refuse_links(folder: Path, what: str, subfolders: Iterable[str], names: Iter
     inside = [path for name in subfolders for path in _entries(folder / name)]
     for path in (*(folder / name for name in (*subfolders, *names)), *folder.glob("*.log"), *inside):
         if path.is_symlink():
-            where = shown(os.readlink(path))  # noqa: PTH115  (as it is written)
+            where = shown(os.readlink(path), most=300)  # noqa: PTH115  (as it is written)
             raise FolderError(
                 f"{what} {folder}: {path.relative_to(folder)} is a link to {where}, and what is written there would "
                 "land outside of the folder; put the folder or file itself in its place (the whole run may lie behind a link)"

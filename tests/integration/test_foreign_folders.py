@@ -193,7 +193,7 @@ def test_the_workers_owner_can_allow_other_roots(tmp_path: Path, monkeypatch: py
 def test_a_start_that_fails_can_be_repeated_in_its_folder(tmp_path: Path, tiny_run: Any) -> None:
     run = tiny_run()
     for _ in range(2):
-        with pytest.raises(JournalError, match="no journal there"):
+        with pytest.raises(JournalError, match="holds no finished step"):
             reproduce(tmp_path / "again", run)
     train(tmp_path / "again", run)
     assert not RunDir(tmp_path / "again").original.exists()  # or the run would be compared with that one

@@ -106,7 +106,7 @@ def test_code_in_any_arm_of_a_sweep_is_refused(folder: Path, tiny_values: dict[s
     refused(lambda: open_sweep.fn(str(file), {}, None), key)
     assert not (folder / "runs").exists()
 
-    sweep_dir = SweepDir(folder / "made-at-a-terminal")
+    sweep_dir = SweepDir(folder / "runs" / "made-at-a-terminal")
     sweep_dir.create(load_sweep(file), "sweep", "sweep-1")
 
     def resume() -> None:
