@@ -4,6 +4,8 @@ import os
 import re
 from typing import IO
 
+from grpo_core.redaction import redact_uri
+
 SHOWN_LINES = 12
 TAIL_BYTES = 50_000
 SIGNS_OF_DAMAGE = (
@@ -15,7 +17,6 @@ SIGNS_OF_DAMAGE = (
     "no such column",
 )
 """What SQLite says of a database that another start will not mend."""
-CREDENTIALS = re.compile(r"://[^/@\s]+@")
 CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[^\n\t -~\u00a0-\uffff]")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
 
@@ -25,7 +26,7 @@ def written(log: IO[bytes], secret: str) -> str:
     size = os.fstat(log.fileno()).st_size
     start = max(0, size - TAIL_BYTES)
     text = os.pread(log.fileno(), size - start, start).decode(errors="replace").replace(secret, "***")
-    return CONTROLS.sub("", CREDENTIALS.sub("://***@", text)).strip()
+    return CONTROLS.sub("", redact_uri(text)).strip()
 
 
 def failure(what: str, output: str) -> str:

@@ -15,6 +15,7 @@ from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from tasks.away import prefect_may_be_away
+from tasks.folders import check_root
 from tasks.rails import find_allowed_origin
 
 NAME_CHARACTERS = 200
@@ -35,6 +36,7 @@ def name_resumed_run() -> str:
     """Return the name of a run that goes on: `quickstart β=0 G=8 sync=10 seed=0, resumed`."""
     run_dir = RunDir(Path(flow_run.parameters["run_dir"]))
     try:
+        check_root(run_dir.path, "run_dir")  # nothing is read elsewhere, and so nothing of it is in the name
         config = run_dir.read_config()
         return _shown(f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed")
     except GrpoError as error:  # as above

@@ -34,13 +34,19 @@ SHORTEST_SECRET = 8
 """Characters of the environment's secrets that are looked for by themselves; shorter ones are words of other texts, too."""
 
 _NAMES = r"(?:token|passw(?:or)?d|passphrase|pwd|secret|api_?key|access_?key|auth|signature|sig|credential|odbc_connect)"
+_USER = r"[^\s/?#@:\"'<>,]{0,256}"
+"""Not a quote or a comma: those are of the text around an address without a user."""
 _PATTERNS = (
-    # user:password@host, where the password may hold an @ of its own
-    (re.compile(r"(://)(?!\*\*\*@)[^\s/?#@:]{0,256}:[^\s/?#]{0,2048}@"), rf"\1{HIDDEN}@"),
+    # user:password@host, where the password may hold an @ of its own, and after it a / ? # that was not percent-encoded
+    (re.compile(rf"(://)(?!\*\*\*@){_USER}:[^\s/?#]{{0,2048}}@(?:[^\s\"'<>]{{0,2048}}@)?"), rf"\1{HIDDEN}@"),
     # a token instead of user and password: https://token@host
-    (re.compile(r"(https?://)[^\s/?#]{1,2048}@", re.IGNORECASE), rf"\1{HIDDEN}@"),
-    # a password that holds / ? # and was not percent-encoded; host:port/path is none
-    (re.compile(r"(://)[^\s:/?#@\[\]]{0,256}:(?!\d+[/?#])\S{0,2048}@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(https?://)[^\s/?#\"'<>]{1,2048}@", re.IGNORECASE), rf"\1{HIDDEN}@"),
+    # a password that holds / ? # and was not percent-encoded; host:port/path is none, but for databases, which read it so
+    (re.compile(rf"(://)(?!\[){_USER}:(?!\d+[/?#])\S{{0,2048}}@"), rf"\1{HIDDEN}@"),
+    (
+        re.compile(rf"(\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+]{{0,32}}://)(?!\[){_USER}:\S{{0,2048}}@", re.IGNORECASE),
+        rf"\1{HIDDEN}@",
+    ),
     # ?token=..., &password=...
     (re.compile(rf"([?&;][\w.%-]{{0,64}}{_NAMES}=)[^\s&;#'\"]+", re.IGNORECASE), rf"\1{HIDDEN}"),
     # password=... of a connection string
@@ -76,8 +82,8 @@ def kept_uri(uri: str) -> str:
     >>> kept_uri("https://me:secret@host:5000"), kept_uri("postgresql://me:secret@db/mlflow"), kept_uri("sqlite:///a b.db")
     ('https://host:5000', 'postgresql://***@db/mlflow', 'sqlite:///a b.db')
     """
-    uri = _HTTP_USER.sub(r"\1", uri)
-    return _redact_patterns(_encoded(uri)) if has_credentials(uri) else uri
+    kept = _redact_patterns(_encoded(uri)) if has_credentials(uri) else uri
+    return _HTTP_USER.sub(r"\1", kept)
 
 
 def _redact_patterns(text: str) -> str:

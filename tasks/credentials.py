@@ -23,7 +23,13 @@ def move_credentials() -> None:
     uri = os.environ.get(VARIABLE, "")
     if not uri.lower().startswith(("http://", "https://")) or kept_uri(uri) == uri:
         return
-    user, _, password = urlsplit(uri).netloc.rpartition("@")[0].partition(":")
+    server = urlsplit(uri).netloc
+    user, _, password = server.rpartition("@")[0].partition(":")
+    if "@" in uri.partition(server)[2]:  # what looked like the server's name ends inside the password
+        raise ConfigError(
+            f"{VARIABLE} {kept_uri(uri)}: holds a password in which / ? or # is not percent-encoded; write %2F %3F %23 and %40 "
+            f"for / ? # and @, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}"
+        )
     if user and not password:
         raise ConfigError(
             f"{VARIABLE} {kept_uri(uri)}: holds a user or a token without a password; take it out and set {USER_VARIABLE} and "

@@ -19,7 +19,7 @@ from grpo_core.jsonfile import read_json, write_json
 from grpo_core.rundir import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
 from tasks.progress import say
-from tasks.rails import refuse_code
+from tasks.rails import refuse_code, unquoted
 from tasks.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
@@ -112,7 +112,8 @@ def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     from grpo_core.analysis.reproduction import final_policy
     from grpo_core.data.frozen import load_frozen
 
-    run_dir.read_config()
+    with unquoted(str(run_dir.config_file)):
+        run_dir.read_config()
     load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies
     check_run(run_dir)
     final = final_policy(run_dir)  # before the journal is copied, which then reaches it in a run that is under way, too

@@ -10,7 +10,7 @@ import httpx
 
 from flows.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
 from flows.stack.ports import HOST, listens, past_proxies
-from flows.stack.processes import MARK
+from flows.stack.processes import MARK, family
 from flows.stack.secret import prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
 from flows.worker import WORKER_VARIABLE
@@ -146,8 +146,15 @@ def _prefect_is_ready(stack: Stack) -> bool:
     return process is not None and listens(process.pid, stack.prefect_port) and _answers(f"{stack.api}/health")
 
 
+def _mlflow_is_ready(stack: Stack) -> bool:
+    """Tell whether a process of ours answers, as above: prompts and completions are for nobody else either."""
+    process = stack.processes.get("mlflow")
+    members = family(process) if process is not None else []  # its server is a child
+    return any(listens(member.pid, stack.mlflow_port) for member in members) and _answers(f"{stack.mlflow_address}/health")
+
+
 PREFECT = Service(name="prefect", command=_prefect_server, healthy=_prefect_is_ready, variables=_prefect_server_variables)
-MLFLOW = Service(name="mlflow", command=_mlflow_server, healthy=lambda stack: _answers(f"{stack.mlflow_address}/health"))
+MLFLOW = Service(name="mlflow", command=_mlflow_server, healthy=_mlflow_is_ready)
 
 
 def workers(stack: Stack) -> tuple[Worker, ...]:

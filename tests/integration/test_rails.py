@@ -1,14 +1,17 @@
 """What a deployed run may not name: code that its worker's owner has not allowed, whatever the way in; nothing is begun."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from flows import naming
 from flows.stack.services import environment
 from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides
@@ -106,7 +109,7 @@ def test_code_in_any_arm_of_a_sweep_is_refused(folder: Path, tiny_values: dict[s
     refused(lambda: open_sweep.fn(str(file), {}, None), key)
     assert not (folder / "runs").exists()
 
-    sweep_dir = SweepDir(folder / "runs" / "made-at-a-terminal")
+    sweep_dir = SweepDir(folder / "runs" / "made-at-a-terminal")  # where a deployment may write
     sweep_dir.create(load_sweep(file), "sweep", "sweep-1")
 
     def resume() -> None:
@@ -183,6 +186,19 @@ def test_a_file_elsewhere_that_is_no_configuration_is_not_quoted(
             assert "hunter2" not in str(caught.value)
             assert caught.value.__suppress_context__  # nor in the traceback that Prefect stores
             assert f"`grpo check {file}`" in str(caught.value)
+
+
+def test_a_config_of_another_program_is_not_quoted_when_its_folder_is_named_as_a_run(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path_factory.mktemp("elsewhere")
+    (place / "config.json").write_text(SECRETS["unknown.json"])
+    with pytest.raises(ConfigError, match="do not quote") as caught:
+        open_reproduction.fn(str(place), {}, None)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    monkeypatch.setattr(naming, "flow_run", SimpleNamespace(parameters={"run_dir": str(place)}))
+    assert re.match(rf"refused: run_dir {place}: is not below", naming.name_resumed_run())
 
 
 def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(

@@ -1,5 +1,6 @@
 """The folder of a stack and its secret: closed to others, kept from older versions, never made of somebody else's folder."""
 
+import functools
 import http.server
 import os
 import stat
@@ -17,8 +18,9 @@ from flows.stack.client_settings import folder_here, is_for, tell_clients
 from flows.stack.control import Wanted, down, up
 from flows.stack.folder import claim_folder
 from flows.stack.ports import listens
-from flows.stack.processes import MARK, is_alive, start_process
+from flows.stack.processes import MARK, identify, is_alive, start_process
 from flows.stack.secret import ensure_secret, prefect_client, read_secret, secret_file
+from flows.stack.services import MLFLOW
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 
@@ -253,3 +255,19 @@ def test_our_client_carries_the_secret_past_any_proxy(stack: Stack, monkeypatch:
         assert listens(os.getpid(), port)
     assert seen == [("/api/flows", "Basic dXNlcjphLWxvbmctcGFzc3dvcmQ=")]
     assert not listens(os.getpid(), port)
+
+
+def test_somebody_else_who_answers_on_mlflows_port_is_not_the_stacks_mlflow(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "health").write_text("OK")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack = Stack(**{**vars(stack), "mlflow_port": server.server_address[1]})
+        sleeper = start_process([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, stack.log_file("mlflow"))
+        try:
+            assert not MLFLOW.healthy(stack.with_process("mlflow", sleeper))
+            assert MLFLOW.healthy(stack.with_process("mlflow", identify(os.getpid())))
+        finally:
+            os.kill(sleeper.pid, 9)
+            server.shutdown()

@@ -16,6 +16,7 @@ from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
 from grpo_core.redaction import has_credentials, kept_uri, redact_uri
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.plan import load_sweep
+from tasks.credentials import move_credentials
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-canary"
@@ -26,6 +27,8 @@ ADDRESSES = (
     f"postgresql+psycopg://me:{SECRET}@host:5432/db",
     f"postgresql://me:a@{SECRET}@host/db",
     f"postgresql://me:a/b?c#{SECRET}@host/db",
+    f"postgresql://me:12/{SECRET}@host/db",
+    f"http://me:a@b/c#{SECRET}@host:5000",
     f"postgresql://:{SECRET}@host/db",
     f"postgresql:///db?host=/tmp&user=me&password={SECRET}",
     f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3D{SECRET}",
@@ -63,6 +66,11 @@ def test_an_address_without_a_secret_stays_as_it_is(address: str) -> None:
     assert redact_uri(f"see {address} now") == f"see {address} now"
     assert not has_credentials(address)
     assert kept_uri(address) == address.replace("http://***@", "http://")
+
+
+def test_a_text_with_an_address_and_an_at_sign_is_not_taken_for_a_password() -> None:
+    text = '{"site": "https://x.com", "from": "a:b", "to": "y@z"}'.replace(" ", "")
+    assert redact_uri(text) == text
 
 
 def test_names_of_runs_are_not_taken_for_passwords() -> None:
@@ -191,6 +199,16 @@ def test_another_server_does_not_get_the_password(server: str, monkeypatch: pyte
     with pytest.raises(MlflowException):
         make_client(f"http://{server}").get_run("0" * 32)
     assert Recorder.shown == [None]
+
+
+@pytest.mark.parametrize("password", ["a@b/c#w", "ab/cw", "a?bcw"])
+def test_a_password_that_is_not_encoded_is_refused_without_any_part_of_it(
+    password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{password}@127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI http://127\.0\.0\.1:1: .*%2F") as caught:
+        move_credentials()
+    assert password[-3:] not in str(caught.value)
 
 
 def test_a_user_without_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

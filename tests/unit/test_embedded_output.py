@@ -12,7 +12,7 @@ from tasks.context import EMBEDDED_VARIABLE, prefect_is_embedded
 def test_output_is_shown_without_secrets_and_terminal_escapes() -> None:
     with tempfile.TemporaryFile() as log:
         log.write(
-            b"uses grpo:top-secret at postgresql://someone:pass-word@db/prefect\x1b[31m red \x1b]0;title\x07\nlast line\n\n"
+            b"uses grpo:top-secret at postgresql://someone:pa/ss-word@db/prefect\x1b[31m red \x1b]0;title\x07\nlast line\n\n"
         )
         log.flush()
         assert written(log, "grpo:top-secret") == "uses *** at postgresql://***@db/prefect red ]0;title\nlast line"
