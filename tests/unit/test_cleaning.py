@@ -219,7 +219,7 @@ def test_the_command_lists_and_removes_only_when_told_to(
     run_dir = make(tmp_path / "runs" / "one")
     listed = grpo()
     assert listed.returncode == 0, listed.stderr
-    assert "checkpoints     2 MB       new  runs/one/checkpoints/step_000020  (a resume falls back" in listed.stdout
+    assert "checkpoints     2 MB         new  runs/one/checkpoints/step_000020  (a resume falls back" in listed.stdout
     assert listed.stdout.endswith("4 item(s), 8 MB can go; --yes removes them\n")
     assert (run_dir.checkpoints / "step_000020").exists()
     removed = grpo("--kind", "damaged", "--run", "runs/one", "--yes")

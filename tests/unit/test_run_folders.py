@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from grpo_core.analysis.integrity import check_run
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.flowdir import FlowDir
@@ -18,6 +19,7 @@ from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
 from tasks.folders import holding, refuse_foreign_root, starting
+from tasks.repair import repair_run
 
 THEIRS = {
     "config.json": '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}',
@@ -246,6 +248,16 @@ def test_what_only_looks_like_an_older_run_is_refused(tmp_path: Path, damage: st
     with pytest.raises(FolderError, match=r"is not one of an older version \("):
         run_dir.require_ours()
     assert run_dir.marker() is None
+
+
+def test_the_damaged_journal_of_an_older_run_can_be_repaired(tmp_path: Path) -> None:
+    run_dir = older(tmp_path / "run")
+    record = '{"seq":%d,"time":"2026-11-22T10:00:00+00:00","kind":"%s","step":%d,"data":{}}\n'
+    lines = [record % (seq, "step" if seq else "start", seq) for seq in range(4)]
+    run_dir.journal_file.write_text("".join(lines).replace('"step":2', '"step:2'))
+    repair_run(run_dir.path, "cut")
+    assert run_dir.marker() is not None
+    assert [(found.kind, found.step) for found in check_run(run_dir).records] == [("start", 0), ("step", 1), ("alert", 1)]
 
 
 def test_an_older_sweep_is_accepted_and_marked(tmp_path: Path, plan: Plan) -> None:
