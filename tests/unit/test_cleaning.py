@@ -227,3 +227,12 @@ def test_the_command_lists_and_removes_only_when_told_to(
     assert not (run_dir.checkpoints / "damaged_step_000050").exists()
     assert (run_dir.checkpoints / "step_000020").exists()
     assert grpo("--kind", "everything").returncode == 2
+
+
+def test_a_misspelt_folder_is_an_error_and_no_runs_yet_is_none(
+    tmp_path: Path, grpo: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    misspelt = grpo("runs/on")
+    assert misspelt.returncode == 2
+    assert "runs/on: is no folder; give the folder of runs" in misspelt.stderr
+    assert "nothing can go" in grpo().stdout
