@@ -161,6 +161,7 @@ class RunDir(FlowDir):
 
         Raises:
             FolderError: the folder is not ours, or was taken over from a version that marked none: what it holds may be wanted.
+            JournalError: it holds a run, which another start may have begun since this one looked.
         """
         marker = self.marker()
         if marker is None or marker.adopted:
@@ -169,6 +170,7 @@ class RunDir(FlowDir):
                 f"resume it with `grpo train --resume {self.path}`, or give another --run-dir"
             )
         self.refuse_links()
+        self.refuse_second_run()
         for folder in (self.data, self.eval, self.report, self.completions, *others):
             shutil.rmtree(folder, ignore_errors=True)
         files = (
