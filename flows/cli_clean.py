@@ -7,9 +7,12 @@ import typer
 
 from grpo_core.errors import ConfigError
 
+RUNS = Path("runs")
+"""Where runs are made; before the first run there is none."""
+
 
 def clean(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run or sweep.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run or sweep.")] = RUNS,
     *,
     kind: Annotated[
         list[str] | None, typer.Option(help="Only checkpoints, leftovers, damaged or starts; may be given again.")
@@ -22,6 +25,8 @@ def clean(
     from grpo_core.diskneed import shown_bytes
     from grpo_core.errors import name_of
 
+    if not folder.is_dir() and folder != RUNS:
+        raise ConfigError(f"{name_of(str(folder), 300)}: is no folder; give the folder of runs, or of one run or sweep")
     unknown = [name for name in kind or () if name not in KINDS]
     if unknown:
         raise ConfigError(f"--kind {unknown[0]}: choose of {', '.join(KINDS)}")
@@ -29,7 +34,7 @@ def clean(
     for item in found.items:
         note = f"  ({item.note})" if item.note else ""
         size = shown_bytes(item.bytes)
-        typer.echo(f"{item.kind:12}{size:>8}{_age(item.age_seconds):>10}  {name_of(str(item.path), 300)}{note}")
+        typer.echo(f"{item.kind:12}{size:>8}{_age(item.age_seconds):>12}  {name_of(str(item.path), 300)}{note}")
     for text in found.skipped:
         typer.echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_core.analysis.integrity import check_journal
+from grpo_core.analysis.repair import ASIDE
 from grpo_core.diskspace import folder_bytes
 from grpo_core.errors import FolderError, GrpoError, cause
 from grpo_core.flowdir import FlowDir
-from grpo_core.journal import read_journal
 from grpo_core.jsonfile import read_json
 from grpo_core.locks import lock_holder, try_lock
 from grpo_core.marker import MARKER_FILE
@@ -25,11 +26,15 @@ from grpo_core.rundir import RunDir
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
     "leftovers": "checkpoints and files that a killed process left half-written or half-removed",
-    "damaged": "checkpoints that a resume found damaged and set aside",
+    "damaged": "checkpoints that a resume found damaged, or that a repaired journal does not reach: set aside",
     "starts": "folders of runs, evaluations and sweeps that never began",
 }
 """What can go, by the name with which it is chosen."""
 ENDED = ("finished", "stopped")
+RUNS_IN = ("*/config.json", "*/runs/*/config.json")
+"""Configurations of the runs in a folder, and of the runs of its sweeps."""
+EVALUATION = "evaluation"
+"""The preset of run dirs that only evaluate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +76,19 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
     for flow_dir in chosen if runs else ():
         if flow_dir.marker() is None:
             raise FolderError(f"{flow_dir.path}: has no {MARKER_FILE}, so nothing in it is removed")
-    used = _used_policies(_flow_dirs(folder))
+    used = _used_policies({folder, *(place for flow_dir in chosen for place in _places_of(flow_dir.path))})
     items, skipped = list[Item](), list[str]()
     for flow_dir in chosen:
         reason = why_left_alone(flow_dir)
-        if reason is None:
-            items += [item for item in _items(flow_dir, used) if item.kind in kinds]
-        else:
+        if reason is not None:
             skipped.append(f"{flow_dir.path}: {reason}")
+            continue
+        for item in (item for item in _items(flow_dir) if item.kind in kinds):
+            user = used.get((item.path / "policy").resolve()) or used.get(item.path.resolve())
+            if user is None:
+                items.append(item)
+            else:
+                skipped.append(f"{item.path}: it is the model of {user}, which cannot be resumed or reproduced without it")
     older = 0 if runs else sum(1 for path in folder.glob("*/journal.jsonl") if not _is_marked(FlowDir(path.parent)))
     if older:
         skipped.append(f"{older} folder(s) of runs of an older version in {folder}: they have no {MARKER_FILE}")
@@ -97,7 +107,7 @@ def remove_items(items: Iterable[Item]) -> list[str]:
             if reason is None:
                 with flow_dir.open_lock() as lock:
                     if try_lock(lock):
-                        still = {item.path for item in _items(flow_dir, {})}
+                        still = {item.path for item in _items(flow_dir)}
                         left += [f"{item.path}: it has changed" for item in wanted if item.path not in still]
                         for item in (item for item in wanted if item.path in still):
                             _remove(item)
@@ -146,7 +156,7 @@ def _is_marked(flow_dir: FlowDir) -> bool:
     return file.is_file() and not file.is_symlink()
 
 
-def _items(flow_dir: FlowDir, used: dict[Path, Path]) -> Iterator[Item]:
+def _items(flow_dir: FlowDir) -> Iterator[Item]:
     run_dir = RunDir(flow_dir.path)
     checkpoints = run_dir.checkpoints
     if _never_began(flow_dir):
@@ -159,35 +169,41 @@ def _items(flow_dir: FlowDir, used: dict[Path, Path]) -> Iterator[Item]:
         yield _item("leftovers", path, run_dir.path)
     for path in checkpoints.glob("damaged_step_*"):
         yield _item("damaged", path, run_dir.path, "it can no longer be examined")
+    for path in checkpoints.glob(f"{ASIDE}step_*"):
+        yield _item("damaged", path, run_dir.path, "the repair of the journal can no longer be undone")
     if has_ended(run_dir):
         whole = list_checkpoints(checkpoints)
         for path in whole[:-1]:
             if path != find_best(checkpoints):
-                yield _item("checkpoints", path, run_dir.path, _what_needs(path, used))
+                note = "a resume falls back on it if the newest is damaged; its policy can be evaluated"
+                yield _item("checkpoints", path, run_dir.path, note)
 
 
-def _what_needs(checkpoint: Path, used: dict[Path, Path]) -> str:
-    user = used.get((checkpoint / "policy").resolve()) or used.get(checkpoint.resolve())
-    falls_back = "a resume falls back on it if the newest is damaged; its policy can be evaluated"
-    return f"it is the model of {user}, which cannot be resumed or reproduced without it" if user else falls_back
+def _places_of(run: Path) -> tuple[Path, Path]:
+    """Return the folder that a run lies in, and where it is a sweep's, the one that the sweep lies in."""
+    resolved = run.resolve()
+    return resolved.parent, resolved.parents[min(2, len(resolved.parents) - 1)]
 
 
-def _used_policies(flow_dirs: Iterable[FlowDir]) -> dict[Path, Path]:
-    """Return {policy that lies in a folder: a run whose model it is}."""
+def _used_policies(folders: Iterable[Path]) -> dict[Path, Path]:
+    """Return {policy that lies in a folder: a run whose model it is}, of all runs in folders and in the sweeps there.
+
+    An evaluation is done with its policy. Runs of an older version, which have no marker, count as well.
+    """
     used = {}
-    for flow_dir in flow_dirs:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError):
-            source = Path(read_json(flow_dir.path / "config.json")["model"]["source"]).expanduser()
-            if source.is_dir():
-                used[source.resolve()] = flow_dir.path
+    for file in (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern)):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
+            source = Path(read_json(file)["model"]["source"]).expanduser()
+            if source.is_dir() and RunDir(file.parent).read_origin().preset != EVALUATION:
+                used[source.resolve()] = file.parent
     return used
 
 
 def has_ended(run_dir: RunDir) -> bool:
     """Tell whether a run has come to its end and needs no checkpoint before the newest; False where that is not sure."""
     try:
-        records = read_journal(run_dir.journal_file)
-    except GrpoError:  # none, or a damaged one: its repair may need an earlier checkpoint
+        records = check_journal(run_dir).history
+    except GrpoError:  # a damaged one, or another run's: its repair may need an earlier checkpoint
         return False
     lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
     return bool(lifecycle) and lifecycle[-1].kind == "end" and lifecycle[-1].data.get("status") in ENDED

@@ -89,7 +89,7 @@ class FlowDir:
 
     def _refuse_foreign(self) -> None:
         names = foreign_entries(self.path)
-        if names:
+        if names and self.marker() is None:  # looked for again: another start may have marked it before this list was made
             raise FolderError(
                 f"{self.what} {self.path}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
                 f"{describe_entries(names)}. Nothing was changed; give a new folder as {self.option}, or leave it out"

@@ -249,6 +249,16 @@ def whole_lines(content: bytes) -> tuple[list[bytes], int]:
     return content[:whole_bytes].split(b"\n")[:-1], whole_bytes
 
 
+def holds_record(path: Path) -> bool:
+    """Tell whether a file is a journal, whole or damaged: one of its lines is a record, or it has no line yet."""
+    lines, _ = whole_lines(path.read_bytes())
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            decode(line)
+            return True
+    return not lines
+
+
 def encode(record: Record) -> bytes:
     """Return the line of a record without its digest."""
     fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)}

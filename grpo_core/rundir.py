@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import FolderError, GrpoError, JournalError, cause, shown
 from grpo_core.flowdir import FlowDir
-from grpo_core.journal import JOURNAL_FILE, read_records
+from grpo_core.journal import JOURNAL_FILE, holds_record
 from grpo_core.jsonfile import append_json, parse_json, read_json, write_json
 from grpo_core.marker import Kind
 from grpo_core.private import close_to_others
@@ -161,6 +161,7 @@ class RunDir(FlowDir):
 
         Raises:
             FolderError: the folder is not ours, or was taken over from a version that marked none: what it holds may be wanted.
+            JournalError: it holds a run, which another start may have begun since this one looked.
         """
         marker = self.marker()
         if marker is None or marker.adopted:
@@ -169,6 +170,7 @@ class RunDir(FlowDir):
                 f"resume it with `grpo train --resume {self.path}`, or give another --run-dir"
             )
         self.refuse_links()
+        self.refuse_second_run()
         for folder in (self.data, self.eval, self.report, self.completions, *others):
             shutil.rmtree(folder, ignore_errors=True)
         files = (
@@ -201,8 +203,8 @@ class RunDir(FlowDir):
     def why_not_older(self) -> str | None:
         """Return why a folder without a marker holds no run; None where an older version, or a person, made it for one.
 
-        It holds one with a configuration that is valid, beside the origin or the frozen prompts of a run; a journal must be
-        whole.
+        It holds one with a configuration that is valid, beside the origin or the frozen prompts of a run; a journal must hold
+        a record that can be read. Whether it is whole is the business of who reads it: its repair writes here as well.
         """
         try:
             if not read_json(self.config_file):
@@ -211,8 +213,8 @@ class RunDir(FlowDir):
             if not self.origin_file.exists() and not (self.path / PROMPTS_MANIFEST).exists():
                 return f"it has neither origin.json nor {PROMPTS_MANIFEST}"
             self.read_origin()
-            if self.journal_file.exists():
-                read_records(self.journal_file)
+            if self.journal_file.exists() and not holds_record(self.journal_file):
+                return f"{self.journal_file}: holds no journal record"
         except (GrpoError, OSError, ValueError) as error:
             return cause(error)
         return None

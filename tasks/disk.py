@@ -9,6 +9,7 @@ from grpo_core.diskneed import DiskNeed, count_parameters, disk_need, refuse_too
 from grpo_core.diskspace import folder_bytes, free_bytes
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.plan import Plan
+from tasks.folders import RUNS_FOLDER
 from tasks.progress import say
 from tasks.tracking.artifacts import artifact_folder, is_local
 from tasks.tracking.store import TrackedRun
@@ -46,8 +47,12 @@ def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:
     say(f"disk: {what}")
 
 
-def check_sweep_disk(sweep_path: Path, plan: Plan) -> None:
+def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
     """Print what the runs of a sweep need together, and refuse one that will not fit; say so where a model is not here yet.
+
+    Args:
+        sweep_path: its folder; None = a new one in `runs/`.
+        plan: the sweep.
 
     Raises:
         JournalError: it will not fit.
@@ -61,11 +66,12 @@ def check_sweep_disk(sweep_path: Path, plan: Plan) -> None:
     needs = [_need_of_arm(config, sizes) for config in plan.configs]
     need = sweep_need(needs, plan.num_runs, sweep.runs.concurrency)
     uri = plan.configs[0].tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
-    what, disks = _describe(need, sweep_path, sweep_path.parent / "mlartifacts" if is_local(uri) else None)
+    folder, beside = (sweep_path, sweep_path.parent) if sweep_path is not None else (RUNS_FOLDER, RUNS_FOLDER)
+    what, disks = _describe(need, folder, beside / "mlartifacts" if is_local(uri) else None)
     what = f"{what} ({plan.num_runs} runs)"
     remedies = savings(plan.configs[0], sizes[plan.configs[0].model.source] or 0, tracked_here=is_local(uri))
     each = [f"for each run {remedy}" for remedy in remedies]
-    refuse_too_little(f"disk: the sweep {what}", disks, [*each, *_elsewhere(sweep_path, "--sweep-dir", resumed=False)])
+    refuse_too_little(f"disk: the sweep {what}", disks, [*each, *_elsewhere(folder, "--sweep-dir", resumed=False)])
     say(f"disk: {what}")
 
 

@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.jsonfile import write_json
 from grpo_core.sweep.folder import SweepDir
 from tasks.disk import check_sweep_disk
-from tasks.folders import RUNS_FOLDER, check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
+from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.progress import say
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 
@@ -36,7 +36,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         say(f"warning: {note}")
     if sweep_path is not None:
         SweepDir(sweep_path).refuse_second_sweep()
-    check_sweep_disk(sweep_path or RUNS_FOLDER, plan)
+    check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
     with starting(SweepDir(path), "sweep"):
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")

@@ -10,8 +10,9 @@ import pytest
 from grpo_core.diskneed import count_parameters, disk_need
 from grpo_core.diskspace import folder_bytes
 from grpo_core.errors import JournalError
+from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
-from tasks.disk import check_disk
+from tasks.disk import check_disk, check_sweep_disk
 from tasks.tracking.store import TrackedRun
 
 TEXTS = 4_000_000
@@ -60,6 +61,19 @@ def test_a_run_says_what_it_needs_and_has(tiny_run: Any, larger_model: Path, tmp
     assert said.startswith("disk: needs up to ")
     assert f" MB in {run_dir.path}" in said
     assert said.endswith(" free\n")
+
+
+@pytest.mark.parametrize("sweep_path", [None, Path("runs/mine")], ids=str)
+def test_a_sweep_names_the_folders_that_it_writes_to(
+    larger_model: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, sweep_path: Path | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    plan = load_sweep("beta_group_sync_tiny", {"overrides.model.source": str(larger_model)})
+    check_sweep_disk(sweep_path, plan)
+    said = capsys.readouterr().out
+    assert f" in {sweep_path or 'runs'} " in said
+    assert " in runs/mlartifacts; " in said
 
 
 def test_a_run_that_will_not_fit_is_refused_before_it_starts(

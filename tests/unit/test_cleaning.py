@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_core.analysis.repair import cut, find_damage
 from grpo_core.cleaning import find_items, remove_items
-from grpo_core.config import RunConfig
+from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError
 from grpo_core.journal import Journal
 from grpo_core.marker import MARKER_FILE
@@ -44,6 +45,8 @@ def make(folder: Path, status: str | None = "finished") -> RunDir:
     (run_dir.checkpoints / "step_notes.txt").write_text("mine")
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
+    for step in range(1, 31):
+        journal.append("step", step, {"metrics": {}})
     if status is not None:
         journal.append("end", 30, {"status": status, "reason": None})
     journal.close()
@@ -152,13 +155,53 @@ def test_a_link_inside_a_run_is_not_followed(tmp_path: Path) -> None:
     assert sorted(theirs.checkpoints.iterdir()) == before
 
 
-def test_a_checkpoint_that_another_run_starts_from_is_listed_with_that_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", ["all", "option", "argument"])
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_checkpoint_that_another_run_starts_from_is_left_alone(tmp_path: Path, chosen: str, is_marked: bool) -> None:
     run_dir = make(tmp_path / "one")
     other = RunDir(tmp_path / "two")
     source = run_dir.checkpoints / "step_000020" / "policy"
     other.create(RunConfig.model_validate({"model": {"source": str(source)}}))
-    (item,) = find_items(tmp_path, kinds=["checkpoints"]).items
-    assert item.note == f"it is the model of {other.path}, which cannot be resumed or reproduced without it"
+    if not is_marked:  # a run of an older version
+        (other.path / MARKER_FILE).unlink()
+    folder = run_dir.path if chosen == "argument" else tmp_path
+    found = find_items(folder, ["checkpoints"], [run_dir.path] if chosen == "option" else [])
+    assert found.items == ()
+    assert (
+        f"{source.parent}: it is the model of {other.path}, which cannot be resumed or reproduced without it" in found.skipped
+    )
+
+
+def test_an_evaluation_does_not_keep_the_checkpoint_that_it_was_of(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "one")
+    source = run_dir.checkpoints / "step_000020" / "policy"
+    config = RunConfig.model_validate({"model": {"source": str(source)}})
+    RunDir(tmp_path / "two").create(config, Origin(preset="evaluation"), "evaluation")
+    assert names(find_items(tmp_path, ["checkpoints"]).items) == [("checkpoints", "step_000020")]
+
+
+def test_checkpoints_that_a_cut_has_set_aside_can_go(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run")
+    run_dir.journal_file.write_bytes(b"".join(run_dir.journal_file.read_bytes().splitlines(keepends=True)[:15]))
+    assert names(find_items(tmp_path).items) == LEFT
+    damage = find_damage(run_dir)
+    assert damage is not None
+    cut(run_dir, damage)
+    aside = [("damaged", "aside_step_000020"), ("damaged", "aside_step_000030")]
+    found = find_items(tmp_path)
+    assert names(found.items) == [*aside, *LEFT]
+    assert remove_items(found.items) == []
+    assert (run_dir.checkpoints / "step_000010").exists()
+
+
+def test_the_finished_journal_of_another_run_frees_no_checkpoint(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run")
+    journal = Journal(tmp_path / "other.jsonl")
+    for kind, step in (("start", 0), ("step", 1), ("end", 1)):
+        journal.append(kind, step, {"status": "finished"} if kind == "end" else {"metrics": {}})  # type: ignore[arg-type]
+    journal.close()
+    (tmp_path / "other.jsonl").replace(run_dir.journal_file)
+    assert names(find_items(tmp_path).items) == LEFT
 
 
 @pytest.fixture
@@ -176,7 +219,7 @@ def test_the_command_lists_and_removes_only_when_told_to(
     run_dir = make(tmp_path / "runs" / "one")
     listed = grpo()
     assert listed.returncode == 0, listed.stderr
-    assert "checkpoints     2 MB       new  runs/one/checkpoints/step_000020  (a resume falls back" in listed.stdout
+    assert "checkpoints     2 MB         new  runs/one/checkpoints/step_000020  (a resume falls back" in listed.stdout
     assert listed.stdout.endswith("4 item(s), 8 MB can go; --yes removes them\n")
     assert (run_dir.checkpoints / "step_000020").exists()
     removed = grpo("--kind", "damaged", "--run", "runs/one", "--yes")
@@ -184,3 +227,12 @@ def test_the_command_lists_and_removes_only_when_told_to(
     assert not (run_dir.checkpoints / "damaged_step_000050").exists()
     assert (run_dir.checkpoints / "step_000020").exists()
     assert grpo("--kind", "everything").returncode == 2
+
+
+def test_a_misspelt_folder_is_an_error_and_no_runs_yet_is_none(
+    tmp_path: Path, grpo: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    misspelt = grpo("runs/on")
+    assert misspelt.returncode == 2
+    assert "runs/on: is no folder; give the folder of runs" in misspelt.stderr
+    assert "nothing can go" in grpo().stdout

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from grpo_core.analysis.integrity import check_run
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.flowdir import FlowDir
 from grpo_core.journal import Journal
-from grpo_core.marker import MARKER_FILE
+from grpo_core.marker import MARKER_FILE, Marker
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
 from tasks.folders import holding, refuse_foreign_root, starting
+from tasks.repair import repair_run
 
 THEIRS = {
     "config.json": '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}',
@@ -192,6 +194,22 @@ def test_of_starts_at_the_same_moment_one_gets_the_folder(tmp_path: Path) -> Non
     assert sum("works on this run; wait for it, or end it first" in text for text in outcomes) == 5
 
 
+def test_a_folder_that_another_start_marks_while_this_one_looks_is_ours(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+
+    class Late(RunDir):
+        """Sees no marker at its first look, after which another start takes the folder."""
+
+        def marker(self) -> Marker | None:
+            found = super().marker()
+            if found is None:
+                run_dir.create(RunConfig())
+            return found
+
+    Late(run_dir.path).mark("run")
+
+
 def test_a_start_keeps_its_folder_until_the_run_holds_it(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     with starting(run_dir, "run"):
@@ -246,6 +264,27 @@ def test_what_only_looks_like_an_older_run_is_refused(tmp_path: Path, damage: st
     with pytest.raises(FolderError, match=r"is not one of an older version \("):
         run_dir.require_ours()
     assert run_dir.marker() is None
+
+
+def test_the_damaged_journal_of_an_older_run_can_be_repaired(tmp_path: Path) -> None:
+    run_dir = older(tmp_path / "run")
+    record = '{"seq":%d,"time":"2026-11-22T10:00:00+00:00","kind":"%s","step":%d,"data":{}}\n'
+    lines = [record % (seq, "step" if seq else "start", seq) for seq in range(4)]
+    run_dir.journal_file.write_text("".join(lines).replace('"step":2', '"step:2'))
+    repair_run(run_dir.path, "cut")
+    assert run_dir.marker() is not None
+    assert [(found.kind, found.step) for found in check_run(run_dir).records] == [("start", 0), ("step", 1), ("alert", 1)]
+
+
+def test_a_run_that_began_while_another_start_waited_for_its_lock_keeps_its_files(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.refuse_second_run()  # the start that waits has looked
+    run_dir.create(RunConfig())
+    run_dir.data.mkdir()
+    Journal(run_dir.journal_file).close()
+    with pytest.raises(JournalError, match="already holds a run"):
+        run_dir.forget_start()
+    assert run_dir.data.exists()
 
 
 def test_an_older_sweep_is_accepted_and_marked(tmp_path: Path, plan: Plan) -> None:

@@ -162,6 +162,12 @@ def test_two_seeds_say_what_two_seeds_can_show() -> None:
     )
 
 
+def test_one_difference_needs_no_more_after_a_correction_that_changes_nothing() -> None:
+    sentence = line(sweep(crossed, (0, 1), syncs=(5,)), "what 2 seeds can show: ")
+    assert "between arms that is typically a difference of " in sentence
+    assert "correction" not in sentence
+
+
 @pytest.mark.parametrize(("seeds", "said"), [((0,), False), ((0, 1, 2), True), ((0, 1, 2, 3), True)])
 def test_what_few_seeds_can_show_is_said(seeds: Sequence[int], said: bool) -> None:
     found = [text for text in words(sweep(crossed, seeds)) if text.startswith(f"what {len(seeds)} seeds can show: ")]

@@ -79,10 +79,8 @@ def seeds_lines(findings: Findings) -> list[str]:
         if errors:
             needed = smallest_t(seeds, family)
             error = median(errors)
-            needs.append(
-                f"{what} that is typically a difference of {plain(alone * error)}, and of {plain(needed * error)} to stand "
-                f"after correction over {family}"
-            )
+            corrected = f", and of {plain(needed * error)} to stand after correction over {family}" if family > 1 else ""
+            needs.append(f"{what} that is typically a difference of {plain(alone * error)}{corrected}")
     few = "; ".join(needs)
     two = (
         "; with 1 degree of freedom an interval excludes 0 only where the differences of the two seeds lie within "
