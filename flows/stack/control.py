@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flows.stack.client_settings import stop_telling_clients, tell_clients
 from flows.stack.folder import claim_folder
-from flows.stack.ports import choose_port
+from flows.stack.ports import choose_port, is_free
 from flows.stack.prefect_setup import forget_worker, set_up_prefect
 from flows.stack.processes import end_processes, family, marked_processes, start_process
 from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
@@ -22,6 +22,7 @@ from grpo_core.locks import open_lock
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0
 END_SECONDS = 15.0
+PORT_ATTEMPTS = 4
 POINTLESS_SECONDS = 2.0
 """How long a flow whose training has ended may go on asking for a server that is gone: by itself it does so for minutes."""
 POLL_SECONDS = 0.2
@@ -61,17 +62,37 @@ def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
         raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
     claim_folder(folder)
     with _only_one(folder):
-        stack = _planned(folder, wanted)
-        running = [service.name for service in services(stack) if stack.alive(service.name)]
-        try:
-            return _start(stack, say)
-        except BaseException:
-            started = read_stack(folder)
-            if started is not None:
-                _end(started, [service for service in reversed(services(stack)) if service.name not in running], END_SECONDS)
-                if not running:
-                    _forget(started)
-            raise
+        for _ in range(PORT_ATTEMPTS):
+            try:
+                return _start_or_end(_planned(folder, wanted), say)
+            except _PortTakenError as error:  # a stack of another folder that starts in this moment has chosen the same one
+                taken = error
+                if getattr(wanted, f"{error.service}_port") is not None or read_stack(folder) is not None:
+                    break  # the user's choice, or that of a stack the rest of which is up
+                say(f"{error.service:8} port {error.port} was taken while it started; trying another")
+        raise taken
+
+
+class _PortTakenError(StackError):
+    """Another process listens on the port that was chosen for a service, which has ended for it."""
+
+    def __init__(self, message: str, service: str, port: int) -> None:
+        super().__init__(message)
+        self.service, self.port = service, port
+
+
+def _start_or_end(stack: Stack, say: Say) -> Stack:
+    """Start what of a stack does not run yet; where that fails, what this has started is ended again."""
+    running = [service.name for service in services(stack) if stack.alive(service.name)]
+    try:
+        return _start(stack, say)
+    except BaseException:
+        started = read_stack(stack.folder)
+        if started is not None:
+            _end(started, [service for service in reversed(services(stack)) if service.name not in running], END_SECONDS)
+            if not running:
+                _forget(started)
+        raise
 
 
 def down(folder: Path, patience: float, say: Say) -> bool:
@@ -199,7 +220,11 @@ def _await_ready(stack: Stack, service: Service) -> None:
         if ended or time.monotonic() > deadline:
             how = "ended" if ended else f"is not ready after {START_SECONDS:.0f} s"
             log = stack.log_file(service.name)
-            raise StackError(f"{service.name}: {how}; its log, {log}, ends with:\n{_tail(log)}")
+            message = f"{service.name}: {how}; its log, {log}, ends with:\n{_tail(log)}"
+            port = getattr(stack, f"{service.name}_port", None)
+            if ended and port is not None and not is_free(port):
+                raise _PortTakenError(message, service.name, port)
+            raise StackError(message)
         time.sleep(POLL_SECONDS)
 
 
