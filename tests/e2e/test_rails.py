@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.project import Project
+from tests.e2e.project import ROOT, Project
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,8 +53,8 @@ def variables(touched: Path) -> dict[str, Any]:
     (hook / "sitecustomize.py").write_text(f"from pathlib import Path\nPath({str(touched)!r}).touch()\n")
     return {
         "command": f"touch {touched}",
-        "env": {"PYTHONPATH": f"{hook}{os.pathsep}{os.environ['PYTHONPATH']}"},
-        "env.PYTHONPATH": f"{hook}{os.pathsep}{os.environ['PYTHONPATH']}",
+        "env": {"PYTHONPATH": f"{hook}{os.pathsep}{ROOT}"},
+        "env.PYTHONPATH": f"{hook}{os.pathsep}{ROOT}",
         "working_dir": str(touched.parent),
     }
 
