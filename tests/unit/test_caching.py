@@ -29,4 +29,4 @@ def test_others_are_kept_out_while_a_result_is_prepared(results: Path) -> None:
 def test_a_folder_that_cannot_be_written_keeps_nobody_from_working(results: Path) -> None:
     results.write_text("no folder")
     with one_at_a_time("abc"):
-        pass
+        assert results.read_text() == "no folder"

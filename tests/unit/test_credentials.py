@@ -89,7 +89,7 @@ def test_secrets_of_the_environment_are_hidden_wherever_they_stand(monkeypatch: 
 
 def test_a_long_line_of_hostile_text_takes_no_time() -> None:
     for piece in ("://:", "://a:1@", "http://", "?token=", "&a.b.", "password=", "://" + "a" * 300):
-        redact_uri(piece * 20_000)
+        assert SECRET not in redact_uri(f"{piece * 20_000} http://me:{SECRET}@host")
 
 
 def test_a_secret_is_gone_before_a_message_is_cut() -> None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from grpo_core.analysis.sweep.balanced import Values, cell_means, mean
 from grpo_core.analysis.sweep.facts import Level, is_number, level_name
@@ -38,23 +38,19 @@ OUTCOMES = ("objective", "accuracy", "reward", "kl_init_seq", "probe_kl_init", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Two levels of a knob, or two arms: `second` minus `first`."""
+class Difference:
+    """A paired difference of an outcome, and what is left of it in its family."""
 
-    knob: str | None
-    """None: two arms, `first` and `second` are their numbers."""
     outcome: str
     first: Level
     second: Level
-    first_name: str
-    second_name: str
     differences: tuple[float, ...]
     """One per seed."""
     estimate: PairedEstimate
     pairs: int
-    """Pairs of runs that entered."""
+    """Pairs of runs, or sets of four, that entered."""
     planned_pairs: int
-    """Pairs of runs that would have entered had every run been complete."""
+    """Those that would have entered had every run been complete."""
     holm_p: float = math.nan
     together_low: float = math.nan
     """Bonferroni interval, which holds with those of the whole family at once."""
@@ -62,13 +58,26 @@ class Comparison:
 
     @property
     def is_claim(self) -> bool:
-        """Whether the difference stands after Holm's correction."""
+        """Whether it stands after Holm's correction."""
         return self.holm_p <= ALPHA
 
     @property
     def is_alone(self) -> bool:
         """Whether its own interval excludes 0 although it does not stand after the correction: neither a result nor nothing."""
         return not self.is_claim and self.estimate.excludes_zero
+
+
+OneDifference = TypeVar("OneDifference", bound=Difference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Difference):
+    """Two levels of a knob, or two arms: `second` minus `first`."""
+
+    knob: str | None
+    """None: two arms, `first` and `second` are their numbers."""
+    first_name: str
+    second_name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +139,7 @@ def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
     of_contrasts, of_associations = adjusted[: len(contrasts)], adjusted[len(contrasts) :]
     return KnobEffects(
         outcome=outcome,
-        contrasts=tuple(_adjusted(found, p, size) for found, p in zip(contrasts, of_contrasts, strict=True)),
+        contrasts=tuple(in_family(found, p, size) for found, p in zip(contrasts, of_contrasts, strict=True)),
         associations=tuple(replace(found, holm_p=p) for found, p in zip(associations, of_associations, strict=True)),
     )
 
@@ -157,7 +166,7 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
             )
     adjusted = holm([comparison.estimate.family_p for comparison in found])
     size = sum(not math.isnan(p) for p in adjusted)
-    return tuple(_adjusted(comparison, p, size) for comparison, p in zip(found, adjusted, strict=True))
+    return tuple(in_family(comparison, p, size) for comparison, p in zip(found, adjusted, strict=True))
 
 
 def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
@@ -250,12 +259,19 @@ def paired(pairs: _Pairs, scale: float | None = None) -> _Paired:
     }
 
 
-def _adjusted(found: Comparison, p: float, size: int) -> Comparison:
-    low, high = together(found.differences, found.estimate, size)
+def in_family(found: OneDifference, p: float, size: int) -> OneDifference:
+    """Return a difference with its p value and interval in a family of so many.
+
+    Args:
+        found: the difference.
+        p: after Holm's correction.
+        size: of the family.
+    """
+    low, high = _together(found.differences, found.estimate, size)
     return replace(found, holm_p=p, together_low=low, together_high=high)
 
 
-def together(differences: Sequence[float], estimate: PairedEstimate, size: int) -> tuple[float, float]:
+def _together(differences: Sequence[float], estimate: PairedEstimate, size: int) -> tuple[float, float]:
     """Return the Bonferroni interval of a difference in a family of so many."""
     if estimate.spread != "varies":
         # Two seeds that agree to the last digit bound nothing, unless they agree on 0.

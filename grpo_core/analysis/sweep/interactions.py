@@ -9,14 +9,14 @@ of even one false interaction is at most 5 % as well. Knobs without matched arms
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from grpo_core.analysis.sweep.balanced import Values, cell_means
-from grpo_core.analysis.sweep.effects import matched_pairs, paired, together, unmatched_reason
+from grpo_core.analysis.sweep.effects import Difference, in_family, matched_pairs, paired, unmatched_reason
 from grpo_core.analysis.sweep.facts import Level
 from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import ALPHA, PairedEstimate, holm
+from grpo_core.analysis.sweep.statistics import PairedEstimate, holm
 
 Cell = tuple[Level, Level]
 Settings = Sequence[Mapping[Cell, Sequence[int]]]
@@ -24,37 +24,13 @@ Settings = Sequence[Mapping[Cell, Sequence[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interaction:
-    """How far the effect of a knob, `second` minus `first`, differs between two levels of another knob."""
+class Interaction(Difference):
+    """How far the effect of a knob, `second` minus `first`, differs between two levels of another: at_second minus at_first."""
 
-    outcome: str
     knob: str
-    first: Level
-    second: Level
     other: str
     at_first: Level
     at_second: Level
-    differences: tuple[float, ...]
-    """One per seed: the effect at `at_second` minus that at `at_first`."""
-    estimate: PairedEstimate
-    pairs: int
-    """Sets of four runs that entered."""
-    planned_pairs: int
-    """Sets of four runs that would have entered had every run been complete."""
-    holm_p: float = math.nan
-    together_low: float = math.nan
-    """Bonferroni interval, which holds with those of the whole family at once."""
-    together_high: float = math.nan
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether it stands after Holm's correction."""
-        return self.holm_p <= ALPHA
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether its own interval excludes 0 although it does not stand after the correction."""
-        return not self.is_claim and self.estimate.excludes_zero
 
 
 def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Interaction, ...]:
@@ -65,7 +41,7 @@ def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Interaction, ...]
     found = [interaction for knob, other in pairs for interaction in _of_knobs(sweep, outcome, values, knob, other)]
     adjusted = holm([interaction.estimate.family_p for interaction in found])
     size = sum(not math.isnan(p) for p in adjusted)
-    return tuple(_adjusted(interaction, p, size) for interaction, p in zip(found, adjusted, strict=True))
+    return tuple(in_family(interaction, p, size) for interaction, p in zip(found, adjusted, strict=True))
 
 
 def simple_effects(sweep: SweepRuns, found: Interaction) -> dict[Level, PairedEstimate]:
@@ -120,8 +96,3 @@ def _settings(sweep: SweepRuns, knob: str, other: str) -> Settings:
         rest = tuple(level for index, level in enumerate(arm.levels) if index not in (one, two))
         found.setdefault(rest, {}).setdefault((arm.levels[one], arm.levels[two]), []).append(arm.number)
     return list(found.values())
-
-
-def _adjusted(found: Interaction, p: float, size: int) -> Interaction:
-    low, high = together(found.differences, found.estimate, size)
-    return replace(found, holm_p=p, together_low=low, together_high=high)
