@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from grpo_core.errors import FolderError
-from grpo_core.jsonfile import write_json
-from grpo_core.marker import (
+from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.marker import (
     MARKER_FILE,
     Kind,
     Marker,

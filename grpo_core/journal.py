@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from grpo_core.diskspace import is_full_disk
 from grpo_core.errors import DiskFullError, JournalError, cause, shown
 from grpo_core.journal_chain import Chain
-from grpo_core.locks import holder_of, lock_soon
+from grpo_core.machine.disk import is_full_disk
+from grpo_core.machine.locks import holder_of, lock_soon
 from grpo_core.metrics import check_registered
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]

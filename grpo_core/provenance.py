@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.hardware import core_count, environment, gpus, processor, thread_count
-from grpo_core.jsonfile import write_private_json
+from grpo_core.machine.hardware import core_count, environment, gpus, processor, thread_count
+from grpo_core.machine.jsonfile import write_private_json
 
 PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
 

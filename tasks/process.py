@@ -21,8 +21,8 @@ from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
 from grpo_core.errors import TrainingError
-from grpo_core.lifeline import LIFELINE_VARIABLE
-from grpo_core.private import append_private
+from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.machine.private import append_private
 from tasks.cancellation import CancelWatch
 from tasks.context import deployed_flow_run
 from tasks.progress import say

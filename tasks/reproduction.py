@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.code import code_in
 from grpo_core.errors import JournalError
-from grpo_core.jsonfile import read_json, write_json
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.rundir import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
 from tasks.progress import say

@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import JournalError
-from grpo_core.locks import lock_holder
+from grpo_core.machine.locks import lock_holder
 from grpo_core.rundir import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.process import is_process_of

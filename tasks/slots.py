@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo_core.errors import DeviceError
-from grpo_core.gpu_locks import slot_count
-from grpo_core.locks import holder_of, open_lock
+from grpo_core.machine.gpus import slot_count
+from grpo_core.machine.locks import holder_of, open_lock
 
 FOLDER_VARIABLE = "GRPO_SLOT_FOLDER"
 """Set, with the number of slots, by whoever starts the worker; without them nothing is limited."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.hardware import avoid_broken_kernels
+from grpo_core.machine.hardware import avoid_broken_kernels
 
 # Kernels are chosen at the first product of a process, which in a test need not be a training's.
 avoid_broken_kernels()

@@ -17,7 +17,7 @@ from flows.stack.secret import ensure_secret, read_secret, secret_file
 from flows.stack.services import MLFLOW, PREFECT, Service, environment, mark, services, workers
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
-from grpo_core.locks import open_lock
+from grpo_core.machine.locks import open_lock
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0

@@ -11,7 +11,7 @@ import httpx
 
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
-from grpo_core.private import private_folder, write_private
+from grpo_core.machine.private import private_folder, write_private
 
 ACCEPTED = re.compile(r"[!-~]{16,}")
 """Printable ASCII without spaces: it travels in headers and is typed into a browser."""

@@ -14,7 +14,7 @@ from flows.stack.processes import MARK, family
 from flows.stack.secret import prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
 from flows.worker import WORKER_VARIABLE
-from grpo_core.gpu_locks import SLOTS_VARIABLE
+from grpo_core.machine.gpus import SLOTS_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE
 from tasks.slots import FOLDER_VARIABLE
 

@@ -14,7 +14,7 @@ from grpo_core.analysis.tables import SYNC_COLUMNS
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
 from grpo_core.journal import Kind, Record, supersede
-from grpo_core.jsonfile import read_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import MANIFEST_FILE
 
 MARKED = {"repaired": "mlflow"}

@@ -15,7 +15,7 @@ from grpo_core.analysis.integrity import Saved, accepted_digests, find_fault, fi
 from grpo_core.errors import JournalError
 from grpo_core.journal import Record, decode, encode, whole_lines
 from grpo_core.journal_chain import Chain
-from grpo_core.locks import holder_of, lock_soon
+from grpo_core.machine.locks import holder_of, lock_soon
 from grpo_core.rundir import RunDir
 
 ASIDE = "aside_"

@@ -12,7 +12,7 @@ from grpo_core.errors import JournalError, shown
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.journal import Record
-from grpo_core.jsonfile import read_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.rundir import RunDir
 
 ENDS = ("finished", "stopped", "failed")

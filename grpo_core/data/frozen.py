@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_core.data.prompts import PromptSplit, jsonable
 from grpo_core.errors import DataError, cause
-from grpo_core.jsonfile import build, parse_json, read_json, write_json
+from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
 from grpo_core.types import Prompt
 
 MANIFEST_FILE = "manifest.json"

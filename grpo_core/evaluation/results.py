@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.diskspace import whole_or_gone
 from grpo_core.journal import Journal
-from grpo_core.jsonfile import write_json
+from grpo_core.machine.disk import whole_or_gone
+from grpo_core.machine.jsonfile import write_json
 from grpo_core.rundir import RunDir
 
 

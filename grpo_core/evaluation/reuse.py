@@ -24,9 +24,9 @@ from grpo_core.data.frozen import read_manifest
 from grpo_core.data.identity import TOKENIZER_FILES, files_digest
 from grpo_core.errors import BusyError
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
-from grpo_core.hardware import environment, gpus, processor, thread_count
-from grpo_core.jsonfile import read_json, write_json
-from grpo_core.locks import waited_lock
+from grpo_core.machine.hardware import environment, gpus, processor, thread_count
+from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.locks import waited_lock
 from grpo_core.policy.cache import cache_folder
 from grpo_core.rewards.base import BUILTIN
 from grpo_core.rundir import RunDir

@@ -7,7 +7,7 @@ from grpo_core.analysis.integrity import check_run
 from grpo_core.config import RunConfig, run_name
 from grpo_core.data.frozen import MANIFEST_FILE
 from grpo_core.errors import ModelError
-from grpo_core.jsonfile import read_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.rundir import RunDir
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.diskspace import is_full_disk
 from grpo_core.errors import ModelError, cause
-from grpo_core.jsonfile import read_json, write_json
-from grpo_core.locks import waited_lock
+from grpo_core.machine.disk import is_full_disk
+from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.locks import waited_lock
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from grpo_core.diskspace import whole_or_gone
 from grpo_core.errors import ModelError, cause, name_of, shown
-from grpo_core.jsonfile import read_json
+from grpo_core.machine.disk import whole_or_gone
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.reference import Reference, frozen_copy
 from grpo_core.policy.saved import (
     MANIFEST_FILE,

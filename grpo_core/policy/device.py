@@ -9,8 +9,8 @@ import torch
 
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError
-from grpo_core.gpu_locks import Gpu, held_gpu
-from grpo_core.hardware import avoid_broken_kernels, thread_count
+from grpo_core.machine.gpus import Gpu, held_gpu
+from grpo_core.machine.hardware import avoid_broken_kernels, thread_count
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import ModelError, cause
-from grpo_core.jsonfile import build, read_json
+from grpo_core.machine.jsonfile import build, read_json
 
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
 _NAME = re.compile(r"step_(\d{6,})")

@@ -14,8 +14,8 @@ from grpo_core.config import RunConfig
 from grpo_core.config.consistency import advantage_rms_factor
 from grpo_core.errors import GrpoError
 from grpo_core.journal import Record
-from grpo_core.jsonfile import read_json
-from grpo_core.locks import lock_holder
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.locks import lock_holder
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas
 
-from grpo_core.diskspace import whole_or_gone
+from grpo_core.machine.disk import whole_or_gone
 from grpo_core.training.batch import RolloutBatch
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.diskspace import free_mib, is_full_disk
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
 from grpo_core.journal import Journal, read_records
-from grpo_core.lifeline import lifeline_from_environment
+from grpo_core.machine.disk import free_mib, is_full_disk
+from grpo_core.machine.lifeline import lifeline_from_environment
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
 from grpo_core.rundir import RunDir

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.locks import lock_holder
+from grpo_core.machine.locks import lock_holder
 from tasks.away import prefect_may_be_away
 from tasks.sweep.launcher import Ended, Job
 

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Sequence
 
-from grpo_core.gpu_locks import SLOTS_VARIABLE
-from grpo_core.hardware import gpus
+from grpo_core.machine.gpus import SLOTS_VARIABLE
+from grpo_core.machine.hardware import gpus
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 

@@ -10,7 +10,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.jsonfile import write_json
+from grpo_core.machine.jsonfile import write_json
 from grpo_core.sweep.folder import SweepDir
 from tasks.disk import check_sweep_disk
 from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting

@@ -20,8 +20,8 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.jsonfile import read_json, write_json
-from grpo_core.locks import waited_lock
+from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.locks import waited_lock
 from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from grpo_core.errors import TrackingError, cause, name_of
-from grpo_core.locks import waited_lock
+from grpo_core.machine.locks import waited_lock
 from tasks.progress import say as say_to_user
 
 PATIENCE_SECONDS = 600.0

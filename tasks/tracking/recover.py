@@ -11,7 +11,7 @@ from typing import Any
 from grpo_core.analysis.rebuild import Point, Tracked
 from grpo_core.config import RunConfig, validate_config
 from grpo_core.errors import ConfigError, TrackingError, cause
-from grpo_core.jsonfile import read_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import is_registered
 from grpo_core.rundir import RunDir
 from tasks.tracking.store import make_client, read_tracked, short_retries, tracking_uri

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, cause
-from grpo_core.jsonfile import build, read_json
+from grpo_core.machine.jsonfile import build, read_json
 from grpo_core.redaction import HIDDEN, kept_uri
 from grpo_core.rundir import RunDir
 from tasks.credentials import VARIABLE, environment_uri, usable_uri

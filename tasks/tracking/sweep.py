@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import load_config
 from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.jsonfile import read_json, write_private_json
+from grpo_core.machine.jsonfile import read_json, write_private_json
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.sweep.arms import arm_overrides
 from grpo_core.sweep.axes import grid

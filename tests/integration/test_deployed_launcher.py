@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, State
 
 from grpo_core.errors import SweepError
-from grpo_core.locks import try_lock
+from grpo_core.machine.locks import try_lock
 from grpo_core.rundir import RunDir
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.launcher import Ended, Job

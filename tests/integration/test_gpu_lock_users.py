@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import DeviceError
-from grpo_core.gpu_locks import FOLDER_VARIABLE, SLOTS_VARIABLE, Gpu, held_gpu
+from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE, Gpu, held_gpu
 
 ROOT = Path(__file__).parents[2]
 GPU = Gpu(uuid="GPU-5d1e0d3c", name="NVIDIA Test")
@@ -26,7 +26,7 @@ RACER = """
 import os, sys
 from pathlib import Path
 from grpo_core.errors import DeviceError
-from grpo_core.gpu_locks import Gpu, held_gpu
+from grpo_core.machine.gpus import Gpu, held_gpu
 uid, inside = int(sys.argv[1]), Path(sys.argv[2])
 if uid != os.getuid():
     os.setgroups([])

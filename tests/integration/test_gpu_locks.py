@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import DeviceError
-from grpo_core.gpu_locks import FOLDER_VARIABLE, SLOTS_VARIABLE, Gpu, held_gpu, slot_count
+from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE, Gpu, held_gpu, slot_count
 from grpo_core.training.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ OTHER = Gpu(uuid="GPU-77777777", name="NVIDIA Test")
 HOLDER = """
 import sys
 from pathlib import Path
-from grpo_core.gpu_locks import Gpu, held_gpu
+from grpo_core.machine.gpus import Gpu, held_gpu
 with held_gpu(Gpu(uuid="GPU-5d1e0d3c", name="NVIDIA Test"), Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

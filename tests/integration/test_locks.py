@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import DeviceError
-from grpo_core.gpu_locks import SLOTS_VARIABLE
 from grpo_core.journal import Journal, read_journal
-from grpo_core.locks import lock_holder, open_lock, try_lock
+from grpo_core.machine.gpus import SLOTS_VARIABLE
+from grpo_core.machine.locks import lock_holder, open_lock, try_lock
 from tasks.slots import FOLDER_VARIABLE, held_slot
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_another_user_who_cannot_open_a_lock_still_sees_who_holds_it(tmp_path: P
     with tempfile.TemporaryDirectory(prefix="grpo-lock-") as name:
         Path(name).chmod(0o755)
         path = Path(name) / "flow.lock"
-        imports = "import os; from pathlib import Path; from grpo_core.locks import lock_holder"
+        imports = "import os; from pathlib import Path; from grpo_core.machine.locks import lock_holder"
         code = f"{imports}; os.setuid(65534); print(lock_holder(Path({str(path)!r})))"
         command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
         with open_lock(path) as lock:

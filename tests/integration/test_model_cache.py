@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import BusyError, ModelError
-from grpo_core.locks import open_lock, try_lock
+from grpo_core.machine.locks import open_lock, try_lock
 from grpo_core.policy import cache
 from grpo_core.policy.cache import MADE_FILE, is_whole, made_once, model_folder
 from tests.conftest import write_model
@@ -144,7 +144,7 @@ def test_whoever_waits_reports_the_maker_and_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cache, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr("grpo_core.locks.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("grpo_core.machine.locks.NOTICE_SECONDS", 0.1)
     target = model_folder("test")
     target.parent.mkdir(parents=True)
     with open_lock(target.with_name(".test.lock")) as lock:

@@ -14,7 +14,7 @@ from grpo_core.cleaning import find_items, remove_items
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError
 from grpo_core.journal import Journal
-from grpo_core.marker import MARKER_FILE
+from grpo_core.machine.marker import MARKER_FILE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.rundir import RunDir
 

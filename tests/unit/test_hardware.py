@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.hardware import avoid_broken_kernels, environment, needed_variables
+from grpo_core.machine.hardware import avoid_broken_kernels, environment, needed_variables
 
 CPU = """processor	: 0
 model name	: Intel(R) Xeon(R) Processor

@@ -14,7 +14,7 @@ from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.flowdir import FlowDir
 from grpo_core.journal import Journal
-from grpo_core.marker import MARKER_FILE, Marker
+from grpo_core.machine.marker import MARKER_FILE, Marker
 from grpo_core.rundir import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan

@@ -141,7 +141,7 @@ def test_after_its_warm_start_a_third_is_right() -> None:
 
 
 def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
-    from grpo_core.locks import waited_lock
+    from grpo_core.machine.locks import waited_lock
 
     waited = 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_core.errors import FolderError, name_of, shown
-from grpo_core.jsonfile import build, read_json, write_json
+from grpo_core.machine.jsonfile import build, read_json, write_json
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep"]
 MARKER_FILE = ".grpo-folder"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from grpo_core.errors import DeviceError, name_of
-from grpo_core.locks import LOOKING_SECONDS, SAFE_FLAGS, holder_of, regular_file, try_lock, user_name
+from grpo_core.machine.locks import LOOKING_SECONDS, SAFE_FLAGS, holder_of, regular_file, try_lock, user_name
 
 FOLDER_VARIABLE, SLOTS_VARIABLE = "GRPO_GPU_LOCKS", "GRPO_SLOTS"
 """Environment variables: the folder of the locks; how many runs take place at a time (set for the runs of a stack)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from grpo_core.private import write_private
+from grpo_core.machine.private import write_private
 
 T = TypeVar("T")
 
