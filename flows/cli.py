@@ -97,8 +97,8 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSum
 
 
 def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
-    from grpo_core.analysis.integrity import check_run
-    from grpo_core.rundir import RunDir
+    from grpo_core.run.folder import RunDir
+    from grpo_core.run.integrity import check_run
 
     if given:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
@@ -286,8 +286,8 @@ def _stack_status(folder: Path) -> None:
 
 
 def _run_status(run_dir: Path) -> None:
-    from grpo_core.analysis.summary import run_status
-    from grpo_core.rundir import RunDir
+    from grpo_core.run.folder import RunDir
+    from grpo_core.run.summary import run_status
 
     now = run_status(RunDir(run_dir))
     echo(f"{run_dir}: {now.state}, step {now.step} of {now.steps}, {now.num_syncs} reference sync(s)")

@@ -21,9 +21,9 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed; without it, nothing is removed.")] = False,
 ) -> None:
     """List what can go of finished, damaged and failed runs, with its size and age; with --yes, remove it."""
-    from grpo_core.cleaning import KINDS, find_items, remove_items
-    from grpo_core.diskneed import shown_bytes
     from grpo_core.errors import name_of
+    from grpo_core.run.cleaning import KINDS, find_items, remove_items
+    from grpo_core.run.disk_need import shown_bytes
 
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"{name_of(str(folder), 300)}: is no folder; give the folder of runs, or of one run or sweep")

@@ -12,7 +12,7 @@ from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root

@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
     from grpo_core.config import RunConfig, load_config
     from grpo_core.errors import GrpoError
-    from grpo_core.journal import Record, read_journal
-    from grpo_core.rundir import RunDir
+    from grpo_core.run.folder import RunDir
+    from grpo_core.run.journal import Record, read_journal
 
 _HOMES = {
     "Denominators": "grpo_core.algorithm.loss",
     "GrpoError": "grpo_core.errors",
     "LossTerms": "grpo_core.algorithm.loss",
-    "Record": "grpo_core.journal",
+    "Record": "grpo_core.run.journal",
     "RunConfig": "grpo_core.config",
-    "RunDir": "grpo_core.rundir",
+    "RunDir": "grpo_core.run.folder",
     "group_relative_advantages": "grpo_core.algorithm.advantages",
     "grpo_loss": "grpo_core.algorithm.loss",
     "load_config": "grpo_core.config",
     "per_token_kl": "grpo_core.algorithm.kl",
-    "read_journal": "grpo_core.journal",
+    "read_journal": "grpo_core.run.journal",
 }
 
 __all__ = [

@@ -7,7 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import RunConfig
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.caching import by_identity, one_at_a_time
 from tasks.progress import say
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.diskneed import DiskNeed, count_parameters, disk_need, refuse_too_little, savings, shown_bytes, sweep_need
 from grpo_core.machine.disk import folder_bytes, free_bytes
-from grpo_core.rundir import RunDir
+from grpo_core.run.disk_need import DiskNeed, count_parameters, disk_need, refuse_too_little, savings, shown_bytes, sweep_need
+from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import Plan
 from tasks.folders import RUNS_FOLDER
 from tasks.progress import say

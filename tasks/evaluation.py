@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.evaluation.sets import HELD_OUT
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.cancellation import CancelWatch
 from tasks.model import cached_digest
 from tasks.process import POLL_SECONDS, run_child

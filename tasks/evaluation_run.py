@@ -18,7 +18,7 @@ from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between
 from grpo_core.errors import ConfigError, DataError
 from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.plain_text import for_markdown
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.data import prompts_of
 from tasks.folders import check_root, make_folder, starting

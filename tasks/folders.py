@@ -13,9 +13,9 @@ from typing import IO
 from prefect.runtime import flow_run
 
 from grpo_core.errors import FolderError, JournalError
-from grpo_core.flowdir import FlowDir
 from grpo_core.machine.locks import holder_of, lock_soon
 from grpo_core.machine.marker import Kind
+from grpo_core.run.flow_folder import FlowDir
 from tasks.context import is_deployed
 
 RUNS_FOLDER = Path("runs")

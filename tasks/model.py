@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import ModelError
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.caching import by_identity, one_at_a_time
 from tasks.progress import say
 
@@ -36,8 +36,8 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
         ModelError: a run that goes on would do so with another initial policy.
     """
     from grpo_core.policy.loading import resolve_model
-    from grpo_core.provenance import collect_provenance, environment_differences, write_provenance
     from grpo_core.rewards.base import load_rewards
+    from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
 
     run_dir = RunDir(run_path)
     config = run_dir.read_config()

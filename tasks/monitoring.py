@@ -11,10 +11,10 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from grpo_core.analysis.rules import Alert, RuleBook
-from grpo_core.journal import JournalTail, Record, supersede
 from grpo_core.plain_text import for_code
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import JournalTail, Record, supersede
+from grpo_core.run.rules import Alert, RuleBook
 from grpo_core.training.ending import share_done
 from tasks.away import prefect_may_be_away
 from tasks.process import end_process, process_has_ended, process_has_started

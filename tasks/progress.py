@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from grpo_core.config import RunConfig, TrainingConfig
-from grpo_core.journal import Record
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
+from grpo_core.run.journal import Record
 from grpo_core.training.ending import share_done
 from tasks.context import deployed_flow_run
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo_core.errors import JournalError
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.progress import say
 from tasks.setup import Repair, hold_run
 
@@ -15,8 +15,8 @@ def repair_run(run_path: Path, repair: Repair) -> None:
         JournalError: another process works on the run, or the journal cannot be repaired in this way.
         TrackingError: MLflow cannot be read.
     """
-    from grpo_core.analysis.rebuild import rebuild
-    from grpo_core.analysis.repair import cut, find_damage, rewrite
+    from grpo_core.run.rebuild import rebuild
+    from grpo_core.run.repair import cut, find_damage, rewrite
     from tasks.tracking.recover import tracked_figures
 
     run_dir = RunDir(run_path)

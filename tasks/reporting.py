@@ -10,7 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.plain_text import for_code, for_link, for_markdown
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.away import prefect_may_be_away
 from tasks.tracking import TrackedRun
 
@@ -44,11 +44,11 @@ class RunSummary:
 @task(name="report", cache_policy=NO_CACHE)
 def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
-    from grpo_core.analysis.figures import save_figures
-    from grpo_core.analysis.integrity import check_run
-    from grpo_core.analysis.reproduction import verdict
-    from grpo_core.analysis.summary import compare_evaluations, describe_result, run_status
-    from grpo_core.analysis.tables import sync_table
+    from grpo_core.run.figures import save_figures
+    from grpo_core.run.integrity import check_run
+    from grpo_core.run.reproduction import verdict
+    from grpo_core.run.summary import compare_evaluations, describe_result, run_status
+    from grpo_core.run.tables import sync_table
 
     run_dir = RunDir(run_path)
     records = check_run(run_dir).history

@@ -16,7 +16,7 @@ from grpo_core.config import Origin, apply_overrides, changes_between, run_name,
 from grpo_core.config.code import code_in
 from grpo_core.errors import JournalError
 from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
 from tasks.progress import say
 from tasks.rails import refuse_code, unquoted
@@ -83,7 +83,7 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
 
 def say_changes(run_path: Path) -> None:
     """Print before the run starts what its configuration changes of the original's, and the code that it runs."""
-    from grpo_core.analysis.reproduction import config_differences
+    from grpo_core.run.reproduction import config_differences
 
     run_dir = RunDir(run_path)
     for line in config_differences(RunDir(run_dir.original).read_config(), run_dir.read_config()):
@@ -94,7 +94,7 @@ def say_changes(run_path: Path) -> None:
 
 def _gather(run: str, target: Path) -> None:
     """Lay out what is known of a run in `target`."""
-    from grpo_core.analysis.reproduction import POLICY_FILE
+    from grpo_core.run.reproduction import POLICY_FILE
 
     source = Path(run)
     if MLFLOW_RUN_ID.fullmatch(run) and not source.exists():
@@ -108,9 +108,9 @@ def _gather(run: str, target: Path) -> None:
 
 def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     """Copy all but the weights; return what is known of the final policy."""
-    from grpo_core.analysis.integrity import check_run
-    from grpo_core.analysis.reproduction import final_policy
     from grpo_core.data.frozen import load_frozen
+    from grpo_core.run.integrity import check_run
+    from grpo_core.run.reproduction import final_policy
 
     with unquoted(str(run_dir.config_file)):
         run_dir.read_config()
@@ -146,10 +146,10 @@ def _refuse_unfit(run: str, original: RunDir) -> None:
         JournalError: its journal is damaged or holds no finished step, or its prompts are another run's.
         DataError: its prompts were changed.
     """
-    from grpo_core.analysis.integrity import check_run
-    from grpo_core.analysis.reproduction import POLICY_FILE
     from grpo_core.data.frozen import load_frozen, read_manifest
-    from grpo_core.journal import DamagedJournalError
+    from grpo_core.run.integrity import check_run
+    from grpo_core.run.journal import DamagedJournalError
+    from grpo_core.run.reproduction import POLICY_FILE
 
     load_frozen(original.data)
     try:

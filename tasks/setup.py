@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
 from tasks.process import is_process_of
 from tasks.progress import say
@@ -64,8 +64,8 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
         TrackingError: the journal is to be repaired from MLflow, which cannot be read.
         FolderError: a deployed flow may not write there.
     """
-    from grpo_core.analysis.integrity import check_run
-    from grpo_core.analysis.summary import run_status
+    from grpo_core.run.integrity import check_run
+    from grpo_core.run.summary import run_status
     from tasks.repair import repair_run
 
     check_root(run_path, "run_dir")

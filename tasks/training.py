@@ -5,7 +5,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from grpo_core.training.process import MODULES
 from tasks.process import ensure_ended, run_child
 
@@ -17,7 +17,7 @@ def train(run_path: Path) -> None:
     Raises:
         TrainingError: it failed; the message says why.
     """
-    from grpo_core.analysis.summary import run_status
+    from grpo_core.run.summary import run_status
 
     run_dir = RunDir(run_path)
     if run_status(run_dir).state == "finished":

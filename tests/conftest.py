@@ -154,7 +154,7 @@ def tiny_config(tiny_values: dict[str, Any]) -> Callable[..., Any]:
 def tiny_run(tmp_path: Path, tiny_config: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes a RUN_DIR with frozen prompts, ready for `python -m grpo_core.training`."""
     from grpo_core.data.prepare import prepare
-    from grpo_core.rundir import RunDir
+    from grpo_core.run.folder import RunDir
 
     def make(overrides: dict[str, Any] | None = None, name: str = "run") -> Any:
         run_dir = RunDir(tmp_path / name)

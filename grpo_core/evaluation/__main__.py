@@ -14,7 +14,7 @@ from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.results import write_evaluation
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.machine.lifeline import exit_with_lifeline
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 
 
 def main(arguments: list[str] | None = None) -> int:

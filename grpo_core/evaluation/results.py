@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.journal import Journal
 from grpo_core.machine.disk import whole_or_gone
 from grpo_core.machine.jsonfile import write_json
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
 
 
 def table_file(run_dir: RunDir, policy: str) -> Path:

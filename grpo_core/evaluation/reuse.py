@@ -29,7 +29,7 @@ from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import waited_lock
 from grpo_core.policy.cache import cache_folder
 from grpo_core.rewards.base import BUILTIN
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 
 logger = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_core.analysis.integrity import check_run
 from grpo_core.config import RunConfig, run_name
 from grpo_core.data.frozen import MANIFEST_FILE
 from grpo_core.errors import ModelError
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import list_checkpoints, read_state
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
 
 POLICY_FOLDER = "policy"
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import yaml
 
 from grpo_core.errors import GrpoError, SweepError, cause
-from grpo_core.flowdir import FlowDir
 from grpo_core.machine.jsonfile import append_json, build, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
-from grpo_core.rundir import RunDir
+from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.folder import RunDir
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.plan import Plan, make_plan
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pandas
 
-from grpo_core.analysis.integrity import check_run
-from grpo_core.analysis.summary import run_status
-from grpo_core.analysis.tables import step_table, sync_table
 from grpo_core.config import RunConfig
 from grpo_core.config.consistency import advantage_rms_factor
 from grpo_core.errors import GrpoError
-from grpo_core.journal import Record
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Record
+from grpo_core.run.summary import run_status
+from grpo_core.run.tables import step_table, sync_table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.measured import figure_at_end

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from grpo_core.config import TrainingConfig
-from grpo_core.journal import Record
+from grpo_core.run.journal import Record
 
 if TYPE_CHECKING:
     from grpo_core.policy.saved import TrainingState

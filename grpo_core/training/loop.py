@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
-from grpo_core.journal import Kind
 from grpo_core.policy.saved import TrainingState
+from grpo_core.run.journal import Kind
 from grpo_core.training.completions import write_completions
 from grpo_core.training.ending import is_over
 from grpo_core.training.session import Session

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
-from grpo_core.journal import Journal, read_records
 from grpo_core.machine.disk import free_mib, is_full_disk
 from grpo_core.machine.lifeline import lifeline_from_environment
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal, read_records
 from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
 
@@ -91,7 +91,7 @@ def _open_journal(run_dir: RunDir) -> Journal:
         JournalError: another process is writing it, it is damaged, or it does not reach what the run has saved.
         ConfigError: config.json was edited since the run began.
     """
-    from grpo_core.analysis.integrity import check_run
+    from grpo_core.run.integrity import check_run
 
     journal = Journal(run_dir.journal_file)
     try:

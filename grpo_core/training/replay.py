@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from grpo_core.analysis.comparison import COMPARED, Identity, differences, identity
-from grpo_core.journal import Record
+from grpo_core.run.comparison import COMPARED, Identity, differences, identity
+from grpo_core.run.journal import Record
 
 SHOWN = 3
 """Differences that an alert tells."""

@@ -12,14 +12,14 @@ from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import SamplingSettings
 from grpo_core.generation.torch_sampler import TorchSampler
-from grpo_core.journal import Journal, read_records
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, set_aside
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer, resolve_model
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.rewards.base import load_rewards
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal, read_records
 from grpo_core.training.forward import ForwardSettings
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.probe import Probe

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

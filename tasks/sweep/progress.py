@@ -7,8 +7,8 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from grpo_core.errors import GrpoError
-from grpo_core.journal import read_journal
 from grpo_core.plain_text import for_markdown
+from grpo_core.run.journal import read_journal
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.schedule import Key, count_runs

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from grpo_core.errors import GrpoError
-from grpo_core.journal import read_journal
+from grpo_core.run.journal import read_journal
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.pruning import prune_reason
 from grpo_core.sweep.schedule import Key

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_core.errors import GrpoError
-from grpo_core.journal import read_journal
+from grpo_core.run.journal import read_journal
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.schedule import Key

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.analysis.rules import RuleBook
 from grpo_core.errors import GrpoError, JournalError, TrackingError
-from grpo_core.journal import Record, read_journal, read_records
 from grpo_core.redaction import redact_uri
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_journal, read_records
+from grpo_core.run.rules import RuleBook
 from tasks.cancellation import RunCancelledError
 from tasks.credentials import usable_uri
 from tasks.tracking.description import STOP_TAG
@@ -235,7 +235,7 @@ def _tables(run_dir: RunDir) -> Mapping[str, Any]:
     """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
     import pandas
 
-    from grpo_core.analysis.tables import sync_table
+    from grpo_core.run.tables import sync_table
 
     tables = {}
     if run_dir.journal_file.exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import GrpoError, ModelError, TrackingError, cause
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.credentials import environment_uri
 from tasks.tracking.store import default_uri, make_client, short_retries
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from grpo_core.analysis.integrity import check_run
 from grpo_core.errors import JournalError, TrackingError
-from grpo_core.journal import Record
 from grpo_core.machine.locks import lock_holder
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Record
 from tasks.tracking import Status, track_inputs, track_results
 from tasks.tracking.opening import open_new
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries

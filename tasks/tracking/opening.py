@@ -8,7 +8,7 @@ from typing import Any
 from grpo_core.config import RunConfig, run_name
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import read_json, write_private_json
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.tracking.description import STOP_TAG, params, start_tags
 from tasks.tracking.store import TrackedRun, make_client
 

@@ -8,12 +8,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from grpo_core.analysis.rebuild import Point, Tracked
 from grpo_core.config import RunConfig, validate_config
 from grpo_core.errors import ConfigError, TrackingError, cause
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import is_registered
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.rebuild import Point, Tracked
 from tasks.tracking.store import make_client, read_tracked, short_retries, tracking_uri
 
 OF_EVALUATIONS = "eval/"

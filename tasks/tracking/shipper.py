@@ -7,9 +7,9 @@ and after every error, is sent again. A step that is replayed after a resume is 
 import time
 from collections.abc import Iterator
 
-from grpo_core.analysis.rules import Alert
-from grpo_core.journal import Record
 from grpo_core.redaction import redact_uri
+from grpo_core.run.journal import Record
+from grpo_core.run.rules import Alert
 from tasks.tracking.store import TrackedRun, make_client, short_retries
 
 SHIP_SECONDS = 1.0

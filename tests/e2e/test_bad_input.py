@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import read_journal
+from grpo_core.run.journal import read_journal
 
 
 @pytest.fixture

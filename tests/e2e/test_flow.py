@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import read_journal
 from grpo_core.metrics import find_metric, required_step_keys
+from grpo_core.run.journal import read_journal
 
 STEPS = 4
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.journal import read_journal
+from grpo_core.run.journal import read_journal
 from tasks.process import INTERRUPTED
 from tasks.tracking.store import make_client
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import Journal
+from grpo_core.run.journal import Journal
 from tasks.monitoring import monitor
 from tasks.tracking import open_tracking
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.analysis.comparison import compare_journals
-from grpo_core.journal import read_journal, read_records
+from grpo_core.run.comparison import compare_journals
+from grpo_core.run.journal import read_journal, read_records
 
 STEPS = 8
 OPTIONS = (f"training.steps={STEPS}", "training.checkpoint_every=2", "training.keep_checkpoints=9")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import read_journal
+from grpo_core.run.journal import read_journal
 
 SAID = "an earlier run has made the same one"
 

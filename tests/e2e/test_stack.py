@@ -14,8 +14,8 @@ import yaml
 from flows.stack.ports import is_free
 from flows.stack.processes import marked_processes
 from flows.stack.runs import is_flow, run_processes
-from grpo_core.journal import read_journal
 from grpo_core.machine.locks import lock_holder
+from grpo_core.run.journal import read_journal
 from tests.e2e.project import Project, wait_for
 
 pytestmark = pytest.mark.timeout(600)

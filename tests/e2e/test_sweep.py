@@ -14,11 +14,11 @@ import pandas
 import pytest
 import yaml
 
-from grpo_core.analysis.comparison import compare_journals
 from grpo_core.config import apply_overrides
 from grpo_core.errors import GrpoError
-from grpo_core.journal import read_journal
-from grpo_core.rundir import RunDir
+from grpo_core.run.comparison import compare_journals
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_journal
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.conftest import ROOT, Finished
 

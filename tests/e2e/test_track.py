@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import Journal, read_journal
+from grpo_core.run.journal import Journal, read_journal
 
 STEPS = 4
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 
 START_SECONDS = 120.0
 

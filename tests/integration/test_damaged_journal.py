@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from grpo_core.analysis.comparison import compare_journals
-from grpo_core.analysis.repair import cut, find_damage
-from grpo_core.analysis.summary import run_status
 from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.evaluation.subject import find_subject
-from grpo_core.journal import JOURNAL_FILE, Journal, Record, read_journal, read_records
 from grpo_core.policy.saved import list_checkpoints
-from grpo_core.rundir import RunDir
+from grpo_core.run.comparison import compare_journals
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import JOURNAL_FILE, Journal, Record, read_journal, read_records
+from grpo_core.run.repair import cut, find_damage
+from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 from tests.mutated.files import Files, sha256
 

@@ -10,7 +10,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Ru
 
 from grpo_core.errors import SweepError
 from grpo_core.machine.locks import try_lock
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.launcher import Ended, Job
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import read_journal
 from grpo_core.metrics import find_metric
+from grpo_core.run.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
 WITNESS = '''"""A reward function that writes down how torch is set while it is called."""

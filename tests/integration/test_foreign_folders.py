@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import FolderError, GrpoError, JournalError
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.context import FLOW_RUN_VARIABLE
 from tasks.folders import ROOTS_VARIABLE, check_root
 
@@ -205,7 +205,7 @@ def mode(path: Path) -> int:
 
 
 def test_what_may_hold_a_secret_is_its_owners_alone(tmp_path: Path, tiny_run: Any) -> None:
-    from grpo_core.provenance import collect_provenance, write_provenance
+    from grpo_core.run.provenance import collect_provenance, write_provenance
     from tasks.process import run_child
     from tasks.tracking import open_tracking
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import JournalError
-from grpo_core.journal import Journal, Record, read_journal
 from grpo_core.metrics import find_metric
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal, Record, read_journal
 
 ROOT = Path(__file__).parents[2]
 FILLER = '''"""A reward function that fills a disk at a given step, if there is one."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrackingError
-from grpo_core.provenance import collect_provenance, write_provenance
+from grpo_core.run.provenance import collect_provenance, write_provenance
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
 from tasks.tracking.fetch import fetch_records

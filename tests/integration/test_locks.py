@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import DeviceError
-from grpo_core.journal import Journal, read_journal
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.locks import lock_holder, open_lock, try_lock
+from grpo_core.run.journal import Journal, read_journal
 from tasks.slots import FOLDER_VARIABLE, held_slot
 
 ROOT = Path(__file__).parents[2]
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from grpo_core.journal import Journal
+from grpo_core.run.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 journal.append("start", 0, {})
 worker = os.fork()

@@ -12,8 +12,8 @@ from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.frozen import freeze
 from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import GrpoError
-from grpo_core.journal import read_journal
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
 from tests.mutated.oracle import Tally, assert_clear, limited_time, search
 from tests.mutated.strategies import as_json, mutated_trees

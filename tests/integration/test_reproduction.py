@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.analysis.reproduction import compare_runs, final_policy
+from grpo_core.run.reproduction import compare_runs, final_policy
 from grpo_core.training.__main__ import main
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import Journal, Record, read_records
+from grpo_core.run.journal import Journal, Record, read_records
 from tasks.tracking import Shipper, TrackedRun
 
 KEY = "kl/ref/k3"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from grpo_core.journal import read_journal
 from grpo_core.metrics import find_metric
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
 from grpo_core.training.signals import AT_ONCE
 

@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 from grpo_core.config import RunConfig
-from grpo_core.journal import Journal
 from grpo_core.machine.jsonfile import write_json
+from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, arm_config
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import Outcome, SweepDir

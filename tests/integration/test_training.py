@@ -14,13 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_core.analysis.summary import run_status
-from grpo_core.journal import Journal, read_journal
-from grpo_core.journal_chain import Chain
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric, required_step_keys
 from grpo_core.policy.saved import find_best
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal, read_journal
+from grpo_core.run.journal_chain import Chain
+from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 
 REWARDS = ["reasoning_gym", "length"]

@@ -12,8 +12,8 @@ from grpo_core.backends.__main__ import main as train_on_trl
 from grpo_core.backends.trl import build_trainer
 from grpo_core.backends.trl_observer import Observer
 from grpo_core.generation.scripted import ScriptedSampler
-from grpo_core.journal import Journal, read_journal
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
 from grpo_core.training.clock import Clock
 from grpo_core.training.session import open_session

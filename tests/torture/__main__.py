@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tests.conftest import write_model
 from tests.torture.lives import OutOfTimeError
 from tests.torture.plans import Plan, make_plans

@@ -9,10 +9,10 @@ import pandas
 import torch
 from safetensors.torch import load_file
 
-from grpo_core.journal import Record, read_journal, supersede
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import list_checkpoints
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_journal, supersede
 
 
 def differences(witness: RunDir, other: RunDir) -> list[str]:

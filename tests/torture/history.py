@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from grpo_core.journal import Record, read_records
+from grpo_core.run.journal import Record, read_records
 from tasks.tracking.store import TrackedRun, make_client
 
 SYSTEM = "system/"

@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo_core.errors import ModelError
 from grpo_core.policy.checkpoint import verify_checkpoint
 from grpo_core.policy.saved import MANIFEST_FILE, list_checkpoints
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

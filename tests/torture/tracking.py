@@ -24,9 +24,9 @@ import yaml
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
-from grpo_core.journal import read_records
 from grpo_core.machine.locks import lock_holder
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_records
 from tasks.tracking import open_tracking
 from tasks.tracking.later import track_later
 from tasks.tracking.store import read_tracked

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tests.conftest import build_values
 
 STEPS = 8

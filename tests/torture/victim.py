@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from grpo_core.generation.torch_sampler import TorchSampler
-from grpo_core.journal import Journal
 from grpo_core.policy import checkpoint as checkpoints
 from grpo_core.policy.reference import Reference
+from grpo_core.run.journal import Journal
 from grpo_core.training import loop, session, step
 from grpo_core.training.__main__ import main as train
 from tests.torture.aims import Aim

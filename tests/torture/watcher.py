@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from tasks.monitoring import monitor
 from tasks.tracking.store import read_tracked
 

@@ -14,16 +14,16 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from grpo_core.analysis.figures import kl_figure, reward_figure, save_figures
-from grpo_core.analysis.references import main as draw_references
-from grpo_core.analysis.references import references_figure
-from grpo_core.analysis.summary import compare_evaluations, describe_result, run_status
-from grpo_core.analysis.tables import step_table, sync_table
 from grpo_core.errors import JournalError
 from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
 from grpo_core.evaluation.statistics import proportion
-from grpo_core.journal import Journal, Record, read_journal
-from grpo_core.rundir import RunDir
+from grpo_core.run.figures import kl_figure, reward_figure, save_figures
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal, Record, read_journal
+from grpo_core.run.references import main as draw_references
+from grpo_core.run.references import references_figure
+from grpo_core.run.summary import compare_evaluations, describe_result, run_status
+from grpo_core.run.tables import step_table, sync_table
 
 SYNCS = (2, 4)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.analysis.repair import cut, find_damage
-from grpo_core.cleaning import find_items, remove_items
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError
-from grpo_core.journal import Journal
 from grpo_core.machine.marker import MARKER_FILE
 from grpo_core.policy.saved import TrainingState
-from grpo_core.rundir import RunDir
+from grpo_core.run.cleaning import find_items, remove_items
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
+from grpo_core.run.repair import cut, find_damage
 
 
 def checkpoint(run_dir: RunDir, step: int, *, best: int | None = None, whole: bool = True) -> Path:

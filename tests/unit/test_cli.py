@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from grpo_core.config import RunConfig, load_config, validate_config
-from grpo_core.journal import Journal
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "configs/quickstart.yaml"

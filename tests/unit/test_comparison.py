@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.analysis.comparison import Difference, compare_journals, differences
-from grpo_core.journal import Kind, Record
+from grpo_core.run.comparison import Difference, compare_journals, differences
+from grpo_core.run.journal import Kind, Record
 
 
 def record(kind: Kind, step: int, data: dict[str, Any]) -> Record:

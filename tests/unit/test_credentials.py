@@ -14,7 +14,7 @@ import pytest
 from grpo_core.config import load_config, parse_overrides
 from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
 from grpo_core.redaction import has_credentials, kept_uri, redact_uri
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.credentials import move_credentials
 

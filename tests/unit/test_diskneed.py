@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig, load_config
-from grpo_core.diskneed import DiskNeed, count_parameters, disk_need, refuse_too_little, savings, sweep_need
 from grpo_core.errors import JournalError
+from grpo_core.run.disk_need import DiskNeed, count_parameters, disk_need, refuse_too_little, savings, sweep_need
 
 SMOLLM2_135M = 134_515_008
 

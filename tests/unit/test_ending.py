@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from grpo_core.config import TrainingConfig
-from grpo_core.journal import Record
 from grpo_core.policy.saved import TrainingState
+from grpo_core.run.journal import Record
 from grpo_core.training.ending import is_over, share_done, why_finished
 from tasks.progress import Pace
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_core.errors import JournalError
-from grpo_core.journal import Journal, JournalTail, Record, read_journal
+from grpo_core.run.journal import Journal, JournalTail, Record, read_journal
 
 
 def write(path: Path, *events: tuple[str, int]) -> list[Record]:

@@ -34,7 +34,7 @@ from grpo_core.data.frozen import freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import read_rows
 from grpo_core.errors import shown
-from grpo_core.provenance import config_digest
+from grpo_core.run.provenance import config_digest
 from tests.mutated.oracle import REFUSED, Tally, outcome, parses, search
 from tests.mutated.plan import PLAN
 from tests.mutated.strategies import as_flow, as_json, as_yaml, mutated_bytes, mutated_trees, nudged, yaml_values

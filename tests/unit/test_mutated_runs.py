@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from grpo_core.analysis.summary import describe_result, run_status
-from grpo_core.analysis.tables import sync_table
 from grpo_core.config import Origin, RunConfig, run_name, validate_config
 from grpo_core.data.frozen import load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.evaluation.subject import find_subject
-from grpo_core.journal import KINDS, Journal, JournalTail, Record, read_journal
-from grpo_core.journal_chain import Chain
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, list_checkpoints, read_mark, read_state
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import KINDS, Journal, JournalTail, Record, read_journal
+from grpo_core.run.journal_chain import Chain
+from grpo_core.run.summary import describe_result, run_status
+from grpo_core.run.tables import sync_table
 from grpo_core.training.__main__ import main
 from tests.conftest import build_model
 from tests.mutated.files import Files, sealed, sha256

@@ -21,7 +21,7 @@ from grpo_core.config import (
 from grpo_core.config.flat import flatten
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -13,7 +13,7 @@ import torch
 
 from grpo_core.config import TrainingConfig
 from grpo_core.policy.device import pin_threads
-from grpo_core.provenance import Provenance, collect_provenance, environment_differences, write_provenance
+from grpo_core.run.provenance import Provenance, collect_provenance, environment_differences, write_provenance
 
 NVIDIA_SMI = """#!/bin/sh
 test "$*" = "--query-gpu=name,driver_version --format=csv,noheader" || exit 9
@@ -107,7 +107,7 @@ def test_a_record_of_an_older_version_is_compared_in_what_it_holds() -> None:
 
 def test_provenance_is_collected_without_torch() -> None:
     script = (
-        "import sys; from grpo_core.provenance import collect_provenance, environment_differences; "
+        "import sys; from grpo_core.run.provenance import collect_provenance, environment_differences; "
         "training = {'seed': 1, 'threads': None, 'device': 'cpu'}; "
         "config = {'training': training, 'data': {'seed': 2}, 'tracking': {'git_diff': True}}; "
         "collect_provenance(config, 'd', 'm'); "

@@ -9,12 +9,12 @@ from typing import Any
 import pandas
 import pytest
 
-from grpo_core.analysis.comparison import compare_journals
 from grpo_core.evaluation.__main__ import main
 from grpo_core.evaluation.reuse import evaluation_identity, keep_evaluation, one_at_a_time, use_kept
 from grpo_core.evaluation.subject import is_evaluated
-from grpo_core.journal import read_journal
 from grpo_core.policy.loading import weights_digest
+from grpo_core.run.comparison import compare_journals
+from grpo_core.run.journal import read_journal
 
 Identify = Callable[..., str | None]
 

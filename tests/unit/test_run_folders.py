@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from grpo_core.analysis.integrity import check_run
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError, GrpoError, JournalError
-from grpo_core.flowdir import FlowDir
-from grpo_core.journal import Journal
 from grpo_core.machine.marker import MARKER_FILE, Marker
-from grpo_core.rundir import RunDir
+from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
 from tasks.folders import holding, refuse_foreign_root, starting
@@ -336,7 +336,7 @@ def test_deployed_flows_write_below_the_allowed_roots(
 
 
 def test_reading_marks_nothing(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
-    from grpo_core.analysis.summary import run_status
+    from grpo_core.run.summary import run_status
 
     run_dir = older(tmp_path / "run")
     before = contents(run_dir.path)

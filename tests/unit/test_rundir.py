@@ -8,8 +8,8 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
-from grpo_core.journal import Journal
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
 
 
 def test_a_folder_with_a_journal_is_refused(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:

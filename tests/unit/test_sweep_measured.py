@@ -8,7 +8,7 @@ import pytest
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.config.loading import read_values
 from grpo_core.config.presets import find_config
-from grpo_core.journal import Record
+from grpo_core.run.journal import Record
 from grpo_core.sweep.measured import is_measured, last_measured
 from grpo_core.sweep.results import measure
 from grpo_core.sweep.schema import ObjectiveConfig

@@ -11,9 +11,9 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from grpo_core.journal import Record
 from grpo_core.policy.checkpoint import NEEDED_FILES
 from grpo_core.policy.saved import TrainingState
+from grpo_core.run.journal import Record
 from tests.torture.aims import MOMENTS, Aim, Wish, choose, steps_of
 from tests.torture.announcer import Announcer
 from tests.torture.compare import journal_differences, numbering_differences, superseded_differences, unequal

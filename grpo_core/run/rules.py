@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_core.config import RuleConfig
-from grpo_core.journal import Record
+from grpo_core.run.journal import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from grpo_core.analysis.repair import Damage, now
-from grpo_core.analysis.tables import SYNC_COLUMNS
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
-from grpo_core.journal import Kind, Record, supersede
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import MANIFEST_FILE
+from grpo_core.run.journal import Kind, Record, supersede
+from grpo_core.run.repair import Damage, now
+from grpo_core.run.tables import SYNC_COLUMNS
 
 MARKED = {"repaired": "mlflow"}
 SHOWN_STEPS = 8

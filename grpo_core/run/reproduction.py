@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_core.analysis.comparison import JournalComparison, compare_journals
-from grpo_core.analysis.integrity import check_run
 from grpo_core.config import RunConfig, changes_between
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
 from grpo_core.machine.jsonfile import build, read_json
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints, read_state
-from grpo_core.rundir import RunDir
+from grpo_core.run.comparison import JournalComparison, compare_journals
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
 from grpo_core.types import Prompt
 
 SHOWN_CHARACTERS = 60

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import FolderError, GrpoError, JournalError, cause, shown
-from grpo_core.flowdir import FlowDir
-from grpo_core.journal import JOURNAL_FILE, holds_record
 from grpo_core.machine.jsonfile import append_json, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
 from grpo_core.machine.private import close_to_others
 from grpo_core.redaction import kept_uri
+from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.journal import JOURNAL_FILE, holds_record
 
 PROMPTS_MANIFEST = "data/manifest.json"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from grpo_core.config import RunConfig, changes_between, validate_config
 from grpo_core.errors import ConfigError, GrpoError, JournalError, ModelError, cause, shown
-from grpo_core.journal import DamagedJournalError, Record, finite, read_records, supersede
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark, read_state
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import DamagedJournalError, Record, finite, read_records, supersede
 
 MAY_CHANGE = "tracking.uri"
 """A server may come up again at another address."""

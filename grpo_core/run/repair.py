@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from grpo_core.analysis.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
 from grpo_core.errors import JournalError
-from grpo_core.journal import Record, decode, encode, whole_lines
-from grpo_core.journal_chain import Chain
 from grpo_core.machine.locks import holder_of, lock_soon
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
+from grpo_core.run.journal import Record, decode, encode, whole_lines
+from grpo_core.run.journal_chain import Chain
 
 ASIDE = "aside_"
 """Before the name of a checkpoint that the journal does not reach: nothing looks for one under such a name."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas
 
-from grpo_core.analysis.tables import step_table, sync_table
-from grpo_core.journal import Record
+from grpo_core.run.journal import Record
+from grpo_core.run.tables import step_table, sync_table
 
 mpl.use("Agg")  # files only: no window, no display needed
 

@@ -1,6 +1,6 @@
 """One picture of several runs that differ in their reference: what the KL to it says, and what it hides.
 
-python -m grpo_core.analysis.references --out references.png "fixed=runs/one" "copied every 10=runs/two"
+python -m grpo_core.run.references --out references.png "fixed=runs/one" "copied every 10=runs/two"
 """
 
 import argparse
@@ -11,10 +11,10 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo_core.analysis.figures import mark_syncs
-from grpo_core.analysis.tables import step_table, sync_table
-from grpo_core.journal import Record, read_journal
-from grpo_core.rundir import RunDir
+from grpo_core.run.figures import mark_syncs
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_journal
+from grpo_core.run.tables import step_table, sync_table
 
 
 def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
@@ -50,7 +50,7 @@ def _draw(panel: Axes, records: Sequence[Record]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the figure of some run dirs."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_core.analysis.references", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m grpo_core.run.references", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="TITLE=RUN_DIR", help="panels, from left to right")
     parser.add_argument("--out", type=Path, required=True, help="PNG to write")
     options = parser.parse_args(arguments)

@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_core.analysis.integrity import check_journal
-from grpo_core.analysis.repair import ASIDE
 from grpo_core.errors import FolderError, GrpoError, cause
-from grpo_core.flowdir import FlowDir
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.machine.marker import MARKER_FILE
 from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
-from grpo_core.rundir import RunDir
+from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_journal
+from grpo_core.run.repair import ASIDE
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",

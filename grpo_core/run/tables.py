@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas
 
 from grpo_core.errors import JournalError, cause
-from grpo_core.journal import Record
+from grpo_core.run.journal import Record
 
 SYNC_COLUMNS: dict[str, type[int] | type[float]] = {
     "step": int,

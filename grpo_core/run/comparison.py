@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_core.journal import Kind, Record
 from grpo_core.metrics import find_metric
+from grpo_core.run.journal import Kind, Record
 
 COMPARED: tuple[Kind, ...] = ("step", "ref_sync", "eval")
 """Kinds of records that hold figures."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas
 
-from grpo_core.analysis.integrity import check_run
 from grpo_core.errors import JournalError, shown
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.evaluation.statistics import Estimate, paired_difference
-from grpo_core.journal import Record
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.rundir import RunDir
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Record
 
 ENDS = ("finished", "stopped", "failed")
 FIRST_STEPS, LAST_STEPS = 5, 10

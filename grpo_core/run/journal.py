@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_core.errors import DiskFullError, JournalError, cause, shown
-from grpo_core.journal_chain import Chain
 from grpo_core.machine.disk import is_full_disk
 from grpo_core.machine.locks import holder_of, lock_soon
 from grpo_core.metrics import check_registered
+from grpo_core.run.journal_chain import Chain
 
 Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
 KINDS = frozenset(get_args(Kind))
