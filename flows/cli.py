@@ -200,7 +200,7 @@ def import_settings(
     processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
 ) -> None:
     """Print the configuration that is equivalent to a TRL or ROLL file, with what became of each of its keys as comments."""
-    from grpo_core.config.importing import import_config, render, summary
+    from grpo_core.interop import import_config, render, summary
 
     imported = import_config(file, source, processes)
     typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file

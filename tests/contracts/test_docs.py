@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.algorithm import gradients
-from grpo_core.config import option_table
+from grpo_core.interop import option_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from grpo_core.config import load_config
-from grpo_core.config.importing import SYSTEMS, Imported, import_config, render
-from grpo_core.config.importing.reading import flatten_sections
 from grpo_core.errors import ConfigError
+from grpo_core.interop import SYSTEMS, Imported, import_config, render
+from grpo_core.interop.reading import flatten_sections
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
@@ -410,7 +410,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
 
 def test_importing_loads_neither_torch_nor_trl() -> None:
     program = (
-        f"import sys; from grpo_core.config.importing import import_config; import_config({str(BY_NAME['trl_full.yaml'])!r})\n"
+        f"import sys; from grpo_core.interop import import_config; import_config({str(BY_NAME['trl_full.yaml'])!r})\n"
         "print(sorted({'torch', 'transformers', 'trl'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -419,6 +419,6 @@ def test_importing_loads_neither_torch_nor_trl() -> None:
 
 def test_the_documented_tables_are_these() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "grpo_core.config.importing.tables"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "grpo_core.interop.tables"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "docs" / "importing.md").read_text() == printed

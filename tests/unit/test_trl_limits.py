@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from grpo_core.backends.trl_settings import trl_arguments
 from grpo_core.config import apply_overrides, load_config, preset_names, validate_config
 from grpo_core.errors import ConfigError
+from grpo_core.interop.trl.engine import trl_arguments
 
 REFUSED = [
     ({"advantage.baseline": "leave_one_out"}, "advantage.baseline: leave_one_out", "the group's mean"),

@@ -1,13 +1,11 @@
 """TRL 1.16's `GRPOConfig`, and the arguments of its script `trl grpo`: which key becomes which of ours.
 
-Defaults are TRL's; a test compares them, and the names in `trl_ignored.py`, with the installed TRL. Semantics are those of
-`trl/trainer/grpo_trainer.py` 1.16.0. Values that depend on several keys are in `trl_batches.py`
-and `trl_derived.py`.
+Defaults are TRL's; a test compares them, and the names in `ignored.py`, with the installed TRL. Semantics are those of
+`trl/trainer/grpo_trainer.py` 1.16.0. Values that depend on several keys are in `batches.py`
+and `derived.py`.
 """
 
-from grpo_core.config.importing import trl_batches as batches
-from grpo_core.config.importing import trl_derived as derived
-from grpo_core.config.importing.readers import (
+from grpo_core.interop.readers import (
     anything,
     choice,
     flag,
@@ -19,9 +17,10 @@ from grpo_core.config.importing.readers import (
     texts,
     whole,
 )
-from grpo_core.config.importing.records import System
-from grpo_core.config.importing.rules import copied, feature, rule
-from grpo_core.config.importing.trl_ignored import DEAD, IGNORED
+from grpo_core.interop.records import System
+from grpo_core.interop.rules import copied, feature, rule
+from grpo_core.interop.trl import batches, derived
+from grpo_core.interop.trl.ignored import DEAD, IGNORED
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 SAMPLER_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")

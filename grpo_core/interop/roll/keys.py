@@ -2,12 +2,10 @@
 
 Keys are paths, as in `actor_train.training_args.learning_rate`. Semantics are those of `roll/pipeline/rlvr/` and
 `roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts. Values that depend on
-several keys are in `roll_batches.py` and `roll_derived.py`.
+several keys are in `batches.py` and `derived.py`.
 """
 
-from grpo_core.config.importing import roll_batches as batches
-from grpo_core.config.importing import roll_derived as derived
-from grpo_core.config.importing.readers import (
+from grpo_core.interop.readers import (
     anything,
     choice,
     flag,
@@ -18,9 +16,10 @@ from grpo_core.config.importing.readers import (
     texts,
     whole,
 )
-from grpo_core.config.importing.records import System
-from grpo_core.config.importing.roll_ignored import DEAD, IGNORED
-from grpo_core.config.importing.rules import copied, feature, rule
+from grpo_core.interop.records import System
+from grpo_core.interop.roll import batches, derived
+from grpo_core.interop.roll.ignored import DEAD, IGNORED
+from grpo_core.interop.rules import copied, feature, rule
 
 NORMS = choice("batch", "group", "running", None)
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from grpo_core.config.importing.reading import Unresolved
-from grpo_core.config.importing.records import Entry, Fate, Group, Outcome, Settings, System, dead, no_counterpart
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
+from grpo_core.interop.reading import Unresolved
+from grpo_core.interop.records import Entry, Fate, Group, Outcome, Settings, System, dead, no_counterpart
 
 
 def convert_all(flat: Mapping[str, Any], settings: Settings, system: System) -> tuple[Entry, ...]:

@@ -5,9 +5,9 @@ import re
 import textwrap
 from typing import Any
 
-from grpo_core.config.importing.reading import Unresolved
-from grpo_core.config.importing.records import Entry, Imported
 from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.interop.reading import Unresolved
+from grpo_core.interop.records import Entry, Imported
 from grpo_core.redaction import redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)

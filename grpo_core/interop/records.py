@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_core.config.importing.readers import Reader
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
+from grpo_core.interop.readers import Reader
 
 Source = Literal["trl", "roll"]
 Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from grpo_core.config.importing.records import Outcome, Settings, dead, mapped, no_counterpart
-from grpo_core.config.importing.rules import in_steps, warmup_updates
+from grpo_core.interop.records import Outcome, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rules import in_steps, warmup_updates
 
 
 @dataclass(frozen=True, kw_only=True)

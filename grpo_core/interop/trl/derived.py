@@ -1,8 +1,8 @@
 """TRL's values that depend on more than one key, or mean something else here."""
 
-from grpo_core.config.importing.records import Outcome, Settings, dead, mapped, no_counterpart
-from grpo_core.config.importing.rules import OFF, in_steps
-from grpo_core.config.importing.trl_batches import read_batch
+from grpo_core.interop.records import Outcome, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rules import OFF, in_steps
+from grpo_core.interop.trl.batches import read_batch
 
 AGGREGATIONS = {
     "grpo": ("seq-mean-token-mean", ""),

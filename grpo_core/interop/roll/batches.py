@@ -4,9 +4,9 @@ import ast
 import re
 from typing import Any
 
-from grpo_core.config.importing.readers import optional, positive, text
-from grpo_core.config.importing.records import Outcome, Rule, Settings, dead, mapped, no_counterpart
-from grpo_core.config.importing.rules import warmup_updates
+from grpo_core.interop.readers import optional, positive, text
+from grpo_core.interop.records import Outcome, Rule, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rules import warmup_updates
 
 ARGS = "actor_train.training_args"
 STRATEGY = "actor_train.strategy_args.strategy_name"

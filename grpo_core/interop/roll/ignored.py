@@ -1,6 +1,6 @@
 """Keys of ROLL's RLVR configuration that have no counterpart here, and those that ROLL itself does not read."""
 
-from grpo_core.config.importing.rules import group
+from grpo_core.interop.rules import group
 
 DEAD = (
     group(

@@ -3,8 +3,8 @@
 import math
 from pathlib import PurePath
 
-from grpo_core.config.importing.records import Outcome, Settings, dead, mapped, no_counterpart
-from grpo_core.config.importing.rules import OFF
+from grpo_core.interop.records import Outcome, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rules import OFF
 
 EPS = 1e-6
 """ROLL adds it to standard deviations."""

@@ -1,20 +1,20 @@
 """Import a run's settings from TRL or ROLL: the equivalent configuration, and what became of every key.
 
-`trl.py` and `roll.py` are tables of rules, `conversion.py` applies them, `report.py` renders the result; `tables.py` renders
-the tables themselves as docs/importing.md. To add a key: one rule, or one name in a group of `*_ignored.py`.
+`trl/` and `roll/` are tables of rules, `conversion.py` applies them, `report.py` renders the result; `tables.py` renders
+the tables themselves as docs/importing.md. To add a key: one rule, or one name in a group of `ignored.py`.
 """
 
 from pathlib import Path
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.importing.conversion import convert_all, look_up, settle
-from grpo_core.config.importing.reading import Unresolved, flatten_sections, read_source, resolve_references
-from grpo_core.config.importing.records import Entry, Fate, Imported, Settings, Source, System
-from grpo_core.config.importing.report import render, summary
-from grpo_core.config.importing.roll import ROLL
-from grpo_core.config.importing.trl import TRL
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
+from grpo_core.interop.conversion import convert_all, look_up, settle
+from grpo_core.interop.reading import Unresolved, flatten_sections, read_source, resolve_references
+from grpo_core.interop.records import Entry, Fate, Imported, Settings, Source, System
+from grpo_core.interop.report import render, summary
+from grpo_core.interop.roll.keys import ROLL
+from grpo_core.interop.trl.keys import TRL
 
 SYSTEMS: dict[str, System] = {"trl": TRL, "roll": ROLL}
 HELD_OUT = "data.eval_fraction holds some prompts out for evaluation; that system trains on every prompt of its data"

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from grpo_core.config.importing.readers import Reader
-from grpo_core.config.importing.records import Convert, Group, Outcome, Rule, Settings, mapped, no_counterpart
+from grpo_core.interop.readers import Reader
+from grpo_core.interop.records import Convert, Group, Outcome, Rule, Settings, mapped, no_counterpart
 
 OFF = "off in the file, nothing to replace"
 

@@ -1,6 +1,6 @@
 """Keys of TRL 1.16 that have no counterpart here, by reason."""
 
-from grpo_core.config.importing.rules import group
+from grpo_core.interop.rules import group
 
 DEAD = (group("meant for scripts that read it; neither the trainer nor `trl grpo` does", "do_train do_predict"),)
 

@@ -1,0 +1,1 @@
+"""ROLL: what each of its keys becomes here."""
