@@ -20,8 +20,8 @@ from tasks.tracking.sweep import log_results, read_parent
 if TYPE_CHECKING:
     import pandas
 
-    from grpo_core.analysis.sweep.facts import SweepFacts
     from grpo_core.sweep.results import Results
+    from grpo_core.sweep.statistics.facts import SweepFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def make_report(sweep_path: Path) -> tuple["Results", Path, tuple[str, ...]]:
     Raises:
         SweepError: the folder holds no sweep.
     """
-    from grpo_core.analysis.sweep.report import write_report
+    from grpo_core.sweep.report.files import write_report
     from grpo_core.sweep.results import collect
 
     sweep_dir = SweepDir(sweep_path)
@@ -74,7 +74,7 @@ def _storable(table: "pandas.DataFrame") -> "pandas.DataFrame":
 
 
 def _facts(sweep_dir: SweepDir, stored: StoredSweep) -> "SweepFacts":
-    from grpo_core.analysis.sweep.facts import SweepFacts
+    from grpo_core.sweep.statistics.facts import SweepFacts
 
     plan, objective = stored.plan, stored.plan.sweep.objective
     words = objective.metric

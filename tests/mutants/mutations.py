@@ -53,7 +53,7 @@ FORWARD = "grpo_core/training/forward.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
 UPDATE = "grpo_core/training/update.py"
 MEASURED = "grpo_core/sweep/measured.py"
-INTERACTIONS = "grpo_core/analysis/sweep/interactions.py"
+INTERACTIONS = "grpo_core/sweep/statistics/interactions.py"
 
 MUTATIONS = (
     # Advantages

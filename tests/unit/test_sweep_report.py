@@ -15,19 +15,19 @@ import pytest
 from matplotlib import pyplot
 from scipy import stats
 
-from grpo_core.analysis.sweep.bound import arms_within_bound, check_bound
-from grpo_core.analysis.sweep.cells import cost_table, difference_table
-from grpo_core.analysis.sweep.costs import machine_share
-from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure, panels_of
-from grpo_core.analysis.sweep.drift_picture import frontier_figure
-from grpo_core.analysis.sweep.effects import OUTCOMES
-from grpo_core.analysis.sweep.facts import SweepFacts
-from grpo_core.analysis.sweep.findings import best_arm, find
-from grpo_core.analysis.sweep.numbers import estimate_text, p_words, plain
-from grpo_core.analysis.sweep.report import SweepReport, write_report
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import paired_estimate
-from grpo_core.analysis.sweep.words import answer
+from grpo_core.sweep.report.cells import cost_table, difference_table
+from grpo_core.sweep.report.costs import machine_share
+from grpo_core.sweep.report.curves import kl_figure, level_curves_figure, panels_of
+from grpo_core.sweep.report.drift_picture import frontier_figure
+from grpo_core.sweep.report.files import SweepReport, write_report
+from grpo_core.sweep.report.numbers import estimate_text, p_words, plain
+from grpo_core.sweep.report.words import answer
+from grpo_core.sweep.statistics.bound import arms_within_bound, check_bound
+from grpo_core.sweep.statistics.effects import OUTCOMES
+from grpo_core.sweep.statistics.facts import SweepFacts
+from grpo_core.sweep.statistics.findings import best_arm, find
+from grpo_core.sweep.statistics.paired import paired_estimate
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(

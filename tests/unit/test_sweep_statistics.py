@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from grpo_core.analysis.sweep.balanced import balanced_means
-from grpo_core.analysis.sweep.effect_tables import differences_table, effects_table, interactions_table
-from grpo_core.analysis.sweep.effects import arm_differences, knob_effects, mean_and_half_width
-from grpo_core.analysis.sweep.facts import SweepFacts
-from grpo_core.analysis.sweep.frontier import frontier
-from grpo_core.analysis.sweep.interactions import find_interactions, simple_effects
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import (
+from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
+from grpo_core.sweep.statistics.balanced import balanced_means
+from grpo_core.sweep.statistics.effects import arm_differences, knob_effects, mean_and_half_width
+from grpo_core.sweep.statistics.facts import SweepFacts
+from grpo_core.sweep.statistics.frontier import frontier
+from grpo_core.sweep.statistics.interactions import find_interactions, simple_effects
+from grpo_core.sweep.statistics.paired import (
     BOOTSTRAP_FROM,
     holm,
     paired_estimate,
@@ -26,6 +25,7 @@ from grpo_core.analysis.sweep.statistics import (
     smallest_t,
     t_interval,
 )
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 BETAS, GROUPS, SYNCS = (0.01, 0.5), (4, 8, 16), (10, None)

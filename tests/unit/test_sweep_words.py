@@ -12,15 +12,15 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from scipy import stats
 
-from grpo_core.analysis.sweep.cells import interaction_table, outcome_table
-from grpo_core.analysis.sweep.drift_picture import frontier_figure
-from grpo_core.analysis.sweep.effects import OUTCOMES
-from grpo_core.analysis.sweep.facts import SweepFacts
-from grpo_core.analysis.sweep.findings import best_arm, find
-from grpo_core.analysis.sweep.pictures import heat_figure
-from grpo_core.analysis.sweep.report import write_report
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.words import answer
+from grpo_core.sweep.report.cells import interaction_table, outcome_table
+from grpo_core.sweep.report.drift_picture import frontier_figure
+from grpo_core.sweep.report.files import write_report
+from grpo_core.sweep.report.pictures import heat_figure
+from grpo_core.sweep.report.words import answer
+from grpo_core.sweep.statistics.effects import OUTCOMES
+from grpo_core.sweep.statistics.facts import SweepFacts
+from grpo_core.sweep.statistics.findings import best_arm, find
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 BETA, SYNC = "loss.beta", "reference.sync_steps"
 Objective = Callable[[float, int | None, int], float]

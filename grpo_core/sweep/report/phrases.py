@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_core.analysis.sweep.effects import Comparison
-from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_words
-from grpo_core.analysis.sweep.runs import Arm
+from grpo_core.sweep.report.numbers import counted, estimate_text, p_words
+from grpo_core.sweep.statistics.effects import Comparison
+from grpo_core.sweep.statistics.runs import Arm
 
 MOST_LISTED = 3
 """Items of one kind that a line spells out; the tables have all."""

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_core.analysis.sweep.bound import check_bound
-from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, arm_differences, knob_effects, mean_and_half_width
-from grpo_core.analysis.sweep.facts import SweepFacts
-from grpo_core.analysis.sweep.interactions import Interaction, find_interactions
-from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+from grpo_core.sweep.statistics.bound import check_bound
+from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, arm_differences, knob_effects, mean_and_half_width
+from grpo_core.sweep.statistics.facts import SweepFacts
+from grpo_core.sweep.statistics.interactions import Interaction, find_interactions
+from grpo_core.sweep.statistics.runs import Arm, SweepRuns
 
 DRIFTS = {"probe_kl_init": "exact, nats per token on the probe set", "kl_init_seq": "nats per completion, k3"}
 """Measures of the drift from the initial policy, the better first."""

@@ -11,18 +11,18 @@ import matplotlib as mpl
 import pandas
 from matplotlib.figure import Figure
 
-from grpo_core.analysis.sweep.costs import cost_figure
-from grpo_core.analysis.sweep.curves import kl_figure, level_curves_figure
-from grpo_core.analysis.sweep.drift_picture import MEASURE_NAMES, frontier_figure
-from grpo_core.analysis.sweep.effect_tables import differences_table, effects_table, interactions_table
-from grpo_core.analysis.sweep.effects import MAX_LEVELS, OUTCOMES
-from grpo_core.analysis.sweep.facts import SweepFacts, knob_name
-from grpo_core.analysis.sweep.findings import Findings, find
-from grpo_core.analysis.sweep.literal import take_literally
-from grpo_core.analysis.sweep.page import Picture, render_page
-from grpo_core.analysis.sweep.pictures import effect_figure, heat_figure
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.words import answer
+from grpo_core.sweep.report.costs import cost_figure
+from grpo_core.sweep.report.curves import kl_figure, level_curves_figure
+from grpo_core.sweep.report.drift_picture import MEASURE_NAMES, frontier_figure
+from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
+from grpo_core.sweep.report.literal import take_literally
+from grpo_core.sweep.report.page import Picture, render_page
+from grpo_core.sweep.report.pictures import effect_figure, heat_figure
+from grpo_core.sweep.report.words import answer
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, OUTCOMES
+from grpo_core.sweep.statistics.facts import SweepFacts, knob_name
+from grpo_core.sweep.statistics.findings import Findings, find
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 DPI = 130
 STYLE: dict[Any, Any] = {"font.size": 10, "axes.titlesize": 10, "figure.facecolor": "white", "savefig.facecolor": "white"}

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.lines import Line2D
 
-from grpo_core.analysis.sweep.effects import MAX_LEVELS
-from grpo_core.analysis.sweep.facts import Level, is_number
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.statistics.effects import MAX_LEVELS
+from grpo_core.sweep.statistics.facts import Level, is_number
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 MARKERS = "osD^vP*X"
 FILLS = ("full", "none", "bottom")

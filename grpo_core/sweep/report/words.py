@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from grpo_core.analysis.sweep.best_words import best_lines, bound_lines, seeds_lines
-from grpo_core.analysis.sweep.facts import GROUP_SIZE
-from grpo_core.analysis.sweep.findings import Findings, best_arm
-from grpo_core.analysis.sweep.held import held_words
-from grpo_core.analysis.sweep.knob_words import drift_lines, knob_lines
-from grpo_core.analysis.sweep.numbers import counted, plain
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.report.best_words import best_lines, bound_lines, seeds_lines
+from grpo_core.sweep.report.held import held_words
+from grpo_core.sweep.report.knob_words import drift_lines, knob_lines
+from grpo_core.sweep.report.numbers import counted, plain
+from grpo_core.sweep.statistics.facts import GROUP_SIZE
+from grpo_core.sweep.statistics.findings import Findings, best_arm
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 
 def answer(findings: Findings) -> tuple[str, ...]:

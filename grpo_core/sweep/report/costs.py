@@ -5,10 +5,10 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from grpo_core.analysis.sweep.colours import PALETTE
-from grpo_core.analysis.sweep.effects import mean_and_half_width
-from grpo_core.analysis.sweep.numbers import duration
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.report.colours import PALETTE
+from grpo_core.sweep.report.numbers import duration
+from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 
 def machine_share(sweep: SweepRuns) -> float | None:

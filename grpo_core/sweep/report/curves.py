@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_core.analysis.sweep.balanced import balanced_runs
-from grpo_core.analysis.sweep.colours import PALETTE, Colours
-from grpo_core.analysis.sweep.effects import MAX_LEVELS
-from grpo_core.analysis.sweep.facts import knob_name, level_name
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.report.colours import PALETTE, Colours
+from grpo_core.sweep.statistics.balanced import balanced_runs
+from grpo_core.sweep.statistics.effects import MAX_LEVELS
+from grpo_core.sweep.statistics.facts import knob_name, level_name
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 MOST_PANELS = 24
 """Arms that get a panel of their own."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+from grpo_core.sweep.statistics.runs import Arm, SweepRuns
 
 
 @dataclass(frozen=True, kw_only=True)

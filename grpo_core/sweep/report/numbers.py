@@ -2,7 +2,7 @@
 
 import math
 
-from grpo_core.analysis.sweep.statistics import PairedEstimate
+from grpo_core.sweep.statistics.paired import PairedEstimate
 
 UNKNOWN = "-"
 PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypedDict, TypeVar
 
-from grpo_core.analysis.sweep.balanced import Values, cell_means, mean
-from grpo_core.analysis.sweep.facts import Level, is_number, level_name
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import (
+from grpo_core.sweep.statistics.balanced import Values, cell_means, mean
+from grpo_core.sweep.statistics.facts import Level, is_number, level_name
+from grpo_core.sweep.statistics.paired import (
     ALPHA,
     ROUNDING,
     PairedEstimate,
@@ -30,6 +29,7 @@ from grpo_core.analysis.sweep.statistics import (
     rank_correlation,
     t_interval,
 )
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 MAX_LEVELS = 8
 """A knob with more numeric levels than this is treated as continuous where a sampler drew them; a grid's levels were chosen."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pandas
 
-from grpo_core.analysis.sweep.effects import Comparison, KnobEffects
-from grpo_core.analysis.sweep.facts import level_name
-from grpo_core.analysis.sweep.interactions import Interaction
+from grpo_core.sweep.statistics.effects import Comparison, KnobEffects
+from grpo_core.sweep.statistics.facts import level_name
+from grpo_core.sweep.statistics.interactions import Interaction
 
 FIGURES = (
     "difference",

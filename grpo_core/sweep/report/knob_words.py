@@ -3,12 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from grpo_core.analysis.sweep.effects import Association, Comparison
-from grpo_core.analysis.sweep.facts import Level, knob_name, level_name, setting_name
-from grpo_core.analysis.sweep.findings import DRIFTS, Findings, drift_measure
-from grpo_core.analysis.sweep.interactions import Interaction, simple_effects
-from grpo_core.analysis.sweep.numbers import counted, estimate_text, p_words, plain
-from grpo_core.analysis.sweep.phrases import (
+from grpo_core.sweep.report.numbers import counted, estimate_text, p_words, plain
+from grpo_core.sweep.report.phrases import (
     DRIFT,
     HIGHER_IS_BETTER,
     MOST_LISTED,
@@ -19,8 +15,12 @@ from grpo_core.analysis.sweep.phrases import (
     listed,
     open_words,
 )
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import PairedEstimate
+from grpo_core.sweep.statistics.effects import Association, Comparison
+from grpo_core.sweep.statistics.facts import Level, knob_name, level_name, setting_name
+from grpo_core.sweep.statistics.findings import DRIFTS, Findings, drift_measure
+from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
+from grpo_core.sweep.statistics.paired import PairedEstimate
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 
 def knob_lines(findings: Findings) -> list[str]:

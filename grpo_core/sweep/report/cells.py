@@ -3,12 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from grpo_core.analysis.sweep.bound import is_within
-from grpo_core.analysis.sweep.effects import Comparison, KnobEffects, mean_and_half_width
-from grpo_core.analysis.sweep.facts import as_level, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.findings import DRIFTS, Best, Findings, drift_measure
-from grpo_core.analysis.sweep.interactions import Interaction
-from grpo_core.analysis.sweep.numbers import (
+from grpo_core.sweep.report.numbers import (
     PLUS_MINUS,
     UNKNOWN,
     duration,
@@ -18,7 +13,12 @@ from grpo_core.analysis.sweep.numbers import (
     plain,
     with_half_width,
 )
-from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+from grpo_core.sweep.statistics.bound import is_within
+from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, mean_and_half_width
+from grpo_core.sweep.statistics.facts import as_level, knob_name, knob_title, level_name
+from grpo_core.sweep.statistics.findings import DRIFTS, Best, Findings, drift_measure
+from grpo_core.sweep.statistics.interactions import Interaction
+from grpo_core.sweep.statistics.runs import Arm, SweepRuns
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""

@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_core.analysis.sweep.bound import check_bound
-from grpo_core.analysis.sweep.colours import FILLS, MARKERS, Colours, Look
-from grpo_core.analysis.sweep.effects import mean_and_half_width
-from grpo_core.analysis.sweep.facts import Level, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.frontier import frontier
-from grpo_core.analysis.sweep.runs import Arm, SweepRuns
+from grpo_core.sweep.report.colours import FILLS, MARKERS, Colours, Look
+from grpo_core.sweep.statistics.bound import check_bound
+from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.facts import Level, knob_name, knob_title, level_name
+from grpo_core.sweep.statistics.frontier import frontier
+from grpo_core.sweep.statistics.runs import Arm, SweepRuns
 
 MARGIN = 0.3
 """Room around the runs for the intervals of their means, as a share of what the runs span."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from grpo_core.analysis.sweep.balanced import Values, cell_means
-from grpo_core.analysis.sweep.effects import Difference, in_family, matched_pairs, paired, unmatched_reason
-from grpo_core.analysis.sweep.facts import Level
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import PairedEstimate, holm
+from grpo_core.sweep.statistics.balanced import Values, cell_means
+from grpo_core.sweep.statistics.effects import Difference, in_family, matched_pairs, paired, unmatched_reason
+from grpo_core.sweep.statistics.facts import Level
+from grpo_core.sweep.statistics.paired import PairedEstimate, holm
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 Cell = tuple[Level, Level]
 Settings = Sequence[Mapping[Cell, Sequence[int]]]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import pandas
 
-from grpo_core.analysis.sweep.facts import Level, SweepFacts, as_level, level_order, setting_name
+from grpo_core.sweep.statistics.facts import Level, SweepFacts, as_level, level_order, setting_name
 
 MEASURES = (
     "objective",

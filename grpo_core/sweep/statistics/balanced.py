@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from grpo_core.analysis.sweep.facts import Level
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.statistics.facts import Level
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 Levels = tuple[Level, ...]
 Key = TypeVar("Key", bound=Hashable)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import jinja2
 
-from grpo_core.analysis.sweep import cells
-from grpo_core.analysis.sweep.costs import time_lines
-from grpo_core.analysis.sweep.facts import GROUP_SIZE, knob_name, knob_title, level_name
-from grpo_core.analysis.sweep.findings import Best, Findings, best_arm
-from grpo_core.analysis.sweep.held import held_words
-from grpo_core.analysis.sweep.numbers import PLUS_MINUS, counted, number
-from grpo_core.analysis.sweep.statistics import smallest_t
 from grpo_core.plain_text import visible
+from grpo_core.sweep.report import cells
+from grpo_core.sweep.report.costs import time_lines
+from grpo_core.sweep.report.held import held_words
+from grpo_core.sweep.report.numbers import PLUS_MINUS, counted, number
+from grpo_core.sweep.statistics.facts import GROUP_SIZE, knob_name, knob_title, level_name
+from grpo_core.sweep.statistics.findings import Best, Findings, best_arm
+from grpo_core.sweep.statistics.paired import smallest_t
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Pi
         section for section in _sections(findings, best, pictures) if section.tables or section.pictures or section.words
     ]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("grpo_core.analysis.sweep", "."),
+        loader=jinja2.PackageLoader("grpo_core.sweep.report", "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -7,13 +7,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo_core.analysis.sweep.balanced import balanced_means
-from grpo_core.analysis.sweep.colours import PALETTE, spans_decades
-from grpo_core.analysis.sweep.effects import Comparison, arm_points, mean_and_half_width
-from grpo_core.analysis.sweep.facts import is_number, knob_name, knob_title, level_name, level_order
-from grpo_core.analysis.sweep.findings import Findings
-from grpo_core.analysis.sweep.numbers import plain
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.report.colours import PALETTE, spans_decades
+from grpo_core.sweep.report.numbers import plain
+from grpo_core.sweep.statistics.balanced import balanced_means
+from grpo_core.sweep.statistics.effects import Comparison, arm_points, mean_and_half_width
+from grpo_core.sweep.statistics.facts import is_number, knob_name, knob_title, level_name, level_order
+from grpo_core.sweep.statistics.findings import Findings
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 
 def effect_figure(findings: Findings, knob: str) -> Figure:

@@ -2,8 +2,8 @@
 
 import math
 
-from grpo_core.analysis.sweep.numbers import number
-from grpo_core.analysis.sweep.runs import SweepRuns
+from grpo_core.sweep.report.numbers import number
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 MEANS = {
     "prompts": "so larger groups had more completions, tokens and time a step",

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from grpo_core.analysis.sweep.bound import check_bound
-from grpo_core.analysis.sweep.effects import Comparison, mean_and_half_width
-from grpo_core.analysis.sweep.findings import Best, Findings, Rival, rank
-from grpo_core.analysis.sweep.numbers import PLUS_MINUS, counted, number, plain, with_half_width
-from grpo_core.analysis.sweep.phrases import amount, arm_names, arms_of
-from grpo_core.analysis.sweep.runs import SweepRuns
-from grpo_core.analysis.sweep.statistics import smallest_t, standard_error
+from grpo_core.sweep.report.numbers import PLUS_MINUS, counted, number, plain, with_half_width
+from grpo_core.sweep.report.phrases import amount, arm_names, arms_of
+from grpo_core.sweep.statistics.bound import check_bound
+from grpo_core.sweep.statistics.effects import Comparison, mean_and_half_width
+from grpo_core.sweep.statistics.findings import Best, Findings, Rival, rank
+from grpo_core.sweep.statistics.paired import smallest_t, standard_error
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""

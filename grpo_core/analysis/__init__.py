@@ -1,1 +1,0 @@
-"""What a journal says: rules over records, tables, figures."""
