@@ -16,6 +16,7 @@ from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir, run_facts
 from grpo_core.sweep.results import outcome_of
 from grpo_core.sweep.schedule import Key, has_ended, next_run, original_of
+from grpo_core.sweep.study import SweepStudy
 from tasks.cancellation import CancelWatch, RunCancelledError
 from tasks.progress import say
 from tasks.sweep.launcher import Ended, Job, Launcher
@@ -23,7 +24,6 @@ from tasks.sweep.opening import sign_of_life
 from tasks.sweep.progress import SweepPace
 from tasks.sweep.pruning import Pruner
 from tasks.sweep.settling import Tokens, tell_value
-from tasks.sweep.study import SweepStudy
 from tasks.tracking.store import TrackedRun
 from tasks.tracking.sweep import drop_strays
 

@@ -11,7 +11,7 @@ from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.schedule import Key
 from grpo_core.sweep.schema import SweepConfig
-from tasks.sweep.study import SweepStudy
+from grpo_core.sweep.study import SweepStudy
 
 
 def tell_value(study: SweepStudy, sweep_dir: SweepDir, stored: StoredSweep, arm: Arm, trial: int) -> None:

@@ -14,6 +14,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import GrpoError, JournalError, TrackingError
+from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
@@ -21,7 +22,6 @@ from grpo_core.run.rules import RuleBook
 from tasks.cancellation import RunCancelledError
 from tasks.credentials import usable_uri
 from tasks.tracking.description import STOP_TAG
-from tasks.tracking.local_store import sqlite_file
 from tasks.tracking.opening import open_new, reopen
 from tasks.tracking.shipper import END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_uri

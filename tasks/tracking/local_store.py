@@ -50,16 +50,6 @@ class Schema:
         return any(table.startswith("_alembic_tmp_") for table in self.tables)
 
 
-def sqlite_file(uri: str) -> Path | None:
-    """Return the file of a `sqlite:` address, None for any other address and for a database in memory."""
-    if not uri.startswith("sqlite"):
-        return None
-    from sqlalchemy.engine import make_url
-
-    name = make_url(uri).database
-    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name).absolute()
-
-
 def ensure_store(path: Path, artifacts: str = LOCAL_ARTIFACTS, say: Callable[[str], None] = say_to_user) -> None:
     """Create the store of a SQLite file where there is none, or upgrade one that an older MLflow has made.
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrackingError
+from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.run.provenance import collect_provenance, write_provenance
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
 from tasks.tracking.fetch import fetch_records
 from tasks.tracking.later import track_later
-from tasks.tracking.local_store import _history, ensure_store, sqlite_file
+from tasks.tracking.local_store import _history, ensure_store
 from tasks.tracking.store import make_client, read_tracked
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from grpo_core.errors import SweepError
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.plan import make_plan
-from tasks.sweep.study import SweepStudy
+from grpo_core.sweep.study import SweepStudy
 
 SEARCH: dict[str, Any] = {
     "base": "quickstart",

@@ -22,13 +22,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from grpo_core.errors import SweepError, cause
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import waited_lock
+from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import Range, SweepConfig
-from tasks.tracking.local_store import sqlite_file
 
 STUDY_VARIABLE = "GRPO_STUDY_URL"
 MARK = "study.json"
