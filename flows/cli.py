@@ -19,10 +19,10 @@ from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import MAX_FAULT_CHARACTERS, ConfigError, GrpoError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
-from tasks.credentials import move_credentials
+from tasks.tracking.credentials import move_credentials
 
 if TYPE_CHECKING:
-    from tasks.reporting import RunSummary
+    from tasks.run.reporting import RunSummary
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -37,7 +37,7 @@ from flows.embedded_output import failure, sign_of_damage, written
 from flows.embedded_server import GRACE_SECONDS, MODULE
 from flows.prefect_app import HOSTS_VARIABLE, loopback_hosts
 from grpo_core.errors import StackError
-from tasks.context import EMBEDDED_VARIABLE
+from tasks.process.context import EMBEDDED_VARIABLE
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from flows.naming import name_evaluation_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import signals_of_the_command
 from grpo_core.config import merge_knobs
-from tasks.cancellation import RunCancelledError
-from tasks.evaluation import evaluate
-from tasks.evaluation_run import Plan, open_evaluation, prepare_evaluation_data, report_evaluation
-from tasks.model import prepare_model
-from tasks.reporting import RunSummary
-from tasks.setup import hold_run
+from tasks.process.cancellation import RunCancelledError
+from tasks.run.evaluation import evaluate
+from tasks.run.evaluation_run import Plan, open_evaluation, prepare_evaluation_data, report_evaluation
+from tasks.run.model import prepare_model
+from tasks.run.reporting import RunSummary
+from tasks.run.setup import hold_run
 from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
 
 KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples"}

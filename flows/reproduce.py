@@ -10,8 +10,8 @@ from prefect import flow
 from flows.naming import name_reproduction
 from flows.parameters import NO_OVERRIDES, Name, Overrides
 from flows.train import run_training
-from tasks.reporting import RunSummary
-from tasks.reproduction import open_reproduction, say_changes
+from tasks.run.reporting import RunSummary
+from tasks.run.reproduction import open_reproduction, say_changes
 
 
 @flow(name="grpo-reproduce", flow_run_name=name_reproduction)

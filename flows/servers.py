@@ -12,7 +12,7 @@ from flows.stack.secret import read_secret
 from flows.stack.state import read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
-from tasks.context import prefect_is_embedded
+from tasks.process.context import prefect_is_embedded
 
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 

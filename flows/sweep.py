@@ -12,7 +12,7 @@ from prefect.states import Cancelled
 from flows.naming import name_resumed_sweep, name_sweep, tag_sweep
 from flows.parameters import NO_OVERRIDES, Name, Overrides
 from flows.signals import signals_of_the_command
-from tasks.cancellation import RunCancelledError
+from tasks.process.cancellation import RunCancelledError
 from tasks.sweep.opening import hold_sweep, open_sweep
 from tasks.sweep.reporting import SweepSummary, report_sweep
 from tasks.sweep.running import refuse_failures, run_arms

@@ -17,16 +17,16 @@ from flows.naming import name_flow_run, name_resumed_run, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import signals_of_the_command
 from grpo_core.config import merge_knobs
-from tasks.cancellation import RunCancelledError
-from tasks.data import prepare_data
-from tasks.disk import check_disk
-from tasks.evaluation import evaluate
-from tasks.model import prepare_model
-from tasks.monitoring import monitor
-from tasks.reporting import RunSummary, report
-from tasks.setup import Repair, hold_run, open_run, reopen_run
+from tasks.process.cancellation import RunCancelledError
+from tasks.run.data import prepare_data
+from tasks.run.disk import check_disk
+from tasks.run.evaluation import evaluate
+from tasks.run.model import prepare_model
+from tasks.run.monitoring import monitor
+from tasks.run.reporting import RunSummary, report
+from tasks.run.setup import Repair, hold_run, open_run, reopen_run
+from tasks.run.training import release_monitor, train
 from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
-from tasks.training import release_monitor, train
 
 
 @flow(name="grpo", flow_run_name=name_flow_run)

@@ -16,7 +16,7 @@ from grpo_core.errors import FolderError, JournalError
 from grpo_core.machine.locks import holder_of, lock_soon
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir
-from tasks.context import is_deployed
+from tasks.process.context import is_deployed
 
 RUNS_FOLDER = Path("runs")
 ROOTS_VARIABLE = "GRPO_RUN_ROOTS"

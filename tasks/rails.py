@@ -17,7 +17,7 @@ from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.sweep.arms import arm_config
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.plan import Plan, load_sweep
-from tasks.context import is_deployed
+from tasks.process.context import is_deployed
 
 ALLOWED_VARIABLE = "GRPO_ALLOWED_REWARDS"
 """Modules, separated by commas, whose functions deployments may name as rewards; set by whoever starts the worker."""

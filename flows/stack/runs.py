@@ -12,7 +12,7 @@ from flows.stack.processes import MARK, ProcessId, marked_processes, send_signal
 from flows.stack.secret import prefect_client
 from flows.stack.services import POOL, REQUEST_SECONDS, mark
 from flows.stack.state import Stack
-from tasks.context import FLOW_RUN_VARIABLE
+from tasks.process.context import FLOW_RUN_VARIABLE
 
 UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WAITING = ("SCHEDULED",)

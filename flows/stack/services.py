@@ -15,8 +15,8 @@ from flows.stack.secret import prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
 from flows.worker import WORKER_VARIABLE
 from grpo_core.machine.gpus import SLOTS_VARIABLE
+from tasks.process.slots import FOLDER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE
-from tasks.slots import FOLDER_VARIABLE
 
 POOL = "grpo"
 RUNS_QUEUE, SWEEPS_QUEUE = "default", "sweeps"

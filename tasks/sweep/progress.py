@@ -13,7 +13,7 @@ from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
 from grpo_core.sweep.schedule import Key, count_runs
 from tasks.away import prefect_may_be_away
-from tasks.progress import minutes
+from tasks.run.progress import minutes
 from tasks.sweep.launcher import Job
 
 SHOWN_CHARACTERS = 160

@@ -13,7 +13,7 @@ from grpo_core.plain_text import for_markdown
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.schedule import count_runs
 from tasks.away import prefect_may_be_away
-from tasks.reporting import REPORT_RETRIES, whereabouts
+from tasks.run.reporting import REPORT_RETRIES, whereabouts
 from tasks.tracking.store import TrackedRun
 from tasks.tracking.sweep import log_results, read_parent
 

@@ -17,8 +17,8 @@ from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir, run_facts
 from grpo_core.sweep.results import outcome_of
 from grpo_core.sweep.schedule import Key, has_ended, next_run, original_of
 from grpo_core.sweep.study import SweepStudy
-from tasks.cancellation import CancelWatch, RunCancelledError
-from tasks.progress import say
+from tasks.process.cancellation import CancelWatch, RunCancelledError
+from tasks.run.progress import say
 from tasks.sweep.launcher import Ended, Job, Launcher
 from tasks.sweep.opening import sign_of_life
 from tasks.sweep.progress import SweepPace

@@ -8,7 +8,7 @@ from grpo_core.config import Origin, RunConfig
 from grpo_core.config.flat import flatten
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.redaction import kept_uri
-from tasks.context import prefect_is_embedded
+from tasks.process.context import prefect_is_embedded
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from grpo_core.errors import TrackingError, cause, name_of
 from grpo_core.machine.locks import waited_lock
-from tasks.progress import say as say_to_user
+from tasks.run.progress import say as say_to_user
 
 PATIENCE_SECONDS = 600.0
 """For another process that creates or upgrades a store: seconds of work, minutes on a machine that is overloaded."""

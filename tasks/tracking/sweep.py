@@ -19,7 +19,7 @@ from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.sweep.arms import arm_overrides
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.folder import StoredSweep, SweepDir
-from tasks.cancellation import RunCancelledError
+from tasks.process.cancellation import RunCancelledError
 from tasks.tracking import Status
 from tasks.tracking.description import NOTE, PARENT
 from tasks.tracking.opening import find_experiment

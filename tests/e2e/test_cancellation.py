@@ -9,9 +9,9 @@ import pytest
 from prefect import flow, get_client
 from prefect.states import Cancelling, Running
 
-from tasks.cancellation import RunCancelledError
-from tasks.context import FLOW_RUN_VARIABLE
-from tasks.process import run_child
+from tasks.process.cancellation import RunCancelledError
+from tasks.process.child import run_child
+from tasks.process.context import FLOW_RUN_VARIABLE
 
 
 @flow(name="somebody-elses")
@@ -25,8 +25,8 @@ def flow_run_id(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> str:
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(some_flow, state=Running())
     monkeypatch.setenv(FLOW_RUN_VARIABLE, str(run.id))
-    monkeypatch.setattr("tasks.cancellation.ASK_SECONDS", 0.2)
-    monkeypatch.setattr("tasks.cancellation.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("tasks.process.cancellation.ASK_SECONDS", 0.2)
+    monkeypatch.setattr("tasks.process.cancellation.GRACE_SECONDS", 0.5)
     return str(run.id)
 
 

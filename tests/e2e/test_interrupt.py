@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.run.journal import read_journal
-from tasks.process import INTERRUPTED
+from tasks.process.child import INTERRUPTED
 from tasks.tracking.store import make_client
 
 ROOT = Path(__file__).parents[2]

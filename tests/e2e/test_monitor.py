@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_core.run.journal import Journal
-from tasks.monitoring import monitor
+from tasks.run.monitoring import monitor
 from tasks.tracking import open_tracking
 
 RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "action": "stop"}

@@ -12,7 +12,7 @@ from grpo_core.machine.disk import folder_bytes
 from grpo_core.run.disk_need import count_parameters, disk_need
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
-from tasks.disk import check_disk, check_sweep_disk
+from tasks.run.disk import check_disk, check_sweep_disk
 from tasks.tracking.store import TrackedRun
 
 TEXTS = 4_000_000

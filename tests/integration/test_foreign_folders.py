@@ -11,8 +11,8 @@ import pytest
 
 from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.run.folder import RunDir
-from tasks.context import FLOW_RUN_VARIABLE
 from tasks.folders import ROOTS_VARIABLE, check_root
+from tasks.process.context import FLOW_RUN_VARIABLE
 
 MODEL = {"model.safetensors": "w", "tokenizer.json": "{}"}
 THEIRS = {
@@ -48,33 +48,33 @@ def theirs(tmp_path: Path) -> Iterator[Path]:
 
 
 def train(path: Path, run: RunDir) -> None:
-    from tasks.setup import open_run
+    from tasks.run.setup import open_run
 
     open_run.fn("quickstart", {}, path)
 
 
 def resume(path: Path, run: RunDir) -> None:
-    from tasks.setup import hold_run, reopen_run
+    from tasks.run.setup import hold_run, reopen_run
 
     with hold_run(reopen_run.fn(path)):
         pass
 
 
 def hold(path: Path, run: RunDir) -> None:
-    from tasks.setup import hold_run
+    from tasks.run.setup import hold_run
 
     with hold_run(path):
         pass
 
 
 def evaluate(path: Path, run: RunDir) -> None:
-    from tasks.evaluation_run import open_evaluation
+    from tasks.run.evaluation_run import open_evaluation
 
     open_evaluation.fn(str(run.read_config().model.source), "quickstart", {}, path)
 
 
 def reproduce(path: Path, run: RunDir) -> None:
-    from tasks.reproduction import open_reproduction
+    from tasks.run.reproduction import open_reproduction
 
     open_reproduction.fn(str(run.path), {}, path)
 
@@ -206,7 +206,7 @@ def mode(path: Path) -> int:
 
 def test_what_may_hold_a_secret_is_its_owners_alone(tmp_path: Path, tiny_run: Any) -> None:
     from grpo_core.run.provenance import collect_provenance, write_provenance
-    from tasks.process import run_child
+    from tasks.process.child import run_child
     from tasks.tracking import open_tracking
 
     before = os.umask(0o022)

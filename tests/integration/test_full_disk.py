@@ -73,7 +73,7 @@ for name in names:
 results["whole"] = attempt(prepared / names[0]) | look(prepared / names[0])  # where nothing is full
 
 # The child's log and state file lie on the full disk as well.
-from tasks.process import run_child
+from tasks.process.child import run_child
 from grpo_core.errors import TrainingError
 run = disk / "flow"
 run.mkdir()
@@ -129,7 +129,7 @@ def results(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactor
         run_dir.create(config)
         prepare(config, run_dir.data)
     command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", DRIVER]
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # as `tasks/process.py` starts it
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # as `tasks/process/child.py` starts it
     environment = {**os.environ, **quiet, "PYTHONPATH": f"{ROOT}{os.pathsep}{code}"}
     paths = [str(folder / "prepared"), str(folder / "disk")]
     done = subprocess.run(

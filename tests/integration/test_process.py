@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import TrainingError
-from tasks.context import FLOW_RUN_VARIABLE
-from tasks.process import INTERRUPTED, end_process, ensure_ended, process_has_ended, run_child
+from tasks.process.child import INTERRUPTED, end_process, ensure_ended, process_has_ended, run_child
+from tasks.process.context import FLOW_RUN_VARIABLE
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ open({out!r}, 'w').write('checkpoint')
 def test_a_worker_leaves_a_child_that_is_in_a_long_step_to_its_end(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, as_deployment: None, interruptible: None
 ) -> None:
-    monkeypatch.setattr("tasks.process.STOP_SECONDS", 0.3)
+    monkeypatch.setattr("tasks.process.child.STOP_SECONDS", 0.3)
     write(tmp_path, FINISHES_ITS_STEP.format(step=2, out=str(tmp_path / "saved")))
     threading.Thread(target=interrupt_when_ready, args=(tmp_path / "log",), daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_a_worker_leaves_a_child_that_is_in_a_long_step_to_its_end(
 def test_at_a_terminal_the_end_of_the_step_is_waited_for(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, interruptible: None
 ) -> None:
-    monkeypatch.setattr("tasks.process.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("tasks.process.child.STOP_SECONDS", 0.1)
     write(tmp_path, FINISHES_ITS_STEP.format(step=1, out=str(tmp_path / "saved")))
     threading.Thread(target=interrupt_when_ready, args=(tmp_path / "log",), daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_what_a_child_writes_is_logged_line_by_line_and_only_once(
     (tmp_path / "train.log").write_text("of an earlier process\n")
     write(tmp_path, "import time\nprint('one', flush=True)\ntime.sleep(0.5)\nprint('two')\nprint('no end', end='')\n")
     run_child(module, [], tmp_path / "train.log")
-    assert [record.getMessage() for record in caplog.records if record.name == "tasks.process"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "tasks.process.child"] == [
         "train: one",
         "train: two",
         "train: no end",

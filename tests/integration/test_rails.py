@@ -18,11 +18,11 @@ from grpo_core.config import apply_overrides
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
-from tasks.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
-from tasks.evaluation_run import open_evaluation
+from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
 from tasks.rails import ALLOWED_VARIABLE, find_allowed_origin
-from tasks.reproduction import open_reproduction, say_changes
-from tasks.setup import hold_run, open_run
+from tasks.run.evaluation_run import open_evaluation
+from tasks.run.reproduction import open_reproduction, say_changes
+from tasks.run.setup import hold_run, open_run
 from tasks.sweep.local import LocalLauncher
 from tasks.sweep.opening import hold_sweep, open_sweep
 

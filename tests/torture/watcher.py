@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from grpo_core.run.folder import RunDir
-from tasks.monitoring import monitor
+from tasks.run.monitoring import monitor
 from tasks.tracking.store import read_tracked
 
 

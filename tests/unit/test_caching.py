@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.machine.locks import lock_holder
-from tasks.caching import one_at_a_time
+from tasks.run.caching import one_at_a_time
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from flows.embedded_output import failure, sign_of_damage, written
 from flows.servers import HISTORY, runs_in_prefect
-from tasks.context import EMBEDDED_VARIABLE, prefect_is_embedded
+from tasks.process.context import EMBEDDED_VARIABLE, prefect_is_embedded
 
 
 def test_output_is_shown_without_secrets_and_terminal_escapes() -> None:

@@ -8,7 +8,7 @@ from grpo_core.config import TrainingConfig
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.journal import Record
 from grpo_core.training.ending import is_over, share_done, why_finished
-from tasks.progress import Pace
+from tasks.run.progress import Pace
 
 
 def after(step: int, tokens: int) -> TrainingState:

@@ -19,7 +19,7 @@ from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
 from tasks.folders import holding, refuse_foreign_root, starting
-from tasks.repair import repair_run
+from tasks.run.repair import repair_run
 
 THEIRS = {
     "config.json": '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}',

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from grpo_core.errors import JournalError
 from grpo_core.run.folder import RunDir
-from tasks.progress import say
-from tasks.setup import Repair, hold_run
+from tasks.run.progress import say
+from tasks.run.setup import Repair, hold_run
 
 
 def repair_run(run_path: Path, repair: Repair) -> None:

@@ -10,7 +10,7 @@ from grpo_core.run.disk_need import DiskNeed, count_parameters, disk_need, refus
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import Plan
 from tasks.folders import RUNS_FOLDER
-from tasks.progress import say
+from tasks.run.progress import say
 from tasks.tracking.artifacts import artifact_folder, is_local
 from tasks.tracking.store import TrackedRun
 

@@ -17,8 +17,8 @@ from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.rules import Alert, RuleBook
 from grpo_core.training.ending import share_done
 from tasks.away import prefect_may_be_away
-from tasks.process import end_process, process_has_ended, process_has_started
-from tasks.progress import View, make_view
+from tasks.process.child import end_process, process_has_ended, process_has_started
+from tasks.run.progress import View, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.run.folder import RunDir
-from tasks.cancellation import CancelWatch
-from tasks.model import cached_digest
-from tasks.process import POLL_SECONDS, run_child
-from tasks.progress import say
+from tasks.process.cancellation import CancelWatch
+from tasks.process.child import POLL_SECONDS, run_child
+from tasks.run.model import cached_digest
+from tasks.run.progress import say
 
 
 @task(name="evaluate", task_run_name="evaluate-{policy}", cache_policy=NO_CACHE)

@@ -1,6 +1,6 @@
 """Tasks of the flow that repeats a run: from what MLflow or a RUN_DIR holds of it to a folder that is ready to run.
 
-What came of it is part of the run's report (`tasks/reporting.py`).
+What came of it is part of the run's report (`tasks/run/reporting.py`).
 """
 
 import shutil
@@ -18,9 +18,9 @@ from grpo_core.errors import JournalError
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
-from tasks.progress import say
 from tasks.rails import refuse_code, unquoted
-from tasks.setup import NOT_OF_A_SWEEP
+from tasks.run.progress import say
+from tasks.run.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")

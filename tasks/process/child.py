@@ -23,10 +23,10 @@ from prefect.exceptions import MissingContextError
 from grpo_core.errors import TrainingError
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.private import append_private
-from tasks.cancellation import CancelWatch
-from tasks.context import deployed_flow_run
-from tasks.progress import say
-from tasks.slots import held_slot
+from tasks.process.cancellation import CancelWatch
+from tasks.process.context import deployed_flow_run
+from tasks.process.slots import held_slot
+from tasks.run.progress import say
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""

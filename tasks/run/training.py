@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.run.folder import RunDir
 from grpo_core.training.process import MODULES
-from tasks.process import ensure_ended, run_child
+from tasks.process.child import ensure_ended, run_child
 
 
 @task(name="train", cache_policy=NO_CACHE)

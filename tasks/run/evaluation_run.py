@@ -20,11 +20,11 @@ from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from tasks.away import prefect_may_be_away
-from tasks.data import prompts_of
 from tasks.folders import check_root, make_folder, starting
 from tasks.rails import refuse_code, unquoted
-from tasks.reporting import REPORT_RETRIES, RunSummary, whereabouts
-from tasks.setup import EVALUATION, NOT_OF_A_SWEEP
+from tasks.run.data import prompts_of
+from tasks.run.reporting import REPORT_RETRIES, RunSummary, whereabouts
+from tasks.run.setup import EVALUATION, NOT_OF_A_SWEEP
 from tasks.tracking import TrackedRun
 from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
 

@@ -14,7 +14,7 @@ from typing import Self
 import httpx
 from prefect.settings import get_current_settings
 
-from tasks.context import deployed_flow_run
+from tasks.process.context import deployed_flow_run
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
-from tasks.process import is_process_of
-from tasks.progress import say
+from tasks.process.child import is_process_of
 from tasks.rails import find_allowed_origin, refuse_code
+from tasks.run.progress import say
 
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
@@ -66,7 +66,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
     """
     from grpo_core.run.integrity import check_run
     from grpo_core.run.summary import run_status
-    from tasks.repair import repair_run
+    from tasks.run.repair import repair_run
 
     check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)

@@ -18,7 +18,7 @@ from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
 from grpo_core.run.journal import Record
 from grpo_core.training.ending import share_done
-from tasks.context import deployed_flow_run
+from tasks.process.context import deployed_flow_run
 
 ROWS = 12
 """Steps that the live table shows."""

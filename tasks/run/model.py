@@ -9,8 +9,8 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import ModelError
 from grpo_core.run.folder import RunDir
-from tasks.caching import by_identity, one_at_a_time
-from tasks.progress import say
+from tasks.run.caching import by_identity, one_at_a_time
+from tasks.run.progress import say
 
 if TYPE_CHECKING:
     from grpo_core.data.frozen import DataManifest

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from grpo_core.errors import BusyError, cause
 from grpo_core.machine.locks import waited_lock
-from tasks.progress import say
+from tasks.run.progress import say
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Training processes: started, watched, stopped; cancellation, slots, and whose flow run this is."""
