@@ -6,7 +6,7 @@ from typing import Any
 from prefect import get_client
 from prefect.runtime import flow_run
 
-from flows.worker import worker_tags
+from flows.stack.worker import worker_tags
 from grpo_core.config import merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import ConfigError, GrpoError

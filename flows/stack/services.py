@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 
-from flows.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
 from flows.stack.ports import HOST, listens, past_proxies
+from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
 from flows.stack.processes import MARK, family
 from flows.stack.secret import prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
-from flows.worker import WORKER_VARIABLE
+from flows.stack.worker import WORKER_VARIABLE
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from tasks.process.slots import FOLDER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE

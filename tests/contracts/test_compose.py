@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.prefect_app import FACTORY, HOSTS_VARIABLE
+from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ COMMAND = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-from flows.embedded import start_embedded_server
+from flows.stack.embedded import start_embedded_server
 print("begins", flush=True)
 start_embedded_server()
 if "fork" in sys.argv and os.fork() == 0:
@@ -31,7 +31,7 @@ print(os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"], flus
 sys.stdin.read()
 """
 FLOW = """
-from flows.embedded import start_embedded_server
+from flows.stack.embedded import start_embedded_server
 start_embedded_server()
 import prefect
 @prefect.flow
@@ -72,7 +72,7 @@ class Command:
 
     def servers(self) -> list[psutil.Process]:
         """Return the servers that it has started, whoever their parent is now."""
-        return [process for process in self.family() if "flows.embedded_server" in process.cmdline()]
+        return [process for process in self.family() if "flows.stack.embedded_server" in process.cmdline()]
 
     def family(self) -> list[psutil.Process]:
         """Return all processes that it has started."""

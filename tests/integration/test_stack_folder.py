@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers import use_stack
 from flows.stack.client_settings import folder_here, is_for, tell_clients
 from flows.stack.control import Wanted, down, up
 from flows.stack.folder import claim_folder
 from flows.stack.ports import listens
 from flows.stack.processes import MARK, identify, is_alive, start_process
 from flows.stack.secret import ensure_secret, prefect_client, read_secret, secret_file
+from flows.stack.servers import use_stack
 from flows.stack.services import MLFLOW
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError

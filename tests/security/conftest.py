@@ -17,7 +17,7 @@ from tests.security.page import serving_page
 
 EMBEDDED = """
 import json, os, sys
-from flows.embedded import start_embedded_server
+from flows.stack.embedded import start_embedded_server
 start_embedded_server()
 print(json.dumps([os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_API_AUTH_STRING")]), flush=True)
 sys.stdin.read()

@@ -8,13 +8,13 @@ from pathlib import Path
 import prefect
 import pytest
 
-from flows.embedded_database import WAIT_NOTICE_SECONDS, Condition, database_file, examine, migration_lock
+from flows.stack.embedded_database import WAIT_NOTICE_SECONDS, Condition, database_file, examine, migration_lock
 from grpo_core.errors import StackError
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from flows.embedded_database import migration_lock
+from flows.stack.embedded_database import migration_lock
 with migration_lock(Path(sys.argv[1]), print):
     print(os.getpid(), flush=True)
     time.sleep(60)
@@ -119,8 +119,8 @@ def test_the_lock_is_owner_only_and_whoever_waits_names_its_holder(tmp_path: Pat
         lock = file.with_name("prefect.db.lock")
         assert lock.stat().st_mode & 0o777 == 0o600
         shown: list[str] = []
-        monkeypatch.setattr("flows.embedded_database.WAIT_NOTICE_SECONDS", 0.0)
-        monkeypatch.setattr("flows.embedded_database.WAIT_SECONDS", 0.3)
+        monkeypatch.setattr("flows.stack.embedded_database.WAIT_NOTICE_SECONDS", 0.0)
+        monkeypatch.setattr("flows.stack.embedded_database.WAIT_SECONDS", 0.3)
         with pytest.raises(StackError, match=f"held by process {pid} for"), migration_lock(file, shown.append):
             pass
         assert f"waiting for process {pid}" in shown[0]

@@ -4,8 +4,8 @@ import tempfile
 
 import pytest
 
-from flows.embedded_output import failure, sign_of_damage, written
-from flows.servers import HISTORY, runs_in_prefect
+from flows.stack.embedded_output import failure, sign_of_damage, written
+from flows.stack.servers import HISTORY, runs_in_prefect
 from tasks.process.context import EMBEDDED_VARIABLE, prefect_is_embedded
 
 

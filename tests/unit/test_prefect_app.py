@@ -9,7 +9,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from flows.prefect_app import create_app, guarded, loopback_hosts
+from flows.stack.prefect_app import create_app, guarded, loopback_hosts
 
 HOSTS = frozenset(loopback_hosts(4200).split(","))
 

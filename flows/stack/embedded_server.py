@@ -1,4 +1,4 @@
-"""The process of an embedded Prefect server: `python -m flows.embedded_server LISTENER LIFELINE READY [LOCK]`, descriptors.
+"""An embedded Prefect server: `python -m flows.stack.embedded_server LISTENER LIFELINE READY [LOCK]`, all descriptors.
 
 It belongs to one command and ends with it, however and whenever that ends: before anything else it watches the lifeline, a pipe
 whose other end the command alone holds. Signals do not end it: a terminal's Ctrl-C, `timeout` and a batch system send theirs to
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import uvicorn
 
-MODULE = "flows.embedded_server"
+MODULE = "flows.stack.embedded_server"
 PARENT_SECONDS = 1.0
 """How often it looks whether the command is still its parent: a second sign, should a fork hold the pipe open."""
 GRACE_SECONDS = 4.0
@@ -41,7 +41,7 @@ def main(listener: int, lifeline: int, ready: int, lock: int | None) -> None:
     os.umask(0o077)  # the database that it may have to make
     import uvicorn
 
-    from flows.prefect_app import FACTORY
+    from flows.stack.prefect_app import FACTORY
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

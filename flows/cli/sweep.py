@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.servers import use_stack
+from flows.stack.servers import use_stack
 from flows.terminal import echo
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError

@@ -30,7 +30,7 @@ def use_stack() -> None:
     stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
     if stack is None:
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
-        from flows.embedded import start_embedded_server
+        from flows.stack.embedded import start_embedded_server
 
         start_embedded_server(lambda line: echo(line, err=True))
         return

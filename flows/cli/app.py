@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli_clean import clean
-from flows.cli_sweep import report, sweep
-from flows.servers import runs_in_prefect, use_stack
+from flows.cli.clean import clean
+from flows.cli.sweep import report, sweep
 from flows.signals import ended_like_ctrl_c
+from flows.stack.servers import runs_in_prefect, use_stack
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.consistency import advantage_rms_factor, effective_beta
@@ -335,7 +335,3 @@ def main() -> None:
         said = cause(error, most=MAX_FAULT_CHARACTERS)
         echo(f"error: {type(error).__name__}: {said} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(GrpoError.exit_code)
-
-
-if __name__ == "__main__":
-    main()

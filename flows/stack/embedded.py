@@ -32,10 +32,10 @@ from prefect.settings import (
     get_current_settings,
 )
 
-from flows.embedded_database import Condition, damaged, database_file, examine, migration_lock
-from flows.embedded_output import failure, sign_of_damage, written
-from flows.embedded_server import GRACE_SECONDS, MODULE
-from flows.prefect_app import HOSTS_VARIABLE, loopback_hosts
+from flows.stack.embedded_database import Condition, damaged, database_file, examine, migration_lock
+from flows.stack.embedded_output import failure, sign_of_damage, written
+from flows.stack.embedded_server import GRACE_SECONDS, MODULE
+from flows.stack.prefect_app import HOSTS_VARIABLE, loopback_hosts
 from grpo_core.errors import StackError
 from tasks.process.context import EMBEDDED_VARIABLE
 

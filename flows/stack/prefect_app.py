@@ -18,8 +18,8 @@ HOSTS_VARIABLE = "GRPO_PREFECT_HOSTS"
 REMEDY_VARIABLE = "GRPO_PREFECT_REMEDY"
 """Environment variable of the server: what somebody without its secret should do."""
 USUAL_REMEDY = "set PREFECT_API_AUTH_STRING to the secret with which it was started"
-FACTORY = "flows.prefect_app:create_app"
-"""What uvicorn starts: `uvicorn --factory flows.prefect_app:create_app`."""
+FACTORY = "flows.stack.prefect_app:create_app"
+"""What uvicorn starts: `uvicorn --factory flows.stack.prefect_app:create_app`."""
 
 
 def loopback_hosts(port: int) -> str:

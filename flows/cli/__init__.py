@@ -1,0 +1,1 @@
+"""The `grpo` command: each verb calls a flow or one function."""

@@ -1,0 +1,5 @@
+"""python -m flows.cli: the `grpo` command where it is not installed."""
+
+from flows.cli.app import main
+
+main()
