@@ -19,7 +19,7 @@ from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import MAX_FAULT_CHARACTERS, ConfigError, GrpoError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
-from tasks.tracking.credentials import move_credentials
+from tasks.credentials import move_credentials
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
