@@ -1,0 +1,51 @@
+"""docs/architecture.md names what is there: the tree with a line for each file, and the files that a parameter passes through."""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "architecture.md"
+PACKAGES = ("flows", "tasks", "grpo_core")
+TREE = re.compile(r"(<!-- tree -->\n)(.*?)(<!-- /tree -->)", re.DOTALL)
+
+
+def first_sentence(path: Path) -> str:
+    """Return the first line of a module's docstring, without what explains the arguments of a command."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return docstring.split("\n\n")[0].replace("\n", " ").replace("|", r"\|")
+
+
+def tables() -> Iterator[str]:
+    """Yield a table for each package: its files, each with the first sentence of its docstring."""
+    for package in PACKAGES:
+        folders = sorted({path.parent for path in (ROOT / package).rglob("*.py")})
+        for folder in folders:
+            name = folder.relative_to(ROOT).as_posix()
+            yield f"\n### {name}/\n\n{first_sentence(folder / '__init__.py')}\n\n| File | |\n|---|---|\n"
+            for path in sorted(folder.glob("*.py")):
+                if path.name != "__init__.py":
+                    yield f"| [{path.name}](../{path.relative_to(ROOT).as_posix()}) | {first_sentence(path)} |\n"
+
+
+def test_the_tree_has_a_line_for_each_file() -> None:
+    wanted = "".join(tables())
+    if os.environ.get("GRPO_WRITE_DOCS"):
+        PAGE.write_text(TREE.sub(lambda found: found[1] + wanted + found[3], PAGE.read_text()))
+    found = TREE.search(PAGE.read_text())
+    assert found is not None
+    assert found[2] == wanted
+
+
+@pytest.mark.parametrize(("section", "most"), [("rewards", 14), ("beta", 10)])
+def test_the_way_of_a_parameter_is_short_and_true(section: str, most: int) -> None:
+    found = re.search(rf"<!-- way:{section} -->\n(.*?)<!-- /way -->", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    files = re.findall(r"\]\(\.\./([^)]+\.py)\)", found[1])
+    assert 1 < len(set(files)) <= most
+    word = {"rewards": r"reward|scores", "beta": r"\bbeta\b|β"}[section]
+    assert [name for name in files if not re.search(word, (ROOT / name).read_text())] == []
