@@ -1,7 +1,8 @@
 """The order of the test files under xdist: the longest first, so that none is begun when all others are done.
 
 longest_files.txt holds the long ones; every other file, short or new, comes before them. `GRPO_RECORD_LONGEST=1 make test`
-writes the seconds of the files that it ran.
+adds what it measures; a file that `make test` and `make test-proof` share keeps the larger number. To measure afresh, remove
+its lines first.
 """
 
 import math
@@ -35,7 +36,7 @@ class Recorder:
     """A pytest plugin that writes the table at the end of a session."""
 
     def __init__(self) -> None:
-        """Start with what is known of files that this session does not run."""
+        """Start with what an earlier session measured."""
         self._known = read_table()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -45,7 +46,9 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Write the long files, the longest first."""
-        seconds = {file: number for file, number in {**self._known, **self._seconds}.items() if number >= LONG_SECONDS}
-        rows = [f"{number:5.0f} {file}" for file, number in sorted(seconds.items(), key=lambda item: -item[1])]
+        files = {*self._known, *self._seconds}
+        seconds = {file: max(self._known.get(file, 0.0), self._seconds[file]) for file in files}
+        longest = sorted(((number, file) for file, number in seconds.items() if number >= LONG_SECONDS), reverse=True)
+        rows = [f"{number:5.0f} {file}" for number, file in longest]
         heading = [line for line in TABLE.read_text().splitlines() if line.startswith("#")]
         TABLE.write_text("\n".join([*heading, *rows]) + "\n")
