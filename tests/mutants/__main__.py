@@ -10,7 +10,6 @@ all are killed.
 """
 
 import argparse
-import compileall
 import json
 import os
 import shutil
@@ -25,7 +24,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 from typing import Self
 
@@ -37,7 +35,8 @@ COPIED = ("grpo_core", "tests", "pyproject.toml")
 AT_ONCE = 2
 TIMEOUT_SECONDS = 240.0
 TIMED_OUT = "timed out"
-ASSERTIONS = {"AssertionError", "Failed"}
+ASSERTIONS = {"AssertionError", "Failed", "TypeCheckError"}
+"""`Failed` is of `pytest.raises`, `TypeCheckError` of the shapes in signatures."""
 
 
 class Verdict(StrEnum):
@@ -102,8 +101,7 @@ class Copy:
                 shutil.copytree(source, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy2(source, self.folder / name)
-        # Byte code is taken only where the hash of its source fits: a mutation within the same second may have the same length.
-        compileall.compile_dir(self.folder / "grpo_core", quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+        self._time = int(time.time())
         # What the tests leave behind goes with the copy.
         temporary = folder / "temporary"
         temporary.mkdir()
@@ -127,6 +125,13 @@ class Copy:
         """End the server and what it runs."""
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
+
+    def write(self, file: str, text: str) -> None:
+        """Write a file at a time of its own: byte code is known by second and length, which two mutations may share."""
+        path = self.folder / file
+        path.write_text(text)
+        self._time += 1
+        os.utime(path, (self._time, self._time))
 
     def run_tests(self, tests: Iterable[str]) -> Outcome:
         """Run unit test files in the copy.
@@ -152,15 +157,14 @@ class Copy:
 def try_mutation(mutation: Mutation, copy: Copy) -> Result:
     """Plant a mutation in a copy, run its tests, and take it out again."""
     started = time.monotonic()
-    path = copy.folder / mutation.file
-    original = path.read_text()
+    original = (copy.folder / mutation.file).read_text()
     try:
-        path.write_text(mutation.apply(original))
+        copy.write(mutation.file, mutation.apply(original))
         verdict, detail = judge(copy.run_tests(mutation.tests))
     except NotOnceError as error:
         verdict, detail = Verdict.STALE, str(error)
     finally:
-        path.write_text(original)
+        copy.write(mutation.file, original)
     return Result(mutation=mutation, verdict=verdict, detail=detail, seconds=time.monotonic() - started)
 
 

@@ -1,4 +1,4 @@
-"""A planted mistake: an expression of one function, replaced by another one in the syntax tree of its file.
+"""A planted mistake: an expression in one function, replaced by another one in the syntax tree of its file.
 
 Layout, comments and line breaks do not matter, nor does where in the file the function stands. A function, an expression or
 statements that do not occur exactly once are refused.
@@ -25,9 +25,9 @@ class Mutation:
     function: str
     """Its name, after those of the classes and functions around it: `Updater.update`, `lr_factor.factor`."""
     original: str
-    """The expression that is right, or consecutive statements."""
+    """What is right: an expression, a keyword argument (`name=value`) or consecutive statements."""
     replacement: str
-    """The expression that is wrong, or statements."""
+    """What is wrong, of the same kind."""
     tests: tuple[str, ...]
     """Files of tests/unit, without .py, that must kill it."""
     why: str
@@ -43,22 +43,25 @@ class Mutation:
         scope: ast.AST = tree
         for name in self.function.split("."):
             scope = self._only([node for node in ast.walk(scope) if _is_definition(node, name)], f"a function or class {name}")
-        right, wrong = ast.parse(self.original).body, ast.parse(self.replacement).body
-        if len(right) == 1 and isinstance(right[0], ast.Expr):
-            right, wrong = [_value(right)], [_value(wrong)]
-        self._only(list(_places(scope, right)), repr(self.original))(wrong)
+        places = [(place, wrong) for right, wrong in self._readings() for place in _places(scope, right)]
+        replace, nodes = self._only(places, repr(self.original))
+        replace(nodes)
         return ast.unparse(tree) + "\n"
+
+    def _readings(self) -> list[tuple[Sequence[ast.AST], Sequence[ast.AST]]]:
+        """Return what `original` and `replacement` may be: `name=value` is a statement or a keyword argument."""
+        right, wrong = ast.parse(self.original).body, ast.parse(self.replacement).body
+        match right, wrong:
+            case [ast.Expr(value=one)], [ast.Expr(value=other)]:
+                return [([one], [other])]
+            case [ast.Assign(targets=[ast.Name(id=name)], value=one)], [ast.Assign(targets=[ast.Name()], value=other)]:
+                return [(right, wrong), ([ast.keyword(arg=name, value=one)], [ast.keyword(arg=name, value=other)])]
+        return [(right, wrong)]
 
     def _only(self, found: Sequence[Any], what: str) -> Any:
         if len(found) != 1:
             raise NotOnceError(f"{what} occurs {len(found)} times in {self.function} of {self.file}")
         return found[0]
-
-
-def _value(statements: Sequence[ast.stmt]) -> ast.expr:
-    (statement,) = statements
-    assert isinstance(statement, ast.Expr)
-    return statement.value
 
 
 def _is_definition(node: ast.AST, name: str) -> bool:

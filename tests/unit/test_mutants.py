@@ -22,7 +22,7 @@ class Rate:
         if limit:
             self.calls.clear()
             self.calls.append(index)
-        return limit + 1
+        return self.rounded(limit + 1, limit=limit)
 
 def other(index):
     return index + 1 + self.calls.clear()
@@ -52,6 +52,7 @@ def test_names_are_unique_and_the_tests_exist() -> None:
         ("Rate.factor", "max(index+1, 2)", "index", "        limit = max(index + 1, 2)", "        limit = index"),
         ("factor", "index + 1", "index", "        limit = max(index + 1, 2)", "        limit = max(index, 2)"),
         ("other", "index + 1", "index", "    return index + 1 + self.calls.clear()", "    return index + self.calls.clear()"),
+        ("factor", "limit=limit", "limit=0", "limit=limit", "self.rounded(limit + 1, limit=0)"),
         ("factor", "self.calls.clear()\nself.calls.append(index)", "pass", "self.calls.append(index)", "pass"),
     ],
 )
@@ -100,6 +101,7 @@ def outcome(exit_code: int, phase: str, *exceptions: str) -> Outcome:
         (Outcome(exit=0), Verdict.SURVIVED),
         (outcome(1, "call", "AssertionError"), Verdict.KILLED),
         (outcome(1, "call", "Failed"), Verdict.KILLED),  # pytest.raises, where nothing was raised
+        (outcome(1, "call", "TypeCheckError"), Verdict.KILLED),  # a tensor of another shape than its signature's
         (outcome(1, "call", "NameError"), Verdict.BROKEN),
         (outcome(1, "call", "AssertionError", "TypeError"), Verdict.BROKEN),
         (outcome(1, "setup", "AssertionError"), Verdict.BROKEN),
