@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-slow mutants torture check format docs clean setup
+.PHONY: help train up down test test-proof test-all test-slow mutants torture check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -34,13 +34,21 @@ up: setup  ## the local stack: Prefect, MLflow, deployments, a worker (ARGS="--s
 down: setup  ## end what `up` started
 	$(BIN)/grpo down $(ARGS)
 
-test: setup  ## the default tests, in two processes (ARGS="-k NAME")
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+# Two processes; each file is run by one of them, the longest files first (tests/conftest.py).
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: setup  ## proofs that take minutes
+test: setup  ## the default tests, in two processes: 5 minutes on 2 cores (ARGS="-k NAME")
+	$(PYTEST) $(ARGS)
+
+test-proof: setup  ## what proves by waiting: kills, restarts, servers, sweeps (ARGS="-k NAME")
+	$(PYTEST) -m 'proof and not slow and not gpu' $(ARGS)
+
+test-all: test test-proof  ## both
+
+test-slow: setup  ## proofs that take many minutes
 	$(BIN)/pytest -m slow
 
-mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME")
+mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME --hypothesis-seed 1")
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 torture: setup  ## SIGKILL for trainings, monitors, flows and an MLflow server; nothing may differ, be missing or be there twice (ARGS="--runs 24 --jobs 2 ...")

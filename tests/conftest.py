@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grpo_core.machine.hardware import avoid_broken_kernels
+from tests.longest_files import Recorder, put_longest_first
 
 # Kernels are chosen at the first product of a process, which in a test need not be a training's.
 avoid_broken_kernels()
@@ -35,6 +36,23 @@ def _own_cache() -> None:
 
 
 _own_cache()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let property tests try the same examples in every session, or with `--hypothesis-seed N` others; record durations."""
+    from hypothesis import settings
+
+    settings.register_profile("house", derandomize=config.getoption("hypothesis_seed", None) is None, deadline=None)
+    settings.load_profile("house")
+    if "GRPO_RECORD_LONGEST" in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a process of xdist, begin with the longest files."""
+    if hasattr(config, "workerinput"):
+        put_longest_first(items)
+
 
 CHARACTERS = "0123456789+-*/= .,?:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ#\n"
 CHAT_TEMPLATE = (

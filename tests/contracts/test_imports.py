@@ -38,6 +38,7 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_by([module]) == set()
 
 
+@pytest.mark.proof
 def test_no_module_of_the_core_loads_an_orchestrator_a_tracker_or_a_backend() -> None:
     named_after_trl = [name for name in MODULES if name.startswith("grpo_core.backends.trl")]
     others = [name for name in MODULES if name not in named_after_trl]

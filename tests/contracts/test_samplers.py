@@ -15,7 +15,7 @@ from grpo_core.types import Prompt
 # Eight of 81 tokens end a completion, so that lengths differ: about one token in ten.
 EOS = (1, 10, 20, 30, 40, 50, 60, 70)
 KEY = RandomKey(seed=4, stream=Stream.TRAIN, step=3)
-SETTINGS = settings(deadline=None, max_examples=60, derandomize=True)
+SETTINGS = settings(max_examples=60)
 
 
 def prompt(number, length):

@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from flows.stack.ports import choose_port
+
+pytestmark = pytest.mark.proof
 
 ROOT = Path(__file__).parents[2]
 FLOW = """

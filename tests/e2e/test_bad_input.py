@@ -9,6 +9,8 @@ import pytest
 
 from grpo_core.run.journal import read_journal
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture
 def refused(grpo: Callable[..., Any], finished_run: Any) -> Callable[..., Any]:

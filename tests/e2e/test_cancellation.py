@@ -13,6 +13,8 @@ from tasks.process.cancellation import RunCancelledError
 from tasks.process.child import run_child
 from tasks.process.context import FLOW_RUN_VARIABLE
 
+pytestmark = pytest.mark.proof
+
 
 @flow(name="somebody-elses")
 def some_flow() -> None:

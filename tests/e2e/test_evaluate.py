@@ -10,6 +10,8 @@ from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import JournalError
 from tests.e2e.conftest import Finished
 
+pytestmark = pytest.mark.proof
+
 ROWS = [{"question": f"{a} + 1 =", "answer": str(a + 1)} for a in range(7)]
 
 

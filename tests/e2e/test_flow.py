@@ -122,6 +122,7 @@ def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, 
     assert "held-out greedy accuracy" in artifacts["training-report"]
 
 
+@pytest.mark.proof
 def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -151,6 +152,7 @@ def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml
     assert reason in tags["alert.kl_budget.kl/init/k3"]
 
 
+@pytest.mark.proof
 def test_a_tag_set_in_mlflow_ends_the_training_after_its_step(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -172,6 +174,7 @@ def test_a_tag_set_in_mlflow_ends_the_training_after_its_step(grpo: Any, tiny_ya
     assert (run_dir / "eval" / "final.json").exists()
 
 
+@pytest.mark.proof
 def test_the_same_flow_runs_on_trl(grpo: Any, tiny_yaml: Path, run_dir: Path, tmp_path: Path) -> None:
     options = ("training.engine=trl", "evaluation.every_steps=null", "evaluation.samples=0")
     done = grpo("train", str(tiny_yaml), *options, "--run-dir", "runs/trl", cwd=tmp_path)

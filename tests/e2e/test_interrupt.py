@@ -17,7 +17,7 @@ from tasks.tracking.store import make_client
 ROOT = Path(__file__).parents[2]
 # Where the tests run in the background of a script SIGINT is ignored, and children inherit that; at a terminal it is not.
 COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from flows.cli.app import main; main()"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 OPTIONS = ("training.steps=100000", "evaluation.every_steps=null", "evaluation.samples=0")
 
 

@@ -17,7 +17,7 @@ from grpo_core.config import apply_overrides
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
 SHORT = {"training.steps": 2, "data.eval_fraction": 0.0}
 SWEEP = {

@@ -15,7 +15,7 @@ import yaml
 
 from tests.e2e.project import ROOT, Project
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
 MINE = "def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n"
 FOREIGN = 'from pathlib import Path\n\nPath("foreign-code-ran").touch()\n' + MINE

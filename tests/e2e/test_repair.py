@@ -11,6 +11,8 @@ import pytest
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.journal import read_journal, read_records
 
+pytestmark = pytest.mark.proof
+
 STEPS = 8
 OPTIONS = (f"training.steps={STEPS}", "training.checkpoint_every=2", "training.keep_checkpoints=9")
 

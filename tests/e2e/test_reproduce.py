@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(scope="module")
 def tracked(finished_run: Any) -> dict[str, str]:

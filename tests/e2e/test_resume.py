@@ -62,6 +62,7 @@ def test_the_training_of_a_killed_flow_finishes_its_step_and_checkpoints(killed:
     assert 5 <= records[-1].step < STEPS
 
 
+@pytest.mark.proof
 def test_a_run_that_another_flow_works_on_is_not_resumed(grpo: Any, killed: Path) -> None:
     import fcntl
 
@@ -72,6 +73,7 @@ def test_a_run_that_another_flow_works_on_is_not_resumed(grpo: Any, killed: Path
     assert f"process {os.getpid()} works on this run; wait for it, or end it first" in done.stderr
 
 
+@pytest.mark.proof
 def test_resume_takes_nothing_but_the_folder_of_a_run(grpo: Any, killed: Path, tmp_path: Path) -> None:
     done = grpo("train", "quickstart", "--resume", str(killed), cwd=tmp_path)
     assert done.returncode == 2
@@ -135,6 +137,7 @@ def test_mlflow_has_one_run_and_every_figure_of_every_step_once(resumed: tuple[P
     assert found == expected
 
 
+@pytest.mark.proof
 def test_resuming_a_finished_run_changes_no_figure(grpo: Any, resumed: tuple[Path, Any]) -> None:
     run_dir = resumed[0]
     before = (run_dir / "journal.jsonl").read_bytes()

@@ -7,6 +7,8 @@ import pytest
 
 from grpo_core.run.journal import read_journal
 
+pytestmark = pytest.mark.proof
+
 SAID = "an earlier run has made the same one"
 
 

@@ -21,7 +21,7 @@ from grpo_core.plain_text import visible
 from tests.e2e.conftest import ROOT, Finished
 from tests.torture.servers import MlflowServer
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800)]
 
 CANARY = "-".join(("canary", "7f3a91"))  # in pieces: the git diff of the code that runs is stored
 IN_HEADERS = base64.b64encode(f"someone:{CANARY}/x".encode()).rstrip(b"=")[:-2]

@@ -18,7 +18,7 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.run.journal import read_journal
 from tests.e2e.project import Project, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import pytest
 
 from tests.e2e.project import Project
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.mark.timeout(600)
 def test_two_stacks_that_start_at_once_have_ports_of_their_own(tmp_path: Path) -> None:

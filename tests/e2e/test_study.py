@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+pytestmark = pytest.mark.proof
+
 ASKER = """
 import json, sys, time
 import optuna

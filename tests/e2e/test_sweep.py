@@ -22,7 +22,7 @@ from grpo_core.run.journal import read_journal
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.conftest import ROOT, Finished
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
 
 def write_sweep(folder: Path, tiny_values: dict[str, Any], base: dict[str, Any], **keys: Any) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from grpo_core.run.journal import Journal, read_journal
 
+pytestmark = pytest.mark.proof
+
 STEPS = 4
 
 

@@ -92,6 +92,7 @@ def test_each_signal_ends_the_command_like_ctrl_c(
     assert "Traceback" not in process.stdout.read().decode()  # type: ignore[union-attr]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
 def test_what_comes_at_once_is_one_request(start: Callable[..., subprocess.Popen[bytes]], first: int, second: int) -> None:
     process = start("once", stdout=subprocess.PIPE)
@@ -103,6 +104,7 @@ def test_what_comes_at_once_is_one_request(start: Callable[..., subprocess.Popen
     assert line(process) == ""
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("number", "pause", "code"), [(signal.SIGTERM, 0.6, 143), (signal.SIGINT, 0.0, 130), (signal.SIGINT, 0.6, 130)]
 )
@@ -119,6 +121,7 @@ def test_a_second_request_ends_at_once(
     assert process.wait(20) == code
 
 
+@pytest.mark.proof
 def test_under_nohup_a_closed_terminal_is_nothing(start: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = start("nohup", stdout=subprocess.PIPE)
     assert line(process) == "ready"
@@ -127,6 +130,7 @@ def test_under_nohup_a_closed_terminal_is_nothing(start: Callable[..., subproces
         process.wait(0.5)
 
 
+@pytest.mark.proof
 def test_a_terminal_that_is_gone_is_no_error(start: Callable[..., subprocess.Popen[bytes]]) -> None:
     terminal, end = pty.openpty()
     process = start("closed", stdin=end, stdout=end, stderr=end, start_new_session=True)

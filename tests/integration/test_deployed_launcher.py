@@ -14,6 +14,8 @@ from grpo_core.run.folder import RunDir
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.launcher import Ended, Job
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(scope="module", autouse=True)
 def deployment() -> Iterator[None]:

@@ -12,6 +12,8 @@ import pytest
 from grpo_core.metrics import find_metric
 from grpo_core.run.journal import read_journal
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[2]
 WITNESS = '''"""A reward function that writes down how torch is set while it is called."""
 

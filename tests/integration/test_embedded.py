@@ -114,6 +114,7 @@ def _api(address: str, secret: str | None, **headers: str) -> int:
     return httpx.post(f"{address}/flow_runs/filter", json={}, auth=auth, headers=headers, timeout=60).status_code
 
 
+@pytest.mark.proof
 def test_it_is_private_survives_signals_and_ends_with_a_killed_command(home: Path, commands: list[Command]) -> None:
     command = Command(home, "fork")
     commands.append(command)
@@ -142,6 +143,7 @@ def test_it_is_private_survives_signals_and_ends_with_a_killed_command(home: Pat
         _api(address, secret)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5])
 def test_a_command_killed_during_the_start_leaves_no_server(home: Path, commands: list[Command], seconds: float) -> None:
     command = Command(home)
@@ -172,11 +174,13 @@ def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Comm
     assert again.leaves_nothing(0)
 
 
+@pytest.mark.proof
 def test_first_starts_at_once_share_an_empty_home(home: Path, commands: list[Command]) -> None:
     commands += [Command(home) for _ in range(3)]
     assert [_api(*command.ready()) for command in commands] == [200, 200, 200]
 
 
+@pytest.mark.proof
 def test_a_server_that_cannot_start_says_why_and_what_to_do(home: Path, commands: list[Command]) -> None:
     database = "postgresql+asyncpg://someone:pass-word@127.0.0.1:9/prefect"
     command = Command(home, PREFECT_API_DATABASE_CONNECTION_URL=database)
@@ -191,6 +195,7 @@ def test_a_server_that_cannot_start_says_why_and_what_to_do(home: Path, commands
     assert command.leaves_nothing(0)
 
 
+@pytest.mark.proof
 def test_half_a_migration_is_named_with_the_remedy(home: Path, commands: list[Command]) -> None:
     import sqlite3
 

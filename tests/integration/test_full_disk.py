@@ -17,6 +17,8 @@ from grpo_core.metrics import find_metric
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[2]
 FILLER = '''"""A reward function that fills a disk at a given step, if there is one."""
 

@@ -108,12 +108,14 @@ def race(children: list[subprocess.Popen[str]]) -> None:
     assert answer(winner) == "free"
 
 
+@pytest.mark.proof
 def test_of_many_processes_that_begin_at_once_one_holds_the_gpu(start: Any) -> None:
     children = [start() for _ in range(RACERS)]
     for _ in range(ROUNDS):
         race(children)
 
 
+@pytest.mark.proof
 @needs_root
 def test_of_two_users_that_begin_at_once_one_holds_the_gpu(start: Any) -> None:
     children = [start(uid) for uid in (0, NOBODY, 0, NOBODY)]
@@ -121,6 +123,7 @@ def test_of_two_users_that_begin_at_once_one_holds_the_gpu(start: Any) -> None:
         race(children)
 
 
+@pytest.mark.proof
 @needs_root
 @pytest.mark.parametrize(("first", "second"), [(0, NOBODY), (NOBODY, 0)])
 def test_another_user_is_refused_and_reads_who_holds_the_gpu(start: Any, common: Path, first: int, second: int) -> None:

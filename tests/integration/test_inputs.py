@@ -5,10 +5,13 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput
 
 from tasks.tracking import log_inputs
+
+pytestmark = pytest.mark.proof
 
 RUNS, ROUNDS = 6, 12
 

@@ -65,6 +65,7 @@ def change(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
+@pytest.mark.proof
 def test_six_runs_that_start_together_in_an_empty_folder_share_one_store_and_one_experiment(
     tiny_run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_six_runs_that_start_together_in_an_empty_folder_share_one_store_and_one
     assert {file.name for file in (tmp_path / "runs").iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
 
 
+@pytest.mark.proof
 def test_a_process_that_is_killed_while_it_creates_the_store_leaves_none_and_the_next_one_creates_it(tmp_path: Path) -> None:
     path, partial = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.partial"
     child = start(CREATES, str(path))

@@ -71,6 +71,7 @@ def make(folder: Path) -> None:
     write_model(folder)
 
 
+@pytest.mark.proof
 def test_processes_that_start_together_make_a_model_once(start: Any, tmp_path: Path) -> None:
     children = [start(50) for _ in range(5)]
     for child in children:

@@ -44,6 +44,7 @@ def mutable(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("model", "tracking", "monitor")}
 
 
+@pytest.mark.proof
 def test_accepted_mutations_train_or_say_in_one_line_why_not(
     tiny_config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
 from grpo_core.training.signals import AT_ONCE
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 NATIVE = """

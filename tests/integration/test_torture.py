@@ -17,6 +17,8 @@ from tests.torture.report import kill_line
 from tests.torture.runs import run_witness, torture
 from tests.torture.variants import build_variant
 
+pytestmark = pytest.mark.proof
+
 
 def plan(number, *phases, damaged=False):
     wishes = tuple(Wish(phase=phase, certain=True, soon=index > 0) for index, phase in enumerate(phases))

@@ -483,6 +483,7 @@ def test_sigterm_ends_the_process_after_the_step_with_a_checkpoint_and_code_143(
     assert_ended_after_a_step(run_dir, "SIGTERM")
 
 
+@pytest.mark.proof
 def test_the_end_of_the_lifeline_ends_the_process_cleanly(start):
     read_end, write_end = os.pipe()
     try:

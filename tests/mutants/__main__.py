@@ -1,7 +1,8 @@
 """Plant every mutation of the table in a copy of the repository and require the unit tests to notice.
 
-python -m tests.mutants             all of them
-python -m tests.mutants -k clip     those with "clip" in their name
+python -m tests.mutants                         all of them
+python -m tests.mutants -k clip                 those with "clip" in their name
+python -m tests.mutants --hypothesis-seed 1     property tests try other examples
 
 The working tree is copied at the start and never written to. A mutation is killed where an assertion of a test fails; one
 that merely breaks an import, a fixture or a call proves nothing about the tests and counts as broken. Exit code 1 unless
@@ -12,24 +13,30 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Self
 
-from tests.mutants.mutations import MUTATIONS, Mutation, NotOnceError
+from tests.mutants.mutation import Mutation, NotOnceError
+from tests.mutants.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("grpo_core", "tests", "pyproject.toml")
 AT_ONCE = 2
 TIMEOUT_SECONDS = 240.0
-ASSERTIONS = {"AssertionError", "Failed"}
+TIMED_OUT = "timed out"
+ASSERTIONS = {"AssertionError", "Failed", "TypeCheckError"}
+"""`Failed` is of `pytest.raises`, `TypeCheckError` of the shapes in signatures."""
 
 
 class Verdict(StrEnum):
@@ -39,7 +46,7 @@ class Verdict(StrEnum):
     SURVIVED = "SURVIVED"
     BROKEN = "BROKEN"
     """The tests failed otherwise than by an assertion."""
-    STALE = "NO SUCH TEXT"
+    STALE = "NO SUCH EXPRESSION"
     TIMED_OUT = "TIMED OUT"
 
 
@@ -56,7 +63,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What `run_tests.py` says of one run."""
+    """What `run_tests.py` answers of one run."""
 
     exit: int
     """pytest's exit code, or the process's own where it ended before pytest did."""
@@ -75,84 +82,106 @@ def judge(outcome: Outcome) -> tuple[Verdict, str]:
     by_assertion = bool(outcome.exceptions) and set(outcome.exceptions) <= ASSERTIONS
     if outcome.exit == 1 and outcome.phase == "call" and by_assertion:
         return Verdict.KILLED, outcome.test.removeprefix("tests/unit/")
+    if outcome.exceptions == (TIMED_OUT,):
+        return Verdict.TIMED_OUT, f"after {TIMEOUT_SECONDS:.0f} s"
     raised = ", ".join(outcome.exceptions) or "no failed test"
     return Verdict.BROKEN, f"pytest exit {outcome.exit}, {raised} in {outcome.phase or 'start'} of {outcome.test or '-'}"
 
 
-def run_tests(folder: Path, tests: Iterable[str]) -> Outcome:
-    """Run unit test files in a copy of the repository.
+class Copy:
+    """A copy of what the tests need, and a server of test runs on it."""
 
-    Raises:
-        RuntimeError: the tests got a package from outside the copy.
-        subprocess.TimeoutExpired: it took longer than TIMEOUT_SECONDS.
-    """
-    written = folder / "outcome.json"
-    written.unlink(missing_ok=True)
-    # No byte code: a mutation of the same length within the same second would be taken for the cached original.
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    files = [f"tests/unit/{name}.py" for name in tests]
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.mutants.run_tests", str(written), *files],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    if not written.exists():
-        return Outcome(exit=process.returncode or 1, exceptions=tuple(process.stdout.strip().splitlines()[-1:]))
-    values = json.loads(written.read_text())
-    package = values.pop("package")
-    if not Path(package).is_relative_to(folder):
-        raise RuntimeError(f"the tests import {package}, which is not in {folder}")
-    return Outcome(**values | {"exceptions": tuple(values.get("exceptions", ()))})
+    def __init__(self, folder: Path, options: Sequence[str]) -> None:
+        """Copy the tree into a new folder and start the server; `options` go to pytest."""
+        self.folder = folder / "tree"
+        self._options = list(options)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, self.folder / name)
+        self._time = int(time.time())
+        # What the tests leave behind goes with the copy.
+        temporary = folder / "temporary"
+        temporary.mkdir()
+        environment = {**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.mutants.run_tests"]
+        self._server = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the server and what it runs."""
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.communicate()
+
+    def write(self, file: str, text: str) -> None:
+        """Write a file at a time of its own: byte code is known by second and length, which two mutations may share."""
+        path = self.folder / file
+        path.write_text(text)
+        self._time += 1
+        os.utime(path, (self._time, self._time))
+
+    def run_tests(self, tests: Iterable[str]) -> Outcome:
+        """Run unit test files in the copy.
+
+        Raises:
+            RuntimeError: the server has died, or the tests got a package from outside the copy.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        files = [f"tests/unit/{name}.py" for name in tests]
+        self._server.stdin.write(json.dumps({"tests": files, "options": self._options, "timeout": TIMEOUT_SECONDS}) + "\n")
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the server of test runs has ended with exit code {self._server.wait()}")
+        values = json.loads(answer)
+        package = values.pop("package", None)
+        if package is not None and not Path(package).is_relative_to(self.folder):
+            raise RuntimeError(f"the tests import {package}, which is not in {self.folder}")
+        return Outcome(**values | {"exceptions": tuple(values.get("exceptions", ()))})
 
 
-def try_mutation(mutation: Mutation, folder: Path) -> Result:
+def try_mutation(mutation: Mutation, copy: Copy) -> Result:
     """Plant a mutation in a copy, run its tests, and take it out again."""
     started = time.monotonic()
-    path = folder / mutation.file
-    original = path.read_text()
+    original = (copy.folder / mutation.file).read_text()
     try:
-        path.write_text(mutation.apply(original))
-        verdict, detail = judge(run_tests(folder, mutation.tests))
+        copy.write(mutation.file, mutation.apply(original))
+        verdict, detail = judge(copy.run_tests(mutation.tests))
     except NotOnceError as error:
         verdict, detail = Verdict.STALE, str(error)
-    except subprocess.TimeoutExpired:
-        verdict, detail = Verdict.TIMED_OUT, f"after {TIMEOUT_SECONDS:.0f} s"
     finally:
-        path.write_text(original)
+        copy.write(mutation.file, original)
     return Result(mutation=mutation, verdict=verdict, detail=detail, seconds=time.monotonic() - started)
 
 
-def copy_tree(folder: Path) -> Path:
-    """Copy what the tests need into a new folder and return it."""
-    folder.mkdir()
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, folder / name)
-    return folder
-
-
-def try_all(mutations: Sequence[Mutation], folders: Sequence[Path]) -> list[Result]:
-    """Try the mutations, one at a time in each folder, and say what became of each as soon as it is known."""
-    free: SimpleQueue[Path] = SimpleQueue()
-    for folder in folders:
-        free.put(folder)
+def try_all(mutations: Sequence[Mutation], copies: Sequence[Copy]) -> list[Result]:
+    """Try the mutations, one at a time in each copy, and print what became of each as soon as it is known."""
+    free: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
 
     def attempt(mutation: Mutation) -> Result:
-        folder = free.get()
+        copy = free.get()
         try:
-            return try_mutation(mutation, folder)
+            return try_mutation(mutation, copy)
         finally:
-            free.put(folder)
+            free.put(copy)
 
-    with ThreadPoolExecutor(max_workers=len(folders)) as pool:
+    with ThreadPoolExecutor(max_workers=len(copies)) as pool:
         futures = [pool.submit(attempt, mutation) for mutation in mutations]
         for number, future in enumerate(as_completed(futures), start=1):
             one = future.result()
@@ -173,7 +202,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def say(line: str) -> None:
-    """Write a line at once, into a pipe too."""
+    """Print a line at once, into a pipe too."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -182,20 +211,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 where every selected mutation is killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-k", dest="substring", default="", help="only mutations with this in their name")
-    substring = parser.parse_args(arguments).substring
-    selected = [mutation for mutation in MUTATIONS if substring in mutation.name]
+    parser.add_argument("--hypothesis-seed", type=int, help="let property tests try other examples than they do in `make test`")
+    asked = parser.parse_args(arguments)
+    selected = [mutation for mutation in MUTATIONS if asked.substring in mutation.name]
     if not selected:
-        parser.error(f"no mutation has {substring!r} in its name")
+        parser.error(f"no mutation has {asked.substring!r} in its name")
+    options = [] if asked.hypothesis_seed is None else [f"--hypothesis-seed={asked.hypothesis_seed}"]
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        folders = [copy_tree(Path(scratch).resolve() / f"copy{number}") for number in range(AT_ONCE)]
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))).resolve()
+        copies = [stack.enter_context(Copy(scratch / str(number), options)) for number in range(AT_ONCE)]
         tests = sorted({name for mutation in selected for name in mutation.tests})
-        baseline = run_tests(folders[0], tests)
-        if baseline.exit != 0:
-            say(f"the tests fail without any mutation: {judge(baseline)[1]}")
-            return 1
+        with ThreadPoolExecutor() as pool:
+            shares = [share for number in range(AT_ONCE) if (share := tests[number::AT_ONCE])]
+            baselines = list(pool.map(Copy.run_tests, copies, shares))
+        for baseline in baselines:
+            if baseline.exit != 0:
+                say(f"the tests fail without any mutation: {judge(baseline)[1]}")
+                return 1
         say(f"without any mutation {', '.join(tests)} pass ({time.monotonic() - started:.1f} s)")
-        results = try_all(selected, folders)
+        results = try_all(selected, copies)
     killed = sum(result.verdict is Verdict.KILLED for result in results)
     say(f"\n{summary(results)}\n\n{killed} of {len(results)} mutations killed in {time.monotonic() - started:.0f} s")
     return 0 if killed == len(results) else 1

@@ -1,17 +1,41 @@
-"""One pytest run on the tree in the current folder: `python -m tests.mutants.run_tests OUTCOME.json TEST...`.
+"""A server of pytest runs on the tree in the current folder: `python -m tests.mutants.run_tests`.
 
-It is a process of its own because a mutated module has to be imported afresh, and it asks the interpreter which `grpo_core`
-the tests get: an installed one, editable or not, would let every mutation survive or, worse, die by chance.
+It imports what is no part of the repository once, reads one request a line from its standard input ({"tests": [...],
+"options": [...], "timeout": seconds}), and forks a process for each: a mutated module has to be imported afresh, torch and
+pytest have not. The answer, a line of JSON, also names the `grpo_core` that the tests got: an installed one, editable or not,
+would let every mutation survive or, worse, die by chance.
 """
 
 import json
+import os
+import select
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import hypothesis.strategies
+import numpy
+import pandas
+import pydantic
 import pytest
+import scipy.stats
+import torch
+import transformers
 
-import grpo_core
+PRELOADED = (
+    hypothesis,
+    numpy,
+    pandas,
+    pydantic,
+    scipy,
+    torch,
+    transformers.LlamaForCausalLM,
+    transformers.PreTrainedTokenizerFast,
+)
+TIMED_OUT = "timed out"
 
 
 class FirstFailure:
@@ -33,6 +57,17 @@ class FirstFailure:
             self.seen = {"test": node.nodeid, "phase": report.when, "exceptions": names}
 
 
+class NoShrinking:
+    """A pytest plugin by which Hypothesis reports the first example that fails: nobody reads the smallest one here."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        """Change the profile that tests/conftest.py has loaded."""
+        phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases, database=None)
+        hypothesis.settings.load_profile("mutants")
+
+
 def leaves(error: BaseException) -> list[BaseException]:
     """Return the exceptions of a group (hypothesis raises one for several failures), or the one given."""
     if isinstance(error, BaseExceptionGroup):
@@ -40,15 +75,52 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the tests and write {"package": path, "exit": code, ...what failed first} to the file named first."""
-    outcome, *tests = arguments
-    package = str(Path(grpo_core.__file__).resolve())
+def run(tests: Sequence[str], options: Sequence[str]) -> dict[str, object]:
+    """Run the tests in this process and return {"package": path, "exit": code, ...what failed first}."""
+    import grpo_core
+
     first = FirstFailure()
-    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[first]))
-    Path(outcome).write_text(json.dumps({"package": package, "exit": code, **first.seen}))
-    return code
+    fixed = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    code = int(pytest.main([*fixed, *options, *tests], plugins=[first, NoShrinking()]))
+    return {"package": str(Path(grpo_core.__file__ or "").resolve()), "exit": code, **first.seen}
+
+
+def run_forked(request: dict[str, Any]) -> dict[str, object]:
+    """Run the tests of a request in a process of their own, for `timeout` seconds at most."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Whatever happens, this copy of the server must not return into its loop.
+        try:
+            os.close(reading)
+            # What the tests print is not an answer.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            with os.fdopen(writing, "w") as answer:
+                answer.write(json.dumps(run(request["tests"], request["options"])))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        if not select.select([answer], [], [], request["timeout"])[0]:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return {"exit": 1, "exceptions": [TIMED_OUT]}
+        text = answer.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"exit": os.waitstatus_to_exitcode(status) or 1, "exceptions": ["no answer"]}
+
+
+def main() -> int:
+    """Answer requests until the end of the standard input."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(run_forked(json.loads(line))) + "\n")
+        sys.stdout.flush()
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

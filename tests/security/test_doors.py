@@ -24,7 +24,7 @@ from tests.security.browser import EVIL_HOST, Browser
 from tests.security.doors import DEPLOYMENT, FLOW, POOL, VARIABLE, Door, authorization
 from tests.security.page import serving
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
 WRONG = authorization("admin:pass")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_core.algorithm.advantages import group_relative_advantages, group_std
 
-SETTINGS = settings(deadline=None, max_examples=60, derandomize=True)
+SETTINGS = settings(max_examples=60)
 NAN = math.nan
 
 

@@ -11,7 +11,7 @@ from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training.batch import RolloutBatch, microbatches, split_minibatches
 from grpo_core.types import Prompt
 
-SETTINGS = settings(deadline=None, max_examples=60, derandomize=True)
+SETTINGS = settings(max_examples=60)
 
 
 def batch_of(prompt_lengths, completion_lengths):

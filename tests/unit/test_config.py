@@ -432,7 +432,7 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(mutated())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, derandomize=False)
 def test_a_mutated_configuration_loads_or_is_refused_in_words(values: dict[str, Any]) -> None:
     try:
         config = validate_config(values)

@@ -15,7 +15,7 @@ from grpo_core.evaluation.runner import is_correct, open_evaluator, pick_verifie
 from grpo_core.evaluation.statistics import mean_estimate, paired_difference, pass_at_k, proportion
 from grpo_core.rewards.base import load_rewards
 
-SETTINGS = settings(deadline=None, max_examples=40, derandomize=True)
+SETTINGS = settings(max_examples=40)
 
 
 @pytest.mark.parametrize(("successes", "total"), [(0, 10), (5, 10), (10, 10), (37, 200)])

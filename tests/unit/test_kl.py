@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_core.algorithm.kl import full_kl, k1, k2, k3, per_token_kl
 
-SETTINGS = settings(deadline=None, max_examples=60, derandomize=True)
+SETTINGS = settings(max_examples=60)
 LOGITS = st.lists(st.floats(-4, 4), min_size=5, max_size=5)
 
 

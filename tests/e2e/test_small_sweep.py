@@ -1,0 +1,37 @@
+"""The shortest sweep through the command: two arms with one seed, from the file to the report and MLflow."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import yaml
+
+from grpo_core.config import apply_overrides
+from grpo_core.sweep.folder import SweepDir
+from tests.e2e.conftest import Finished
+
+STEPS = 2
+OPTIONS = {"data.eval_fraction": 0.0, "tracking.log_policy": False, "training.steps": STEPS}
+
+
+def test_two_arms_are_trained_reported_and_nested_in_mlflow(
+    grpo: Callable[..., Finished], tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    sweep = {"base": "tiny.yaml", "axes": {"loss.beta": [0.01, 0.5]}, "seeds": [3], "objective": {"metric": "reward/mean"}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, OPTIONS)))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/one", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 finished" in done.stdout
+    sweep_dir = SweepDir(tmp_path / "runs" / "one")
+    steps = pandas.read_parquet(sweep_dir.results / "steps.parquet")
+    assert steps.groupby(["arm", "seed"])["step"].apply(list).to_dict() == {(0, 3): [1, 2], (1, 3): [1, 2]}
+    assert (sweep_dir.report / "report.html").stat().st_size > 50_000
+    tracked = json.loads(sweep_dir.tracking_file.read_text())
+    client = MlflowClient(tracking_uri=tracked["uri"])
+    children = client.search_runs([tracked["experiment_id"]], f"tags.`mlflow.parentRunId` = '{tracked['run_id']}'")
+    assert {(run.info.status, run.data.params["loss.beta"]) for run in children} == {("FINISHED", "0.01"), ("FINISHED", "0.5")}
