@@ -1,4 +1,4 @@
-"""Up, down and status of the local stack."""
+"""Start, end and status of the local stack."""
 
 import contextlib
 import fcntl
@@ -12,9 +12,9 @@ from flows.stack.folder import claim_folder
 from flows.stack.ports import choose_port, is_free
 from flows.stack.prefect_setup import forget_worker, set_up_prefect
 from flows.stack.processes import end_processes, family, marked_processes, start_process
-from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
+from flows.stack.runs import count_flow_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
 from flows.stack.secret import ensure_secret, read_secret, secret_file
-from flows.stack.services import MLFLOW, PREFECT, Service, environment, mark, services, workers
+from flows.stack.services import MLFLOW, PREFECT, Service, mark, services, stack_environment, workers
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 from grpo_core.machine.locks import open_lock
@@ -46,7 +46,7 @@ class Wanted:
     """Modules whose functions deployments may name as rewards: none."""
 
 
-def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
+def start_stack(folder: Path, wanted: Wanted, say: Say) -> Stack:
     """Start what of the stack does not run yet and return once everything is ready.
 
     Args:
@@ -55,11 +55,9 @@ def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
         say: takes a line for each thing that is ready.
 
     Raises:
-        StackError: a port is busy, there is no prefect.yaml, the folder is not a stack's, or a service does not become
-            ready; what this call had started is ended again.
+        StackError: a port is busy, the folder is not a stack's, or a service does not become ready; what this call had
+            started is ended again.
     """
-    if not Path("prefect.yaml").is_file():
-        raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
     claim_folder(folder)
     with _only_one(folder):
         for _ in range(PORT_ATTEMPTS):
@@ -95,8 +93,8 @@ def _start_or_end(stack: Stack, say: Say) -> Stack:
         raise
 
 
-def down(folder: Path, patience: float, say: Say) -> bool:
-    """End what `up` has started in this folder and nothing else; return whether there was anything.
+def end_stack(folder: Path, patience: float, say: Say) -> bool:
+    """End what `start_stack` has started in this folder and nothing else; return whether there was anything.
 
     Runs under way are cancelled first: each finishes its step and checkpoints.
 
@@ -116,7 +114,7 @@ def down(folder: Path, patience: float, say: Say) -> bool:
             return False
         pause_pool(stack)
         _end_runs(stack, patience, say)
-        counts = count_runs(stack)
+        counts = count_flow_runs(stack)
         waiting = counts["SCHEDULED"] if counts else 0
         for name in _end(stack, list(reversed(services(stack))), END_SECONDS):
             say(f"{name:8} ended")
@@ -127,7 +125,7 @@ def down(folder: Path, patience: float, say: Say) -> bool:
     return True
 
 
-def status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
+def stack_status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
     """Return the stack of a folder and the condition of each service: `ready`, `not ready` or `ended`."""
     stack = read_stack(folder)
     if stack is None:
@@ -209,7 +207,7 @@ def _ensure_started(stack: Stack, service: Service) -> Stack:
     if stack.alive(service.name):
         return stack
     process = start_process(
-        service.command(stack), {**environment(stack), **service.variables(stack)}, stack.log_file(service.name)
+        service.command(stack), {**stack_environment(stack), **service.variables(stack)}, stack.log_file(service.name)
     )
     return stack.with_process(service.name, process)
 
@@ -241,7 +239,7 @@ def _end_runs(stack: Stack, patience: float, say: Say) -> None:
     say(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
     deadline = time.monotonic() + patience
     while remaining := run_processes(stack):
-        if all(is_flow(process) for process in remaining) and count_runs(stack) is None:
+        if all(is_flow(process) for process in remaining) and count_flow_runs(stack) is None:
             end_processes(remaining, POINTLESS_SECONDS)
             return
         if time.monotonic() > deadline:

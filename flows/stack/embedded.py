@@ -164,7 +164,7 @@ def _spawn(passed: tuple[int, ...], environment: dict[str, str], log: IO[bytes])
 
 
 def _environment(port: int, secret: str) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     address = f"http://{HOST}:{port}"
     return {
         **os.environ,

@@ -18,7 +18,7 @@ UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WAITING = ("SCHEDULED",)
 
 
-def count_runs(stack: Stack) -> Counter[str] | None:
+def count_flow_runs(stack: Stack) -> Counter[str] | None:
     """Return how many runs of the pool there are in each state that is not final; None while the API is away."""
     with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
         return Counter(run["state_type"] for run in _runs(client, (*UNDER_WAY, *WAITING)))

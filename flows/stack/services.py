@@ -36,7 +36,7 @@ class Service:
     """Of its own, beside the environment of the stack."""
 
 
-def environment(stack: Stack) -> dict[str, str]:
+def stack_environment(stack: Stack) -> dict[str, str]:
     """Return the environment of everything that belongs to the stack; what the user has set for other things stays."""
     folder = stack.folder.resolve()
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.stack.client_settings import folder_here, is_for, tell_clients
-from flows.stack.control import Wanted, down, up
+from flows.stack.control import Wanted, end_stack, start_stack
 from flows.stack.folder import claim_folder
 from flows.stack.ports import listens
 from flows.stack.processes import MARK, identify, is_alive, start_process
@@ -84,11 +84,11 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, co
 
 def test_down_makes_nothing_in_a_folder_without_a_stack(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    assert not down(tmp_path, 0, print)
+    assert not end_stack(tmp_path, 0, print)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: down(folder, 0, print)])
+@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)])
 def test_a_link_is_refused_by_every_command(tmp_path: Path, command: Callable[[Path], object]) -> None:
     older(tmp_path / "elsewhere")
     (tmp_path / ".grpo").symlink_to(tmp_path / "elsewhere")
@@ -98,7 +98,7 @@ def test_a_link_is_refused_by_every_command(tmp_path: Path, command: Callable[[P
 
 
 @as_root
-@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: down(folder, 0, print)])
+@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)])
 def test_the_folder_of_another_user_is_refused_by_every_command(tmp_path: Path, command: Callable[[Path], object]) -> None:
     folder = older(tmp_path / ".grpo")
     os.chown(folder, 12345, 12345)
@@ -204,10 +204,10 @@ def test_a_stack_of_an_older_version_that_is_up_is_refused_and_can_be_ended(stac
     process = start_process(sleeper, {**os.environ, MARK: str(stack.folder)}, stack.log_file("prefect"))
     stack.with_process("prefect", process)
     with pytest.raises(StackError, match=r"asks for no secret .*run `grpo down`, then `grpo up`"):
-        up(stack.folder, Wanted(), print)
+        start_stack(stack.folder, Wanted(), print)
     assert is_alive(process)
     assert read_secret(stack.folder) is None
-    assert down(stack.folder, 0, print)
+    assert end_stack(stack.folder, 0, print)
     assert not is_alive(process)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from flows.stack import prefect_setup
 from flows.stack.client_settings import folder_here, stop_telling_clients, tell_clients
-from flows.stack.control import Wanted, up
+from flows.stack.control import Wanted, start_stack
 from flows.stack.ports import choose_port, is_free
 from flows.stack.processes import (
     MARK,
@@ -154,7 +154,7 @@ def test_a_stack_belongs_to_the_folder_in_which_it_was_started(tmp_path: Path, m
     other.folder.mkdir()
     other.with_process("worker", identify(os.getpid()))
     with pytest.raises(StackError, match=rf"its stack was started in {tmp_path / 'other'}"):
-        up(other.folder, Wanted(), print)
+        start_stack(other.folder, Wanted(), print)
 
 
 def test_a_damaged_state_is_refused_by_name(tmp_path: Path) -> None:
