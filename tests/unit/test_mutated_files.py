@@ -106,7 +106,7 @@ def test_mutated_texts_of_configurations(config_trees: list[Any], tmp_path: Path
     texts = [*(path.read_bytes() for path in CONFIGS), as_yaml(config_trees[1])]
     tally = Tally(texts)
 
-    @search(450)
+    @search(480)
     @given(content=st.sampled_from(texts).flatmap(mutated_bytes))
     def run(content: bytes) -> None:
         judge_config(tmp_path / "run.yaml", content, tally, yaml.SafeLoader)  # libyaml's own dies of deep nesting
