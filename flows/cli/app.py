@@ -86,4 +86,4 @@ def main() -> None:
             echo_traceback()
         message = cause(error, most=MAX_FAULT_CHARACTERS)
         echo(f"error: {type(error).__name__}: {message} (unexpected; {DEBUG} shows the traceback)", err=True)
-        sys.exit(GrpoError.exit_code)
+        sys.exit(1)

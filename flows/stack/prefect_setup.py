@@ -75,7 +75,7 @@ def _set_limits(client: httpx.Client, slots: int) -> None:
 
 
 def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """Return the answer to a request; a server that has just started says 503 while its database is locked."""
+    """Return the answer to a request; a server that has just started answers 503 while its database is locked."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         answer = client.request(method, path, json=body)
@@ -88,8 +88,8 @@ def _prefect(stack: Stack, *arguments: str) -> None:
     command = [sys.executable, "-m", "prefect", *arguments]
     done = subprocess.run(command, env=stack_environment(stack), capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
-        raise StackError(f"`prefect {' '.join(arguments)}` failed: {said}")
+        message = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
+        raise StackError(f"`prefect {' '.join(arguments)}` failed: {message}")
 
 
 def _watch_heartbeats(client: httpx.Client) -> None:

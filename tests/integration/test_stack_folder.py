@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.stack.client_settings import folder_here, is_for, tell_clients
+from flows.stack.client_settings import folder_here, is_for, write_client_settings
 from flows.stack.control import Wanted, end_stack, start_stack
 from flows.stack.folder import claim_folder
 from flows.stack.ports import listens
@@ -168,7 +168,7 @@ def test_the_settings_file_holds_the_secret_for_its_owner_alone(stack: Stack) ->
     )
     settings.chmod(0o644)  # as the version before wrote it
     ensure_secret(stack.folder)
-    tell_clients(stack)
+    write_client_settings(stack)
     assert mode(settings) == 0o600
     assert f'auth_string = "{read_secret(stack.folder)}"' in settings.read_text()
 
@@ -183,7 +183,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyt
 def test_a_secret_of_its_owners_choice_is_written_as_it_is(stack: Stack) -> None:
     ensure_secret(stack.folder)
     secret_file(stack.folder).write_text('me:"quoted"\\and-long-enough\n')
-    tell_clients(stack)
+    write_client_settings(stack)
     told = tomllib.loads((stack.project / "prefect.toml").read_text())
     assert told["api"] == {"url": stack.api, "auth_string": 'me:"quoted"\\and-long-enough'}
 
@@ -191,7 +191,7 @@ def test_a_secret_of_its_owners_choice_is_written_as_it_is(stack: Stack) -> None
 def test_the_secret_is_for_the_stacks_own_api(stack: Stack) -> None:
     assert is_for("http://anywhere/api")  # no stack has written a secret here
     ensure_secret(stack.folder)
-    tell_clients(stack)
+    write_client_settings(stack)
     assert is_for(stack.api)
     assert is_for("http://localhost:4207/api/")
     assert not is_for("http://127.0.0.1:4208/api")
