@@ -96,6 +96,7 @@ def _imported_modules(path: Path) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_installed_wheel_trains_and_checks_a_sweep_where_the_repository_is_not(tmp_path: Path) -> None:
     python = _install(_build(tmp_path), tmp_path / "environment")
     work = tmp_path / "work"
@@ -104,7 +105,7 @@ def test_an_installed_wheel_trains_and_checks_a_sweep_where_the_repository_is_no
     variables |= {"PREFECT_HOME": str(tmp_path / "prefect"), "GRPO_CACHE": str(tmp_path / "cache")}
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
