@@ -15,7 +15,7 @@ from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
-from tasks.tracking.credentials import move_credentials
+from tasks.credentials import move_credentials
 
 app = typer.Typer(
     no_args_is_help=True,

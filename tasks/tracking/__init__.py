@@ -19,8 +19,8 @@ from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
 from grpo_core.run.rules import RuleBook
+from tasks.credentials import usable_uri
 from tasks.process.cancellation import RunCancelledError
-from tasks.tracking.credentials import usable_uri
 from tasks.tracking.description import STOP_TAG
 from tasks.tracking.opening import open_new, reopen
 from tasks.tracking.shipper import END_SECONDS, Shipper

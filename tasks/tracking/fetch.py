@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_core.errors import GrpoError, ModelError, TrackingError, cause
 from grpo_core.run.folder import RunDir
-from tasks.tracking.credentials import environment_uri
+from tasks.credentials import environment_uri
 from tasks.tracking.store import default_uri, make_client, short_retries
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")

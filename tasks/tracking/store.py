@@ -17,7 +17,7 @@ from grpo_core.machine.jsonfile import build, read_json
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri
 from grpo_core.run.folder import RunDir
-from tasks.tracking.credentials import VARIABLE, environment_uri, usable_uri
+from tasks.credentials import VARIABLE, environment_uri, usable_uri
 from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete
 
 
