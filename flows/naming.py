@@ -1,5 +1,6 @@
 """What flow runs are called and tagged in Prefect's UI: what they differ in."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from prefect.runtime import flow_run
 from flows.stack.worker import worker_tags
 from grpo_core.config import merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
-from grpo_core.errors import ConfigError, GrpoError
+from grpo_core.errors import GrpoError
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
@@ -21,47 +22,60 @@ from tasks.rails import find_allowed_origin
 NAME_CHARACTERS = 200
 
 
-def name_flow_run() -> str:
-    """Return the name of the flow run that is about to start, from its parameters: `quickstart β=0 G=8 sync=10 seed=0`."""
-    given: dict[str, Any] = flow_run.parameters
+def _from_parameters(name: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    """Return a function that Prefect can call for the name of a flow run that is about to start, from one of its parameters.
+
+    A flow that refuses its parameters fails a moment later; the name shows whoever waits for the run why.
+    """
+
+    def name_flow_run() -> str:
+        try:
+            return _shown(name(flow_run.parameters))
+        except GrpoError as error:
+            return _shown(f"refused: {str(error).splitlines()[0]}")
+
+    return name_flow_run
+
+
+@_from_parameters
+def name_training(given: dict[str, Any]) -> str:
+    """`quickstart β=0 G=8 sync=10 seed=0`."""
     knobs = {name: given.get(name) for name in KNOBS}
-    try:
-        config, origin = find_allowed_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
-    except ConfigError as error:  # the flow fails with it a moment later; in the name, whoever waits for the run sees why
-        return _shown(f"refused: {str(error).splitlines()[0]}")
-    return _shown(config.tracking.run_name or run_name(config, origin))
+    config, origin = find_allowed_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
+    return config.tracking.run_name or run_name(config, origin)
 
 
-def name_resumed_run() -> str:
-    """Return the name of a run that goes on: `quickstart β=0 G=8 sync=10 seed=0, resumed`."""
-    run_dir = RunDir(Path(flow_run.parameters["run_dir"]))
-    try:
-        check_root(run_dir.path, "run_dir")  # nothing is read elsewhere, and so nothing of it is in the name
-        config = run_dir.read_config()
-        return _shown(f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed")
-    except GrpoError as error:  # as above
-        return _shown(f"refused: {str(error).splitlines()[0]}")
+@_from_parameters
+def name_resumed_run(given: dict[str, Any]) -> str:
+    """`quickstart β=0 G=8 sync=10 seed=0, resumed`."""
+    run_dir = RunDir(Path(given["run_dir"]))
+    check_root(run_dir.path, "run_dir")  # nothing is read elsewhere, and so nothing of it is in the name
+    config = run_dir.read_config()
+    return f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed"
 
 
-def name_reproduction() -> str:
-    """Return the name of the repetition that is about to start: `runs/20261121-101500-quickstart again`."""
-    return _shown(f"{flow_run.parameters['run']} again")
+@_from_parameters
+def name_reproduction(given: dict[str, Any]) -> str:
+    """`runs/20261121-101500-quickstart again`."""
+    return f"{given['run']} again"
 
 
-def name_evaluation_run() -> str:
-    """Return the name of the evaluation that is about to start: `runs/20261121-101500-quickstart on its held-out prompts`."""
-    given: dict[str, Any] = flow_run.parameters
-    return _shown(f"{given['policy']} on {given.get('data') or given.get('config') or 'its held-out prompts'}")
+@_from_parameters
+def name_evaluation_run(given: dict[str, Any]) -> str:
+    """`runs/20261121-101500-quickstart on its held-out prompts`."""
+    return f"{given['policy']} on {given.get('data') or given.get('config') or 'its held-out prompts'}"
 
 
-def name_sweep() -> str:
-    """Return the name of the sweep that is about to start: `beta_group_sync_tiny`."""
-    return _shown(Path(flow_run.parameters["sweep"]).stem)
+@_from_parameters
+def name_sweep(given: dict[str, Any]) -> str:
+    """`beta_group_sync_tiny`."""
+    return Path(given["sweep"]).stem
 
 
-def name_resumed_sweep() -> str:
-    """Return the name of a sweep that goes on: `20261121-101500-beta_group_sync_tiny, resumed`."""
-    return _shown(f"{Path(flow_run.parameters['sweep_dir']).name}, resumed")
+@_from_parameters
+def name_resumed_sweep(given: dict[str, Any]) -> str:
+    """`20261121-101500-beta_group_sync_tiny, resumed`."""
+    return f"{Path(given['sweep_dir']).name}, resumed"
 
 
 def tag_flow_run(run_path: Path) -> None:

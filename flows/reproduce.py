@@ -16,7 +16,7 @@ from tasks.run.reproduction import open_reproduction, say_changes
 
 @flow(name="grpo-reproduce", flow_run_name=name_reproduction)
 def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: str | None = None) -> RunSummary:
-    """Repeat a run and say, step by step, whether it is identical.
+    """Repeat a run and report, step by step, whether it is identical.
 
     What differs in the environment (code, versions, processor, threads) is listed before anything starts.
 

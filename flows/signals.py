@@ -62,7 +62,7 @@ _installed: _Requests | None = None
 
 @contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C while a command runs inside; its exit code then says which one came."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C while a command runs inside; its exit code then shows which one came."""
     global _installed  # noqa: PLW0603  (signal handlers are the process's)
     _installed = _Requests()
     _installed.install()

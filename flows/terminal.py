@@ -1,6 +1,7 @@
 """What the `grpo` command prints: lines in which nothing acts on the terminal and no password stands."""
 
 import traceback
+from collections.abc import Iterable
 
 import typer
 
@@ -16,6 +17,12 @@ def echo(line: str = "", err: bool = False) -> None:
 def echo_text(text: str, err: bool = False) -> None:
     """Print a text of several lines."""
     typer.echo(for_terminal(text), err=err)
+
+
+def echo_warnings(warnings: Iterable[str], err: bool = True) -> None:
+    """Print each warning on a line of its own."""
+    for warning in warnings:
+        echo(f"warning: {warning}", err=err)
 
 
 def echo_traceback() -> None:

@@ -3,7 +3,7 @@
 open_run - open_tracking - prepare_data - prepare_model - evaluate(base) - train | monitor - evaluate(final) - report
 
 Each of them leaves what it did in the run's folder and does nothing twice, so that a run that was interrupted, anywhere and
-however, goes on by being run again: by `resume`, or by a retry of the same flow run.
+however, is resumed by running it again: by `resume`, or by a retry of the same flow run.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from typing import cast
 from prefect import flow
 from prefect.states import Cancelled
 
-from flows.naming import name_flow_run, name_resumed_run, tag_flow_run
+from flows.naming import name_resumed_run, name_training, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import signals_of_the_command
 from grpo_core.config import merge_knobs
@@ -29,7 +29,7 @@ from tasks.run.training import release_monitor, train
 from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
 
 
-@flow(name="grpo", flow_run_name=name_flow_run)
+@flow(name="grpo", flow_run_name=name_training)
 def grpo(
     *,
     config: Name = "quickstart",
@@ -40,7 +40,7 @@ def grpo(
     overrides: Overrides = NO_OVERRIDES,
     run_dir: str | None = None,
 ) -> RunSummary:
-    """Train a policy with GRPO and say what came of it.
+    """Train a policy with GRPO and report the result.
 
     Start from a preset and change what you want to compare: beta, group size, reference sync steps, seed, or any other key as
     an override. A key that is left out keeps the preset's value; one that is given twice is refused.
@@ -60,7 +60,7 @@ def grpo(
 
 @flow(name="grpo", flow_run_name=name_resumed_run)
 def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
-    """Go on with a run that was interrupted, from its newest checkpoint, as if it had never stopped.
+    """Resume a run that was interrupted from its newest checkpoint, as if it had never stopped.
 
     Configuration, data and MLflow run are its own. Steps beyond the checkpoint are repeated and compared with what the journal
     says of them. A run that has reached its last step is evaluated and reported again where that is missing.

@@ -33,7 +33,7 @@ MAX_FAULT_CHARACTERS = 600
 class GrpoError(Exception):
     """Base of all errors whose message is meant for the person at the terminal."""
 
-    exit_code = 1
+    exit_code = 2
 
     def __init__(self, message: str = "") -> None:
         """Keep the message as it may be shown: Prefect, the journal and MLflow keep it, too."""
@@ -43,35 +43,27 @@ class GrpoError(Exception):
 class ConfigError(GrpoError, ValueError):
     """A key is unknown, a value out of range, or two keys contradict each other."""
 
-    exit_code = 2
-
 
 class DataError(GrpoError, ValueError):
     """Prompts cannot be read, a column is missing, or nothing is left after filtering."""
-
-    exit_code = 2
 
 
 class ModelError(GrpoError, ValueError):
     """A model id, path or architecture cannot be used."""
 
-    exit_code = 2
-
 
 class DeviceError(GrpoError):
     """A GPU is in use by another process, or it cannot be known whether it is."""
-
-    exit_code = 2
 
 
 class RewardError(GrpoError):
     """A reward function cannot be imported, raised, or returned the wrong number or type of values."""
 
+    exit_code = 1
+
 
 class JournalError(GrpoError):
     """A journal cannot be read, or a RUN_DIR already holds another run."""
-
-    exit_code = 2
 
 
 class DiskFullError(JournalError):
@@ -87,29 +79,23 @@ class FolderError(JournalError):
 class TrackingError(GrpoError):
     """The tracking server or store cannot be reached or refuses the run."""
 
-    exit_code = 2
-
 
 class BusyError(GrpoError):
     """Another process holds a lock for longer than anybody should wait."""
-
-    exit_code = 2
 
 
 class StackError(GrpoError):
     """The local stack of servers and worker cannot be started, stopped or reached."""
 
-    exit_code = 2
-
 
 class SweepError(GrpoError):
-    """A sweep cannot start or go on, or more of its runs failed than it allows."""
-
-    exit_code = 2
+    """A sweep cannot start or resume, or more of its runs failed than it allows."""
 
 
 class TrainingError(GrpoError):
     """The training process ended without reaching its last step."""
+
+    exit_code = 1
 
 
 def shown(value: Any, most: int = 80) -> str:
@@ -137,7 +123,7 @@ def name_of(key: str | int, most: int = 80) -> str:
 
 
 def cause(error: BaseException, most: int = 300) -> str:
-    """Return what another error says, in one line; its type where it says nothing.
+    """Return the message of another error in one line; its type where it has none.
 
     >>> cause(KeyError("loss"))
     "'loss'"

@@ -7,12 +7,14 @@ Adding one: an entry below, the figure in `training/measure.py` (or where the ev
 """
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from grpo_core.errors import JournalError
+from grpo_core.plain_text import markdown_table
 
 When = Literal["step", "multi_update", "sync", "probe", "filter", "eval"]
 
@@ -27,11 +29,12 @@ class Metric:
     unit: str
     reduction: str
     """How one step's many values become one number."""
+    healthy: str
+    """Its healthy range, or `none: ` and why there is none."""
     deterministic: bool = True
     """Whether a repeated run must give the same figure; times and memory need not."""
     when: When = "step"
     """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation."""
-    healthy: str = "-"
 
     @property
     def is_probe(self) -> bool:
@@ -40,150 +43,105 @@ class Metric:
 
 
 def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
-    key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str = "-", when: When = "step"
+    key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str, when: When = "step"
 ) -> Metric:
     return Metric(key=key, meaning=meaning, formula=formula, unit=unit, reduction=reduction, healthy=healthy, when=when)
 
 
 def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step") -> Metric:
-    return Metric(key=key, meaning=meaning, formula="-", unit=unit, reduction=reduction, deterministic=False)
+    return Metric(
+        key=key, meaning=meaning, formula="-", unit=unit, reduction=reduction, healthy=_BY_MACHINE, deterministic=False
+    )
 
 
 _TOKENS = "mean over loss tokens"
 _ROWS = "mean over completions"
 _GROUPS = "mean over groups"
 _SHARE = "share of groups"
+_BY_LENGTH = "none: grows with the length of completions"
+_BY_REWARD = "none: in the units of the reward function"
+_BY_MACHINE = "none: depends on the machine and on lengths"
+_COUNTER = "none: shows where the run is"
 
+# A table, formatted by hand: an entry takes one or two lines.
+# fmt: off
 REGISTRY: tuple[Metric, ...] = (
     # KL: measured with the policy that made the rollouts, before its update, whatever the loss uses.
     _m("kl/ref/k1", "KL to the current reference, estimator k1", "-log r", "nats/token", _TOKENS, "rises slowly"),
     _m("kl/ref/k2", "KL to the current reference, estimator k2", "(log r)^2 / 2", "nats/token", _TOKENS, "close to k3"),
     _m("kl/ref/k3", "KL to the current reference, estimator k3", "r - 1 - log r", "nats/token", _TOKENS, "below 0.1 to 1"),
     _m("kl/ref/max", "largest k3 of one token", "max_t k3", "nats", "max over loss tokens", "spikes: few tokens dominate"),
-    _m("kl/ref/p95", "95th percentile of k3 over tokens", "quantile_0.95(k3)", "nats", "quantile over loss tokens"),
-    _m(
-        "kl/ref/se",
-        "standard error of kl/ref/k3, completions as clusters",
-        "sqrt(B/(B-1) sum_i (S_i - n_i k3)^2) / N",
-        "nats/token",
-        "over completions",
-        "well below kl/ref/k3",
-    ),
-    _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS),
-    _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS),
-    _m(
-        "kl/init/se",
-        "standard error of kl/init/k3",
-        "as kl/ref/se",
-        "nats/token",
-        "over completions",
-        "large where few tokens dominate",
-    ),
-    _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS),
-    _m(
-        "kl/probe/full",
-        "exact KL to the current reference on the fixed probe set",
-        "sum_v pi (log pi - log pi_ref)",
-        "nats/token",
-        "mean over completion tokens",
-        when="probe",
-    ),
-    _m(
-        "kl/probe/full_init",
-        "exact KL to the initial policy on the fixed probe set",
-        "sum_v pi (log pi - log pi_0)",
-        "nats/token",
-        "mean over completion tokens",
-        when="probe",
-    ),
-    _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/se", "nats/token", "over completions", when="probe"),
-    _m(
-        "kl/probe/se_init",
-        "standard error of kl/probe/full_init",
-        "as kl/ref/se",
-        "nats/token",
-        "over completions",
-        when="probe",
-    ),
-    _m(
-        "kl/old/k3",
-        "KL between the policy that made the rollouts and the policy during the updates on them",
-        "rho - 1 - log rho",
-        "nats/token",
-        "mean over loss tokens and optimizer steps",
-        "below 0.05",
-        when="multi_update",
-    ),
-    _m(
-        "kl/sampler/k3",
-        "mismatch between the sampler's and the trainer's log-probabilities",
-        "r - 1 - log r",
-        "nats/token",
-        _TOKENS,
-        "below 1e-3; embedded sampler: rounding",
-    ),
+    _m("kl/ref/p95", "95th percentile of k3 over tokens", "quantile_0.95(k3)", "nats", "quantile over loss tokens",
+       "a few times kl/ref/k3"),
+    _m("kl/ref/se", "standard error of kl/ref/k3, completions as clusters", "sqrt(B/(B-1) sum_i (S_i - n_i k3)^2) / N",
+       "nats/token", "over completions", "well below kl/ref/k3"),
+    _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS, _BY_LENGTH),
+    _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS,
+       "rises slowly, below 1"),
+    _m("kl/init/se", "standard error of kl/init/k3", "as kl/ref/se", "nats/token", "over completions",
+       "large where few tokens dominate"),
+    _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS, _BY_LENGTH),
+    _m("kl/probe/full", "exact KL to the current reference on the fixed probe set", "sum_v pi (log pi - log pi_ref)",
+       "nats/token", "mean over completion tokens", "as kl/ref/k3", when="probe"),
+    _m("kl/probe/full_init", "exact KL to the initial policy on the fixed probe set", "sum_v pi (log pi - log pi_0)",
+       "nats/token", "mean over completion tokens", "as kl/init/k3", when="probe"),
+    _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/se", "nats/token", "over completions",
+       "well below kl/probe/full", when="probe"),
+    _m("kl/probe/se_init", "standard error of kl/probe/full_init", "as kl/ref/se", "nats/token", "over completions",
+       "well below kl/probe/full_init", when="probe"),
+    _m("kl/old/k3", "KL between the policy that made the rollouts and the policy during the updates on them",
+       "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update"),
+    _m("kl/sampler/k3", "mismatch between the sampler's and the trainer's log-probabilities", "r - 1 - log r", "nats/token",
+       _TOKENS, "below 1e-3; embedded sampler: rounding"),
     # Loss
-    _m("loss/total", "what was minimised", "policy + beta kl", "-", "aggregation of the config, mean over optimizer steps"),
+    _m("loss/total", "what was minimised", "policy + beta kl", "-", "aggregation of the config, mean over optimizer steps",
+       "none: a surrogate, near 0 at mu=1 whatever is learned"),
     _m("loss/policy", "clipped surrogate", "see algorithm/loss.py eq. (1)", "-", "aggregation of the config", "near 0 at mu=1"),
-    _m("loss/kl", "KL estimator of the loss, before beta", "see algorithm/kl.py", "nats", "aggregation of the config"),
+    _m("loss/kl", "KL estimator of the loss, before beta", "see algorithm/kl.py", "nats", "aggregation of the config",
+       "as kl/ref/k3"),
     # Rewards and groups
     _m("reward/mean", "weighted total reward", "sum_f w_f r_f", "reward", _ROWS, "rises"),
-    _m("reward/std", "spread of the total over the whole batch", "Bessel std", "reward", "over completions"),
-    _m("reward/<fn>/mean", "one reward function, before its weight", "r_f", "reward", _ROWS),
-    _m("reward/<fn>/std", "its spread over the batch", "Bessel std", "reward", "over completions"),
+    _m("reward/std", "spread of the total over the whole batch", "Bessel std", "reward", "over completions", "above 0"),
+    _m("reward/<fn>/mean", "one reward function, before its weight", "r_f", "reward", _ROWS, "rises, or stays at its best"),
+    _m("reward/<fn>/std", "its spread over the batch", "Bessel std", "reward", "over completions", _BY_REWARD),
     _m("reward/<fn>/unscorable_frac", "completions that it could not score", "share of None", "0..1", _ROWS, "0"),
     _m("group/reward_std/mean", "spread of the total inside a group", "Bessel std", "reward", _GROUPS, "above 0"),
-    _m("group/reward_std/min", "smallest spread inside a group", "Bessel std", "reward", "min over groups"),
-    _m("group/reward_std/max", "largest spread inside a group", "Bessel std", "reward", "max over groups"),
+    _m("group/reward_std/min", "smallest spread inside a group", "Bessel std", "reward", "min over groups", _BY_REWARD),
+    _m("group/reward_std/max", "largest spread inside a group", "Bessel std", "reward", "max over groups", "above 0"),
     _m("group/zero_std_frac", "groups that teach nothing: all rewards equal", "std = 0", "0..1", _SHARE, "below 0.5"),
-    _m("group/all_correct_frac", "groups where the verifier accepts every completion", "-", "0..1", _SHARE),
+    _m("group/all_correct_frac", "groups where the verifier accepts every completion", "-", "0..1", _SHARE,
+       "below 0.5: such groups teach nothing"),
     _m("group/all_wrong_frac", "groups where the verifier accepts none", "-", "0..1", _SHARE, "falls"),
     _m("group/best_mean", "best total of a group", "max_g r", "reward", _GROUPS, "above reward/mean"),
-    _m("group/effective_count", "groups with unequal rewards", "-", "groups", "sum over groups"),
+    _m("group/effective_count", "groups with unequal rewards", "-", "groups", "sum over groups", "above half of the groups"),
     _m("advantage/mean", "mean advantage", "A", "-", _ROWS, "0 up to rounding"),
     _m("advantage/std", "spread of the advantages", "Bessel std", "-", "over completions", "about sqrt((G-1)/G)"),
     _m("advantage/max", "largest absolute advantage", "max |A|", "-", "max over completions", "at most (G-1)/sqrt(G)"),
     # Policy
     _m("policy/entropy", "entropy of the next-token distribution", "-sum_v p log p", "nats", _TOKENS, "falls, not to 0"),
-    _m(
-        "policy/ratio_mean", "importance ratio pi/pi_old", "exp(lp - lp_old)", "-", f"{_TOKENS}, mean over optimizer steps", "1"
-    ),
+    _m("policy/ratio_mean", "importance ratio pi/pi_old", "exp(lp - lp_old)", "-", f"{_TOKENS}, mean over optimizer steps",
+       "1"),
     _m("policy/ratio_max", "largest ratio", "max rho", "-", "max over loss tokens and optimizer steps", "below 10"),
     _m("policy/clip_frac/low", "tokens held by the lower clip: rho < 1 - eps and A < 0", "-", "0..1", _TOKENS, "below 0.2"),
     _m("policy/clip_frac/high", "tokens held by the upper clip: rho > 1 + eps and A > 0", "-", "0..1", _TOKENS, "below 0.2"),
     # Completions
-    _m("completion/tokens/mean", "length, the end token included", "-", "tokens", _ROWS),
-    _m("completion/tokens/max", "longest completion", "-", "tokens", "max over completions"),
+    _m("completion/tokens/mean", "length, the end token included", "-", "tokens", _ROWS, "well below max_completion_tokens"),
+    _m("completion/tokens/max", "longest completion", "-", "tokens", "max over completions", "at most max_completion_tokens"),
     _m("completion/truncated_frac", "completions that hit max_completion_tokens", "-", "0..1", _ROWS, "near 0"),
     _m("completion/eos_frac", "completions that ended by themselves", "1 - truncated", "0..1", _ROWS, "near 1"),
     # Reference
-    _m("ref/synced", "1 where the step ended in a sync", "-", "0/1", "last"),
-    _m("ref/sync_count", "syncs so far", "-", "count", "last"),
-    _m(
-        "ref/steps_since_sync",
-        "steps since the last sync (or the start), this one included; 0 = synced now",
-        "-",
-        "steps",
-        "last",
-    ),
-    _m(
-        "ref/param_distance",
-        "distance of the policy from its reference after the update, before a sync",
-        "||theta - theta_ref||_2",
-        "-",
-        "last",
-    ),
-    _m(
-        "ref/kl_before_sync",
-        "k3 to the reference after the update, just before the sync, on this step's completions",
-        "r - 1 - log r",
-        "nats/token",
-        _TOKENS,
-        when="sync",
-    ),
-    _m("ref/kl_after_sync", "the same just after; 0 for a hard copy", "r - 1 - log r", "nats/token", _TOKENS, when="sync"),
+    _m("ref/synced", "1 where the step ended in a sync", "-", "0/1", "last", _COUNTER),
+    _m("ref/sync_count", "syncs so far", "-", "count", "last", _COUNTER),
+    _m("ref/steps_since_sync", "steps since the last sync (or the start), this one included; 0 = synced now", "-", "steps",
+       "last", "below reference.sync_steps"),
+    _m("ref/param_distance", "distance of the policy from its reference after the update, before a sync",
+       "||theta - theta_ref||_2", "-", "last", "none: grows with lr and steps"),
+    _m("ref/kl_before_sync", "k3 to the reference after the update, just before the sync, on this step's completions",
+       "r - 1 - log r", "nats/token", _TOKENS, "as kl/ref/k3", when="sync"),
+    _m("ref/kl_after_sync", "the same just after; 0 for a hard copy", "r - 1 - log r", "nats/token", _TOKENS,
+       "below ref/kl_before_sync", when="sync"),
     # Optimizer
-    _m("optim/lr", "learning rate of the last optimizer step", "-", "-", "last"),
+    _m("optim/lr", "learning rate of the last optimizer step", "-", "-", "last", "none: as optimizer.schedule says"),
     _m("optim/grad_norm", "gradient norm before clipping", "||g||_2", "-", "mean over optimizer steps", "finite"),
     _m("optim/skipped_updates", "updates that were not applied: loss or gradient not finite", "-", "updates", "sum", "0"),
     # Time and throughput
@@ -197,44 +155,30 @@ REGISTRY: tuple[Metric, ...] = (
     _time("perf/train_tokens_per_second", "prompt and completion tokens per second of the update", "tokens/s", "ratio of sums"),
     _time("perf/peak_memory_gib", "peak memory: allocated on the GPU, resident set on a CPU", "GiB", "max so far"),
     # Filtering
-    _m("filter/zero_variance_group_frac", "groups left out: all rewards equal", "-", "0..1", "share of groups", when="filter"),
-    _m("filter/truncated_frac", "completions left out: truncated", "-", "0..1", "share of completions", when="filter"),
-    _m("filter/kept_frac", "completions that the loss sees", "-", "0..1", "share of completions", when="filter"),
-    _m("filter/overlong_penalty", "soft overlong penalty", "DAPO eq. 13", "reward", "mean over completions", when="filter"),
+    _m("filter/zero_variance_group_frac", "groups left out: all rewards equal", "-", "0..1", "share of groups", "below 0.5",
+       when="filter"),
+    _m("filter/truncated_frac", "completions left out: truncated", "-", "0..1", "share of completions", "near 0",
+       when="filter"),
+    _m("filter/kept_frac", "completions that the loss sees", "-", "0..1", "share of completions", "above 0.5", when="filter"),
+    _m("filter/overlong_penalty", "soft overlong penalty", "DAPO eq. 13", "reward", "mean over completions", "near 0",
+       when="filter"),
     # Progress
-    _m("progress/step", "step", "-", "steps", "last"),
-    _m("progress/optimizer_step", "optimizer steps so far", "-", "steps", "last"),
-    _m("progress/prompts", "prompts seen so far", "-", "prompts", "sum"),
-    _m("progress/tokens", "completion tokens trained on so far", "-", "tokens", "sum"),
-    _m(
-        "progress/generated_tokens",
-        "completion tokens sampled so far, in the loss or not",
-        "-",
-        "tokens",
-        "sum",
-    ),
+    _m("progress/step", "step", "-", "steps", "last", _COUNTER),
+    _m("progress/optimizer_step", "optimizer steps so far", "-", "steps", "last", _COUNTER),
+    _m("progress/prompts", "prompts seen so far", "-", "prompts", "sum", _COUNTER),
+    _m("progress/tokens", "completion tokens trained on so far", "-", "tokens", "sum", _COUNTER),
+    _m("progress/generated_tokens", "completion tokens sampled so far, in the loss or not", "-", "tokens", "sum", _COUNTER),
     # Evaluation
-    _m(
-        "eval/<set>/greedy_accuracy",
-        "prompts whose greedy completion the verifier accepts",
-        "mean",
-        "0..1",
-        "over prompts",
-        when="eval",
-    ),
-    _m(
-        "eval/<set>/greedy_score", "the verifier's score of the greedy completion", "mean", "score", "over prompts", when="eval"
-    ),
-    _m(
-        "eval/<set>/pass_at_<k>",
-        "chance that at least one of k samples is accepted",
-        "1 - C(n-c,k)/C(n,k)",
-        "0..1",
-        "unbiased estimator (Chen et al. 2021, eq. 1), mean over prompts",
-        when="eval",
-    ),
-    _m("eval/<set>/completion_tokens", "length of greedy completions", "mean", "tokens", "over prompts", when="eval"),
+    _m("eval/<set>/greedy_accuracy", "prompts whose greedy completion the verifier accepts", "mean", "0..1", "over prompts",
+       "rises", when="eval"),
+    _m("eval/<set>/greedy_score", "the verifier's score of the greedy completion", "mean", "score", "over prompts", "rises",
+       when="eval"),
+    _m("eval/<set>/pass_at_<k>", "chance that at least one of k samples is accepted", "1 - C(n-c,k)/C(n,k)", "0..1",
+       "unbiased estimator (Chen et al. 2021, eq. 1), mean over prompts", "rises", when="eval"),
+    _m("eval/<set>/completion_tokens", "length of greedy completions", "mean", "tokens", "over prompts",
+       "well below max_completion_tokens", when="eval"),
 )
+# fmt: on
 
 
 def _pattern(key: str) -> re.Pattern[str]:
@@ -252,7 +196,7 @@ def find_metric(key: str) -> Metric | None:
 
 
 def is_registered(key: str) -> bool:
-    """Tell whether a concrete key is in the registry."""
+    """Return whether a concrete key is in the registry."""
     return find_metric(key) is not None
 
 
@@ -276,26 +220,17 @@ def required_step_keys(reward_names: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def markdown_table() -> str:
-    """Return the documentation table of the registry."""
+def metrics_page() -> str:
+    """Return METRICS.md: the table of the registry."""
+    head = ("Key", "Meaning", "Formula", "Unit", "Reduction", "When", "Deterministic", "Healthy")
     rows = [
-        "| Key | Meaning | Formula | Unit | Reduction | When | Deterministic | Healthy |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for metric in REGISTRY:
-        cells = (
-            f"`{metric.key}`", metric.meaning, metric.formula, metric.unit, metric.reduction, metric.when.replace("_", " "),
-            "yes" if metric.deterministic else "no", metric.healthy,
-        )  # fmt: skip
-        rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join(rows)
+        (f"`{metric.key}`", metric.meaning, metric.formula, metric.unit, metric.reduction, metric.when.replace("_", " "),
+         "yes" if metric.deterministic else "no", metric.healthy)
+        for metric in REGISTRY
+    ]  # fmt: skip
+    origin = "Generated by `python -m grpo_core.metrics`; edit the registry, not this file."
+    return f"# Metrics\n\n{origin}\n\n{markdown_table(head, rows)}\n"
 
 
 if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(
-        "# Metrics\n\nGenerated by `python -m grpo_core.metrics`; edit the registry, not this file.\n\n"
-        + markdown_table()
-        + "\n"
-    )
+    sys.stdout.write(metrics_page())

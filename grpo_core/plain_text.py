@@ -6,6 +6,7 @@ nothing is mathematics. HTML is escaped by its template, which shows characters 
 
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from grpo_core.redaction import kept_uri, redact_uri
@@ -85,6 +86,19 @@ def for_link(address: str) -> str:
     'http://host/a%20%28b%29'
     """
     return quote(kept_uri(address), safe=":/?#[]@!$&'*+,;=%~")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    r"""Return a table of cells that are Markdown already; in a table a bar ends a cell, also inside code.
+
+    >>> print(markdown_table(["Key", "Values"], [["`a`", "1 | 2"]]))
+    | Key | Values |
+    |---|---|
+    | `a` | 1 \| 2 |
+    """
+    lines = [head, *([cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows)]
+    first, *others = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def _escaped(text: str) -> str:

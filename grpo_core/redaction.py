@@ -68,7 +68,7 @@ def redact_uri(text: str) -> str:
 
 
 def has_credentials(text: str) -> bool:
-    """Tell whether an address holds a password or a token.
+    """Return whether an address holds a password or a token.
 
     >>> has_credentials("http://me:secret@host:5000"), has_credentials("http://host:5000"), has_credentials("http://***@host")
     (True, False, False)
@@ -93,7 +93,7 @@ def _redact_patterns(text: str) -> str:
 
 
 def _encoded(uri: str) -> str:
-    """A password may hold blanks, by which the patterns tell where an address ends."""
+    """A password may hold blanks, by which the patterns find the end of an address."""
     return re.sub(r"\s", "%20", uri)
 
 

@@ -15,7 +15,7 @@ MARK = re.compile(r"# Written by `grpo up`, removed by `grpo down`: the stack in
 DEFAULT_FOLDER = Path(".grpo")
 
 
-def tell_clients(stack: Stack) -> None:
+def write_client_settings(stack: Stack) -> None:
     """Let commands in the project's folder find the stack and its secret without an exported variable.
 
     Only the owner can read the file, also where an older version has left one that others could.
@@ -29,7 +29,7 @@ def tell_clients(stack: Stack) -> None:
         if of is None:
             raise StackError(f"{file}: is not from `grpo up`, which writes this file; move it away")
         if of != stack.folder.resolve():
-            raise StackError(f"{file}: tells of the stack in {of}; `grpo down --folder {of}` first")
+            raise StackError(f"{file}: is of the stack in {of}; `grpo down --folder {of}` first")
     mark = f"# Written by `grpo up`, removed by `grpo down`: the stack in {stack.folder.resolve()}"
     secret = read_secret(stack.folder)
     auth = f"auth_string = {json.dumps(secret)}\n" if secret else ""
@@ -39,8 +39,8 @@ def tell_clients(stack: Stack) -> None:
         raise StackError(f"{file}: cannot be written ({error})") from error
 
 
-def stop_telling_clients(stack: Stack) -> None:
-    """Remove the file if it tells of this stack."""
+def remove_client_settings(stack: Stack) -> None:
+    """Remove the file if it is of this stack."""
     file = stack.project / SETTINGS
     if file.exists() and _folder_in(file) == stack.folder.resolve():
         file.unlink()
@@ -56,7 +56,7 @@ def folder_here() -> Path:
 
 
 def is_for(api: str) -> bool:
-    """Tell whether an API is the one that a stack, by its settings file in the working folder, has given its secret for."""
+    """Return whether an API is the one that a stack, by its settings file in the working folder, has given its secret for."""
     if not SETTINGS.exists() or _folder_in(SETTINGS) is None:
         return True
     try:

@@ -1,33 +1,32 @@
-"""Up, down and status of the local stack."""
+"""Start, end and status of the local stack."""
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.stack.client_settings import stop_telling_clients, tell_clients
+from flows.stack.client_settings import remove_client_settings, write_client_settings
 from flows.stack.folder import claim_folder
 from flows.stack.ports import choose_port, is_free
 from flows.stack.prefect_setup import forget_worker, set_up_prefect
 from flows.stack.processes import end_processes, family, marked_processes, start_process
-from flows.stack.runs import count_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
+from flows.stack.runs import count_flow_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
 from flows.stack.secret import ensure_secret, read_secret, secret_file
-from flows.stack.services import MLFLOW, PREFECT, Service, environment, mark, services, workers
+from flows.stack.services import MLFLOW, PREFECT, Service, mark, services, stack_environment, workers
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
-from grpo_core.machine.locks import open_lock
+from grpo_core.machine.locks import open_lock, try_lock
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0
 END_SECONDS = 15.0
 PORT_ATTEMPTS = 4
 POINTLESS_SECONDS = 2.0
-"""How long a flow whose training has ended may go on asking for a server that is gone: by itself it does so for minutes."""
+"""How long a flow whose training has ended may keep asking for a server that is gone; by itself it asks for minutes."""
 POLL_SECONDS = 0.2
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,30 +45,28 @@ class Wanted:
     """Modules whose functions deployments may name as rewards: none."""
 
 
-def up(folder: Path, wanted: Wanted, say: Say) -> Stack:
+def start_stack(folder: Path, wanted: Wanted, report: Report) -> Stack:
     """Start what of the stack does not run yet and return once everything is ready.
 
     Args:
         folder: where state, databases, artifacts and logs are.
         wanted: ports, slots and workers.
-        say: takes a line for each thing that is ready.
+        report: takes a line for each thing that is ready.
 
     Raises:
-        StackError: a port is busy, there is no prefect.yaml, the folder is not a stack's, or a service does not become
-            ready; what this call had started is ended again.
+        StackError: a port is busy, the folder is not a stack's, or a service does not become ready; what this call had
+            started is ended again.
     """
-    if not Path("prefect.yaml").is_file():
-        raise StackError(f"{Path.cwd()}: has no prefect.yaml; run `grpo up` in the folder of the project")
     claim_folder(folder)
     with _only_one(folder):
         for _ in range(PORT_ATTEMPTS):
             try:
-                return _start_or_end(_planned(folder, wanted), say)
+                return _start_or_end(_planned(folder, wanted), report)
             except _PortTakenError as error:  # a stack of another folder that starts in this moment has chosen the same one
                 taken = error
                 if getattr(wanted, f"{error.service}_port") is not None or read_stack(folder) is not None:
                     break  # the user's choice, or that of a stack the rest of which is up
-                say(f"{error.service:8} port {error.port} was taken while it started; trying another")
+                report(f"{error.service:8} port {error.port} was taken while it started; trying another")
         raise taken
 
 
@@ -81,11 +78,11 @@ class _PortTakenError(StackError):
         self.service, self.port = service, port
 
 
-def _start_or_end(stack: Stack, say: Say) -> Stack:
+def _start_or_end(stack: Stack, report: Report) -> Stack:
     """Start what of a stack does not run yet; where that fails, what this has started is ended again."""
     running = [service.name for service in services(stack) if stack.alive(service.name)]
     try:
-        return _start(stack, say)
+        return _start(stack, report)
     except BaseException:
         started = read_stack(stack.folder)
         if started is not None:
@@ -95,15 +92,15 @@ def _start_or_end(stack: Stack, say: Say) -> Stack:
         raise
 
 
-def down(folder: Path, patience: float, say: Say) -> bool:
-    """End what `up` has started in this folder and nothing else; return whether there was anything.
+def end_stack(folder: Path, patience: float, report: Report) -> bool:
+    """End what `start_stack` has started in this folder and nothing else; return whether there was anything.
 
     Runs under way are cancelled first: each finishes its step and checkpoints.
 
     Args:
         folder: of the stack.
         patience: how long, in seconds, running trainings may take to finish their step before they are killed.
-        say: takes a line for each thing that happens.
+        report: takes a line for each thing that happens.
 
     Raises:
         StackError: the state of the stack cannot be read, or is another user's.
@@ -115,19 +112,19 @@ def down(folder: Path, patience: float, say: Say) -> bool:
         if stack is None:
             return False
         pause_pool(stack)
-        _end_runs(stack, patience, say)
-        counts = count_runs(stack)
+        _end_runs(stack, patience, report)
+        counts = count_flow_runs(stack)
         waiting = counts["SCHEDULED"] if counts else 0
         for name in _end(stack, list(reversed(services(stack))), END_SECONDS):
-            say(f"{name:8} ended")
+            report(f"{name:8} ended")
         end_processes(marked_processes(mark(stack)), END_SECONDS)
         if waiting:
-            say(f"{waiting} run(s) are still scheduled; they start with the next `grpo up`")
+            report(f"{waiting} run(s) are still scheduled; they start with the next `grpo up`")
         _forget(stack)
     return True
 
 
-def status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
+def stack_status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
     """Return the stack of a folder and the condition of each service: `ready`, `not ready` or `ended`."""
     stack = read_stack(folder)
     if stack is None:
@@ -175,29 +172,29 @@ def _listed(value: object) -> str:
     return (", ".join(value) or "none") if isinstance(value, tuple) else str(value)
 
 
-def _start(stack: Stack, say: Say) -> Stack:
-    tell_clients(stack)
+def _start(stack: Stack, report: Report) -> Stack:
+    write_client_settings(stack)
     for service in (PREFECT, MLFLOW):
         stack = _ensure_started(stack, service)
     _await_ready(stack, PREFECT)
-    say(f"Prefect  {stack.prefect_address}")
-    say(f"         the browser asks once for the secret in {secret_file(stack.folder)}")
+    report(f"Prefect  {stack.prefect_address}")
+    report(f"         the browser asks once for the secret in {secret_file(stack.folder)}")
     set_up_prefect(stack)
-    say("         work pool and deployments are registered")
+    report("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
-    say(f"MLflow   {stack.mlflow_address}")
-    stack = _start_workers(stack, say)
+    report(f"MLflow   {stack.mlflow_address}")
+    stack = _start_workers(stack, report)
     for service in services(stack):
         _await_ready(stack, service)
     how_many = f"{stack.workers} together take" if stack.workers > 1 else "takes"
-    say(f"worker   {how_many} {stack.slots} run(s) at a time")
+    report(f"worker   {how_many} {stack.slots} run(s) at a time")
     return stack
 
 
-def _start_workers(stack: Stack, say: Say) -> Stack:
-    # Beside a live worker, which may be about to start the process of a run, nobody can tell that a run has lost its own.
+def _start_workers(stack: Stack, report: Report) -> Stack:
+    # Beside a live worker, which may be about to start the process of a run, it cannot be known that a run has lost its own.
     if not any(stack.alive(worker.name) for worker in workers(stack)) and (lost := settle_lost_runs(stack)):
-        say(f"         {lost} run(s) of before had lost their process and are Crashed now")
+        report(f"         {lost} run(s) of before had lost their process and are Crashed now")
     for worker in workers(stack):
         if not stack.alive(worker.name):
             forget_worker(stack, worker)  # its record of before would pass for the new one's
@@ -209,7 +206,7 @@ def _ensure_started(stack: Stack, service: Service) -> Stack:
     if stack.alive(service.name):
         return stack
     process = start_process(
-        service.command(stack), {**environment(stack), **service.variables(stack)}, stack.log_file(service.name)
+        service.command(stack), {**stack_environment(stack), **service.variables(stack)}, stack.log_file(service.name)
     )
     return stack.with_process(service.name, process)
 
@@ -233,46 +230,42 @@ def _tail(log: Path) -> str:
     return "\n".join(f"  {line}" for line in lines[-5:])
 
 
-def _end_runs(stack: Stack, patience: float, say: Say) -> None:
+def _end_runs(stack: Stack, patience: float, report: Report) -> None:
     """Cancel the runs, and wait for their processes."""
     count = stop_runs(stack)
     if not count:
         return
-    say(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
+    report(f"cancelling {count} run(s): each finishes its step and checkpoints (at most {patience:.0f} s)")
     deadline = time.monotonic() + patience
     while remaining := run_processes(stack):
-        if all(is_flow(process) for process in remaining) and count_runs(stack) is None:
+        if all(is_flow(process) for process in remaining) and count_flow_runs(stack) is None:
             end_processes(remaining, POINTLESS_SECONDS)
             return
         if time.monotonic() > deadline:
             end_processes(remaining, END_SECONDS)
             runs = len(set(remaining.values()))
-            say(f"{runs} run(s) were not ready after {patience:.0f} s and were ended; their last checkpoint stays")
+            report(f"{runs} run(s) were not ready after {patience:.0f} s and were ended; their last checkpoint stays")
             return
         time.sleep(POLL_SECONDS)
 
 
 def _end(stack: Stack, services: list[Service], patience: float) -> list[str]:
     """End services, the later started first, each with what descends from it; return the names of those that were running."""
-    ended = []
-    for service in services:
-        if stack.alive(service.name):
-            end_processes(family(stack.processes[service.name]), patience)
-            ended.append(service.name)
-    return ended
+    running = [service.name for service in services if stack.alive(service.name)]
+    for name in running:
+        end_processes(family(stack.processes[name]), patience)
+    return running
 
 
 def _forget(stack: Stack) -> None:
     stack.forget()
-    stop_telling_clients(stack)
+    remove_client_settings(stack)
 
 
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Keep a second `up` or `down` of the same folder out."""
     with open_lock(folder / "lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StackError(f"{folder}: another `grpo up` or `grpo down` is at work here; wait for it") from error
+        if not try_lock(lock):
+            raise StackError(f"{folder}: another `grpo up` or `grpo down` is at work here; wait for it")
         yield

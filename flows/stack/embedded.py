@@ -35,13 +35,13 @@ from prefect.settings import (
 from flows.stack.embedded_database import Condition, damaged, database_file, examine, migration_lock
 from flows.stack.embedded_output import failure, sign_of_damage, written
 from flows.stack.embedded_server import GRACE_SECONDS, MODULE
+from flows.stack.ports import HOST, past_proxies
 from flows.stack.prefect_app import HOSTS_VARIABLE, loopback_hosts
 from grpo_core.errors import StackError
 from tasks.process.context import EMBEDDED_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 ATTEMPTS = 2
 START_SECONDS = 300.0
 """How long a server that lives may take to start; Prefect's own setting counts where it is longer."""
@@ -82,8 +82,7 @@ def start_embedded_server(show: Callable[[str], None] = lambda line: logger.warn
     atexit.register(_end, started)
     address = f"http://{HOST}:{started.port}/api"
     os.environ.update({"PREFECT_API_URL": address, "PREFECT_API_AUTH_STRING": started.secret, EMBEDDED_VARIABLE: address})
-    for name in ("NO_PROXY", "no_proxy"):  # a proxy can neither reach it nor is to see the secret
-        os.environ[name] = ",".join(host for host in (os.environ.get(name), HOST) if host)
+    os.environ.update(past_proxies(os.environ))
     prefect.context.refresh_global_settings_context()
 
 
@@ -106,19 +105,15 @@ def _start(show: Callable[[str], None]) -> _Started:
 @contextlib.contextmanager
 def _prepared(file: Path | None, show: Callable[[str], None]) -> Iterator[tuple[int | None, dict[str, str]]]:
     """Yield the database's lock, held while inside if a server has to make or migrate it, and variables for that server."""
-    with contextlib.ExitStack() as held:
-        if file is None or examine(file) is Condition.CURRENT:
-            yield None, {}
-            return
-        lock = held.enter_context(migration_lock(file, show))
-        condition = examine(file)
-        if condition is Condition.CURRENT:  # another command's server has done it meanwhile
-            held.close()
-            yield None, {}
-            return
-        # In a new database Prefect must register its blocks, although its memo store may say that it has before.
-        is_stale = condition is Condition.MISSING and PREFECT_MEMO_STORE_PATH.value().exists()
-        yield lock, {"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_stale else {}
+    if file is not None and examine(file) is not Condition.CURRENT:
+        with migration_lock(file, show) as lock:
+            condition = examine(file)  # another command's server may have done it meanwhile
+            if condition is not Condition.CURRENT:
+                # In a new database Prefect must register its blocks, although its memo store may say that it has before.
+                is_stale = condition is Condition.MISSING and PREFECT_MEMO_STORE_PATH.value().exists()
+                yield lock, {"PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"} if is_stale else {}
+                return
+    yield None, {}
 
 
 def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[str, str]) -> _Started:
@@ -164,7 +159,7 @@ def _spawn(passed: tuple[int, ...], environment: dict[str, str], log: IO[bytes])
 
 
 def _environment(port: int, secret: str) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     address = f"http://{HOST}:{port}"
     return {
         **os.environ,

@@ -27,7 +27,7 @@ QUOTED = re.compile(r"[\"'](\w+)[\"']")
 OPEN_SECONDS = 5.0
 POLL_SECONDS = 0.1
 WAIT_NOTICE_SECONDS = 5.0
-"""After how long a command that waits for another one's migration says so, and how often again it does is ten times this."""
+"""A command that waits for another one's migration reports it after so long, and again after ten times as long."""
 WAIT_SECONDS = 600.0
 HEADER_BYTES = 100
 

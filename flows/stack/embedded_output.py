@@ -16,7 +16,7 @@ SIGNS_OF_DAMAGE = (
     "no such table",
     "no such column",
 )
-"""What SQLite says of a database that another start will not mend."""
+"""What SQLite reports of a database that another start will not mend."""
 CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[^\n\t -~\u00a0-\uffff]")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
 

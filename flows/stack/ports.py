@@ -32,7 +32,7 @@ def choose_port(name: str, given: int | None, usual: int) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on a loopback port."""
+    """Return whether a server could listen on a loopback port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -49,7 +49,7 @@ def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Tell whether a process of this user listens on a port."""
+    """Return whether a process of this user listens on a port."""
     with contextlib.suppress(psutil.Error):
         connections = psutil.Process(pid).net_connections(kind="tcp")
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in connections)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from flows.stack.secret import prefect_client
-from flows.stack.services import HEARTBEAT_SECONDS, POOL, RUNS_QUEUE, SWEEPS_QUEUE, Worker, environment
+from flows.stack.services import HEARTBEAT_SECONDS, POOL, RUNS_QUEUE, SWEEPS_QUEUE, Worker, stack_environment
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
 
@@ -18,6 +18,8 @@ SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS
 """A run without a heartbeat for so long has no process any more. A laptop that sleeps for longer counts as dead, too: the
 server, which slept as well, may see the silence before it sees the next heartbeat."""
 BUSY_SECONDS, BUSY_POLL_SECONDS = 30.0, 0.5
+DEPLOYMENTS = (Path("prefect.yaml"), Path(__file__).with_name("prefect.yaml"))
+"""Where the deployments are looked for: in the project's folder, then in the package, which has a link to the repository's."""
 JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
 """What of the start of a run's process can be set: nothing. docker-compose.yml makes its pool with the same file."""
 REQUEST_SECONDS = 10.0
@@ -34,7 +36,8 @@ def set_up_prefect(stack: Stack) -> None:
         with prefect_client(stack, REQUEST_SECONDS) as client:
             _set_job_template(client)
             _set_limits(client, stack.slots)
-            _prefect(stack, "--no-prompt", "deploy", "--all")
+            file = next(file for file in DEPLOYMENTS if file.is_file())
+            _prefect(stack, "--no-prompt", "deploy", "--all", "--prefect-file", str(file))
             _watch_heartbeats(client)
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: cannot be set up ({error}); `grpo down`, then `grpo up`") from error
@@ -72,7 +75,7 @@ def _set_limits(client: httpx.Client, slots: int) -> None:
 
 
 def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """Return the answer to a request; a server that has just started says 503 while its database is locked."""
+    """Return the answer to a request; a server that has just started answers 503 while its database is locked."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         answer = client.request(method, path, json=body)
@@ -83,10 +86,10 @@ def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> http
 
 def _prefect(stack: Stack, *arguments: str) -> None:
     command = [sys.executable, "-m", "prefect", *arguments]
-    done = subprocess.run(command, env=environment(stack), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=stack_environment(stack), capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
-        raise StackError(f"`prefect {' '.join(arguments)}` failed: {said}")
+        message = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
+        raise StackError(f"`prefect {' '.join(arguments)}` failed: {message}")
 
 
 def _watch_heartbeats(client: httpx.Client) -> None:

@@ -75,7 +75,7 @@ def find_process(process: ProcessId) -> psutil.Process | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Tell whether it still runs."""
+    """Return whether it still runs."""
     return find_process(process) is not None
 
 
@@ -92,13 +92,14 @@ def family(process: ProcessId) -> list[ProcessId]:
     return members
 
 
-def marked_processes(mark: str) -> list[ProcessId]:
-    """Return the live processes that carry a stack's mark, those whose parents have died included."""
-    found = []
+def marked_processes(mark: str) -> dict[ProcessId, dict[str, str]]:
+    """Return the live processes that carry a stack's mark, those whose parents have died included, and their environments."""
+    found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(identify(process.pid))
+            environment: dict[str, str] = process.environ()
+            if environment.get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found[identify(process.pid)] = environment
     return found
 
 

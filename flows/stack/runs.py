@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.stack.processes import MARK, ProcessId, marked_processes, send_signal
+from flows.stack.processes import ProcessId, marked_processes, send_signal
 from flows.stack.secret import prefect_client
-from flows.stack.services import POOL, REQUEST_SECONDS, mark
+from flows.stack.services import POOL, mark
 from flows.stack.state import Stack
 from tasks.process.context import FLOW_RUN_VARIABLE
 
@@ -18,16 +18,16 @@ UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WAITING = ("SCHEDULED",)
 
 
-def count_runs(stack: Stack) -> Counter[str] | None:
+def count_flow_runs(stack: Stack) -> Counter[str] | None:
     """Return how many runs of the pool there are in each state that is not final; None while the API is away."""
-    with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
+    with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
         return Counter(run["state_type"] for run in _runs(client, (*UNDER_WAY, *WAITING)))
     return None
 
 
 def pause_pool(stack: Stack) -> None:
-    """Let no waiting run begin, as far as Prefect can be told."""
-    with contextlib.suppress(httpx.HTTPError), _client(stack) as client:
+    """Let no waiting run begin, if Prefect answers."""
+    with contextlib.suppress(httpx.HTTPError), prefect_client(stack) as client:
         client.patch(f"/work_pools/{POOL}", json={"is_paused": True})
 
 
@@ -36,14 +36,14 @@ def stop_runs(stack: Stack) -> int:
 
     A run process that gets SIGTERM stops as a cancelled one does; only its state in Prefect is another.
     """
-    cancelled, refused = _cancel(stack)
+    accepted = _cancel(stack)
     processes = run_processes(stack)
-    orphaned = {run for run in processes.values() if run not in cancelled}
+    orphaned = {run for run in processes.values() if not accepted.get(run)}
     numbers = {process.pid for process, run in processes.items() if run in orphaned}
     for process in processes:
         if process.pid in numbers and _parent(process) not in numbers:
             send_signal([process], signal.SIGTERM)
-    return len(cancelled | refused | orphaned)
+    return len(accepted.keys() | orphaned)
 
 
 def settle_lost_runs(stack: Stack) -> int:
@@ -53,7 +53,7 @@ def settle_lost_runs(stack: Stack) -> int:
     """
     alive, lost = set(run_processes(stack).values()), 0
     crashed = {"type": "CRASHED", "name": "Crashed", "message": "its process was gone when the stack was started"}
-    with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
+    with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
         for run in _runs(client, UNDER_WAY):
             if run["id"] not in alive:
                 client.post(f"/flow_runs/{run['id']}/set_state", json={"state": crashed, "force": True})
@@ -66,35 +66,28 @@ def run_processes(stack: Stack) -> dict[ProcessId, str]:
 
     They are in sessions of their own and outlive the worker; a training may outlive its flow's process, too.
     """
-    found = {}
-    for process in marked_processes(mark(stack)):
-        with contextlib.suppress(psutil.Error):
-            environment = psutil.Process(process.pid).environ()
-            if environment.get(MARK) == mark(stack) and FLOW_RUN_VARIABLE in environment:
-                found[process] = environment[FLOW_RUN_VARIABLE]
-    return found
+    marked = marked_processes(mark(stack))
+    return {process: variables[FLOW_RUN_VARIABLE] for process, variables in marked.items() if FLOW_RUN_VARIABLE in variables}
 
 
 def is_flow(process: ProcessId) -> bool:
-    """Tell a flow's own process from those that it has started."""
+    """Return whether a process is a flow's own, not one that the flow has started."""
     with contextlib.suppress(psutil.Error):
         return any(word.startswith("prefect") for word in psutil.Process(process.pid).cmdline())
     return False
 
 
-def _cancel(stack: Stack) -> tuple[set[str], set[str]]:
-    """Cancel through the API; return the ids of the runs for which that was accepted, and was not."""
-    accepted: set[str] = set()
-    refused: set[str] = set()
+def _cancel(stack: Stack) -> dict[str, bool]:
+    """Cancel the runs under way through the API; return {id: whether that was accepted}."""
+    accepted: dict[str, bool] = {}
     wanted = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-    with contextlib.suppress(httpx.HTTPError, ValueError), _client(stack) as client:
+    with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
         for run in _runs(client, UNDER_WAY):
-            done = False
+            accepted[run["id"]] = False
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 answer = client.post(f"/flow_runs/{run['id']}/set_state", json=wanted).raise_for_status().json()
-                done = answer["status"] == "ACCEPT" or run["state_type"] == "CANCELLING"
-            (accepted if done else refused).add(run["id"])
-    return accepted, refused
+                accepted[run["id"]] = answer["status"] == "ACCEPT" or run["state_type"] == "CANCELLING"
+    return accepted
 
 
 def _runs(client: httpx.Client, states: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -108,7 +101,3 @@ def _parent(process: ProcessId) -> int | None:
         parent: int = psutil.Process(process.pid).ppid()
         return parent
     return None
-
-
-def _client(stack: Stack) -> httpx.Client:
-    return prefect_client(stack, REQUEST_SECONDS)

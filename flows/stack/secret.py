@@ -13,6 +13,7 @@ from flows.stack.state import Stack
 from grpo_core.errors import StackError
 from grpo_core.machine.private import private_folder, write_private
 
+REQUEST_SECONDS = 3.0
 ACCEPTED = re.compile(r"[!-~]{16,}")
 """Printable ASCII without spaces: it travels in headers and is typed into a browser."""
 
@@ -51,7 +52,7 @@ def ensure_secret(folder: Path) -> None:
         raise StackError(f"{secret_file(folder)}: cannot be written ({error})") from error
 
 
-def prefect_client(stack: Stack, timeout: float) -> httpx.Client:
+def prefect_client(stack: Stack, timeout: float = REQUEST_SECONDS) -> httpx.Client:
     """Return a client of the stack's Prefect API that carries its secret.
 
     Args:

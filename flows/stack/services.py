@@ -11,7 +11,7 @@ import httpx
 from flows.stack.ports import HOST, listens, past_proxies
 from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
 from flows.stack.processes import MARK, family
-from flows.stack.secret import prefect_client, read_secret, secret_file
+from flows.stack.secret import REQUEST_SECONDS, prefect_client, read_secret, secret_file
 from flows.stack.state import Stack
 from flows.stack.worker import WORKER_VARIABLE
 from grpo_core.machine.gpus import SLOTS_VARIABLE
@@ -22,7 +22,6 @@ POOL = "grpo"
 RUNS_QUEUE, SWEEPS_QUEUE = "default", "sweeps"
 """Work queues of the pool. The first has the limit; a sweep, which waits for runs of the first, would hold a place there."""
 HEARTBEAT_SECONDS = 30
-REQUEST_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Service:
     """Of its own, beside the environment of the stack."""
 
 
-def environment(stack: Stack) -> dict[str, str]:
+def stack_environment(stack: Stack) -> dict[str, str]:
     """Return the environment of everything that belongs to the stack; what the user has set for other things stays."""
     folder = stack.folder.resolve()
     return {
@@ -115,7 +114,7 @@ def _answers(address: str) -> bool:
 
 def _worker_is_online(stack: Stack, name: str) -> bool:
     try:
-        with prefect_client(stack, REQUEST_SECONDS) as client:
+        with prefect_client(stack) as client:
             answer = client.post(f"/work_pools/{POOL}/workers/filter", json={})
         return any(worker["name"] == name and worker["status"] == "ONLINE" for worker in answer.json())
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
@@ -141,13 +140,13 @@ def _worker(service_name: str, worker_name: str) -> Worker:
 
 
 def _prefect_is_ready(stack: Stack) -> bool:
-    """Tell whether the process of ours answers: nobody else who has taken its port may be sent the secret."""
+    """Return whether the process of ours answers: nobody else who has taken its port may be sent the secret."""
     process = stack.processes.get("prefect")
     return process is not None and listens(process.pid, stack.prefect_port) and _answers(f"{stack.api}/health")
 
 
 def _mlflow_is_ready(stack: Stack) -> bool:
-    """Tell whether a process of ours answers, as above: prompts and completions are for nobody else either."""
+    """Return whether a process of ours answers, as above: prompts and completions are for nobody else either."""
     process = stack.processes.get("mlflow")
     members = family(process) if process is not None else []  # its server is a child
     return any(listens(member.pid, stack.mlflow_port) for member in members) and _answers(f"{stack.mlflow_address}/health")

@@ -5,14 +5,16 @@
 .grpo/prefect/secret  what Prefect asks for        .grpo/grpo-stack  says that the folder is a stack's
 """
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from pydantic import TypeAdapter
+
 from flows.stack.folder import check_owner
 from flows.stack.processes import ProcessId, is_alive
-from grpo_core.errors import StackError
+from grpo_core.errors import StackError, cause
+from grpo_core.machine.jsonfile import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Stack:
     """Runs at a time, whichever worker takes them."""
     workers: int = 1
     allow_reward: tuple[str, ...] = ()
-    """Modules whose functions deployments may name as rewards."""
+    """Modules whose functions deployments may name as rewards; a stack of an earlier version has none."""
     project: Path
     """Absolute path of the folder in which it was started: deployments run there, and its settings file lies there."""
     processes: dict[str, ProcessId] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Stack:
         return self.folder / "logs" / f"{service}.log"
 
     def alive(self, service: str) -> bool:
-        """Tell whether the process that was started as this service still runs."""
+        """Return whether the process that was started as this service still runs."""
         return service in self.processes and is_alive(self.processes[service])
 
     def with_process(self, service: str, process: ProcessId) -> Self:
@@ -63,14 +65,14 @@ class Stack:
 
     def write(self) -> None:
         """Remember it."""
-        facts = {key: value for key, value in asdict(self).items() if key != "folder"} | {"project": str(self.project)}
-        partial = _file(self.folder).with_suffix(".partial")
-        partial.write_text(json.dumps(facts, indent=2) + "\n")
-        partial.replace(_file(self.folder))
+        write_json(_file(self.folder), _STACK.dump_python(self, mode="json", exclude={"folder"}))
 
     def forget(self) -> None:
-        """Remove what says that there is a stack; databases, artifacts and logs stay."""
+        """Remove the file by which a stack is known; databases, artifacts and logs stay."""
         _file(self.folder).unlink(missing_ok=True)
+
+
+_STACK = TypeAdapter(Stack)
 
 
 def read_stack(folder: Path) -> Stack | None:
@@ -81,14 +83,13 @@ def read_stack(folder: Path) -> Stack | None:
     """
     check_owner(folder)
     try:
-        facts = json.loads(_file(folder).read_text())
-        processes = {name: ProcessId(**process) for name, process in facts.pop("processes").items()}
-        allowed = tuple(facts.pop("allow_reward", ()))  # a stack of an earlier version has none
-        return Stack(folder=folder, processes=processes, allow_reward=allowed, project=Path(facts.pop("project")), **facts)
+        return _STACK.validate_python({**read_json(_file(folder)), "folder": folder})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StackError(f"{_file(folder)}: cannot be read ({error}); end its processes by hand and remove it") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise StackError(
+            f"{_file(folder)}: cannot be read ({cause(error)}); end its processes by hand and remove it"
+        ) from error
 
 
 def _file(folder: Path) -> Path:

@@ -49,7 +49,7 @@ TABLE: tuple[KlGradient, ...] = (
 )
 
 
-def markdown_table() -> str:
+def gradient_table() -> str:
     """Return the table for the documentation."""
     names = ("`kl_estimator`", "`kl_placement`", "`kl_correction`", "on-policy (one update a step)", "stale samples")
     head = [f"| {' | '.join(names)} |", "|---|---|---|---|---|"]

@@ -27,20 +27,18 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
 
     Data sets and weights are read as data (no loading scripts, no pickles), and `evaluation.verifier` is one of the rewards.
     """
-    found = []
-    if config.model.trust_remote_code:
-        found.append(Code(key="model.trust_remote_code", value="true"))
-    for index, reward in enumerate(config.rewards):
-        module, separator, _ = reward.fn.partition(":")
-        if separator:  # a built-in name has none
-            found.append(Code(key=f"rewards.{index}.fn", value=reward.fn, module=module))
-    if config.training.python is not None:
-        found.append(Code(key="training.python", value=config.training.python))
-    return tuple(found)
+    remote = [Code(key="model.trust_remote_code", value="true")] if config.model.trust_remote_code else []
+    rewards = [
+        Code(key=f"rewards.{index}.fn", value=reward.fn, module=reward.fn.partition(":")[0])
+        for index, reward in enumerate(config.rewards)
+        if ":" in reward.fn  # a built-in name has none
+    ]
+    python = config.training.python
+    return (*remote, *rewards, *([] if python is None else [Code(key="training.python", value=python)]))
 
 
 def is_allowed(code: Code, modules: Collection[str]) -> bool:
-    """Tell whether code is of one of the modules: each stands for itself and what lies below it.
+    """Return whether code is of one of the modules: each stands for itself and what lies below it.
 
     >>> is_allowed(Code(key="rewards.0.fn", value="mine.short:f", module="mine.short"), ["mine"])
     True

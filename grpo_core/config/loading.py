@@ -119,31 +119,24 @@ def _near_file(path: Path) -> str:
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     node: Any = values
-    for parent in parents:
-        node = _descend(node, parent, key)
-    if isinstance(node, list):
-        node[_index(node, last, key)] = value
-    elif isinstance(node, dict):
-        node[last] = value
-    else:
-        raise ConfigError(f"{name_of(key)}: {name_of('.'.join(parents))} is a value, not a section")
+    for part in parents:
+        place = _place(node, part, key)
+        if isinstance(node, dict) and node.get(place) is None:
+            node[place] = {}
+        node = node[place]
+    node[_place(node, last, key)] = value
 
 
-def _descend(node: Any, part: str, key: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, key)]
-    if not isinstance(node, dict):
-        raise ConfigError(f"{name_of(key)}: {shown(part)} lies below a value, not a section")
-    if node.get(part) is None:
-        node[part] = {}
-    return node[part]
-
-
-def _index(items: list[Any], part: str, key: str) -> int:
+def _place(node: Any, part: str, key: str) -> str | int:
+    """Return where in a section or a list a part of a key path is."""
+    if isinstance(node, dict):
+        return part
+    if not isinstance(node, list):
+        raise ConfigError(f"{name_of(key)}: {shown(part)} lies below what is a value, not a section")
     # Not isdigit(), which takes a superscript; no list has an index of more than nine digits.
-    if not (part.isdecimal() and len(part) <= 9) or int(part) >= len(items):
+    if not (part.isdecimal() and len(part) <= 9) or int(part) >= len(node):
         raise ConfigError(
-            f"{name_of(key)}: {shown(part)} is not an index of a list of {len(items)} (the file's, or set the list whole)"
+            f"{name_of(key)}: {shown(part)} is not an index of a list of {len(node)} (the file's, or set the list whole)"
         )
     return int(part)
 
@@ -166,13 +159,12 @@ def _near_key(key: str, model: type[BaseModel]) -> str:
     """Name the nearest known key: first among whole paths, then among last parts."""
     known = sorted(known_keys(model))
     generic = ".".join("*" if part.isdigit() else part for part in key.split("."))
-    close = difflib.get_close_matches(generic, known, n=1, cutoff=0.75)
-    if not close:
-        last = generic.rsplit(".", 1)[-1]
-        by_last = {name.rsplit(".", 1)[-1]: name for name in known}
-        close = [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)]
-    section = generic.rpartition(".")[0]
-    siblings = [name.rsplit(".", 1)[-1] for name in known if name.rpartition(".")[0] == section]
+    section, _, last = generic.rpartition(".")
+    by_last = {name.rpartition(".")[2]: name for name in known}
+    close = difflib.get_close_matches(generic, known, n=1, cutoff=0.75) or [
+        by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
+    ]
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
     hint = f"; did you mean {close[0].replace('*', '0')}?" if close else ""
     return hint + (f" (keys here: {', '.join(siblings)})" if siblings else "")
 
@@ -181,12 +173,8 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> set[str]
     """Return every key path, with `*` for a list index."""
     keys: set[str] = set()
     for name, field in model.model_fields.items():
-        path = f"{prefix}{name}"
-        keys.add(path)
-        annotation: Any = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys |= known_keys(annotation, f"{path}.")
-        for item in get_args(annotation):
-            if isinstance(item, type) and issubclass(item, BaseModel):
-                keys |= known_keys(item, f"{path}.*.")
+        keys.add(f"{prefix}{name}")
+        for kind, below in ((field.annotation, "."), *((item, ".*.") for item in get_args(field.annotation))):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                keys |= known_keys(kind, f"{prefix}{name}{below}")
     return keys

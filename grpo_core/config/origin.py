@@ -12,7 +12,7 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 
 NAMED_CHANGES = 2
-"""How many changes beside the knobs a name tells."""
+"""How many changes beside the knobs a name holds."""
 NAMED_CHARACTERS = 24
 """Longer values are cut in a name."""
 
@@ -47,7 +47,7 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
 
 
 def run_name(config: RunConfig, origin: Origin) -> str:
-    """Return what tells runs apart: `quickstart β=0 G=8 sync=10 seed=0`, then what else was changed of the preset."""
+    """Return what distinguishes runs: `quickstart β=0 G=8 sync=10 seed=0`, then what else was changed of the preset."""
     sync = config.reference.sync_steps or "never"
     knobs = f"β={config.loss.beta:g} G={config.rollout.group_size} sync={sync} seed={config.training.seed}"
     others = [

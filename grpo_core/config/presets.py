@@ -1,14 +1,15 @@
 """Presets: the files in `configs/`, which can be named without folder and suffix."""
 
 import difflib
-from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_core.errors import ConfigError, name_of
 
 SUFFIX, SUFFIXES = ".yaml", (".yaml", ".yml", ".json")
-FOLDERS = (Path("configs"), Path(__file__).resolve().parents[2] / "configs")
-"""Where presets are looked for: where the command runs, then beside the package."""
+FOLDERS = (Path("configs"), Path(__file__).parents[1].joinpath("presets").resolve())
+"""Where presets are looked for: where the command runs, then in the package, where the repository has a link to `configs/`."""
+SWEEPS = "sweeps"
+"""Folder of the sweep files among them."""
 
 
 def find_config(name: Path | str) -> Path:
@@ -17,7 +18,7 @@ def find_config(name: Path | str) -> Path:
     Raises:
         ConfigError: it looks like the name of a preset and there is none of that name.
     """
-    return _find(name, "config", FOLDERS, preset_names())
+    return _find(name, "config")
 
 
 def find_sweep(name: Path | str) -> Path:
@@ -26,21 +27,25 @@ def find_sweep(name: Path | str) -> Path:
     Raises:
         ConfigError: it looks like such a name and there is none.
     """
-    folders = tuple(folder / "sweeps" for folder in FOLDERS)
-    return _find(name, "sweep", folders, sorted({file.stem for folder in folders for file in folder.glob(f"*{SUFFIX}")}))
+    return _find(name, "sweep", SWEEPS)
 
 
-def _find(name: Path | str, kind: str, folders: Sequence[Path], presets: Sequence[str]) -> Path:
+def preset_names(below: str = "") -> list[str]:
+    """Return the names of the presets, or of the files in a folder below them."""
+    return sorted({file.stem for folder in FOLDERS for file in (folder / below).glob(f"*{SUFFIX}")})
+
+
+def _find(name: Path | str, kind: str, below: str = "") -> Path:
     path = Path(name)
     if _is_file(path) or path.suffix in SUFFIXES or len(path.parts) != 1:
         return path
-    for folder in folders:
-        if _is_file(folder / f"{name}{SUFFIX}"):
-            return folder / f"{name}{SUFFIX}"
-    close = difflib.get_close_matches(str(name), presets, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    for folder in FOLDERS:
+        if _is_file(found := folder / below / f"{name}{SUFFIX}"):
+            return found
+    names = preset_names(below)
+    hint = "".join(f"; did you mean {close}?" for close in difflib.get_close_matches(str(name), names, n=1))
     raise ConfigError(
-        f"{kind} {name_of(str(name))}: no such preset{hint} (presets: {', '.join(presets)}; or give the path of a YAML file)"
+        f"{kind} {name_of(str(name))}: no such preset{hint} (presets: {', '.join(names)}; or give the path of a YAML file)"
     )
 
 
@@ -49,8 +54,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name of more than 255 bytes
         return False
-
-
-def preset_names() -> list[str]:
-    """Return the names of the presets."""
-    return sorted({file.stem for folder in FOLDERS for file in folder.glob(f"*{SUFFIX}")})

@@ -4,29 +4,13 @@ Defaults are the vetted ones; files in `configs/` state what differs. Models are
 single field cannot express (two keys that contradict each other) is in `consistency.py`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
-from grpo_core.config.credentials import Source, TrackingUri
-from grpo_core.config.plain import check_fits, check_plain
-
-PlainValues = Annotated[dict[str, Any], AfterValidator(check_plain)]
-"""Passed on as they are, to somebody else's function."""
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, strict about keys, described by the text under each field."""
-
-    # Inputs are hidden: pydantic cuts a long one and so shows a part of a password; `explain` shows it without.
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
-    @field_validator("*")
-    @classmethod
-    def _fits(cls, value: Any) -> Any:
-        return check_fits(value)
+from grpo_core.config.credentials import Source
+from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, TrackingConfig
+from grpo_core.config.section import PlainValues, Section
 
 
 class ModelConfig(Section):
@@ -49,7 +33,7 @@ class DataConfig(Section):
     """Configuration name of a hub data set (GSM8K: `main`)."""
     hub_split: str = "train"
     """Split of a hub data set from which prompts are taken."""
-    task_args: PlainValues = {}
+    task_args: PlainValues = Field(default={})
     """Arguments of a reasoning-gym task, such as its difficulty."""
     size: int | None = Field(default=None, ge=2)
     """Rows taken, train and eval together; null = all of them (reasoning-gym: 2,000)."""
@@ -78,7 +62,7 @@ class RewardConfig(Section):
     """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`."""
     weight: float = 1.0
     """Factor in the weighted sum."""
-    args: PlainValues = {}
+    args: PlainValues = Field(default={})
     """Keyword arguments given to the function at every call."""
 
 
@@ -189,15 +173,6 @@ class ReferenceConfig(Section):
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
 
 
-class ProbeConfig(Section):
-    """The fixed probe set, on which the KL is exact and the random numbers are the same at every step and in every arm."""
-
-    every_steps: int | None = Field(default=None, ge=1)
-    """The probe set is completed and measured before the update of every so many steps; null = never."""
-    num_prompts: int = Field(default=16, ge=1)
-    """Prompts of the probe set: the first held-out ones, or training prompts where nothing is held out."""
-
-
 class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule."""
 
@@ -250,69 +225,6 @@ class TrainingConfig(Section):
     """The completions table is written every so many steps."""
     python: str | None = None
     """Interpreter of the training process (an environment of its own); null = the one that started it."""
-
-
-class EvaluationConfig(Section):
-    """Held-out evaluation: greedy accuracy, pass@1 and pass@k by one verifier alone."""
-
-    verifier: str | None = None
-    """The reward function whose score decides what is correct; null = the first of `rewards`."""
-    pass_score: float = 1.0
-    """A completion is correct where the verifier's score is at least this."""
-    num_prompts: int | None = Field(default=200, ge=1)
-    """Held-out prompts of the evaluation before and after training; null = all of them."""
-    samples: int = Field(default=4, ge=0)
-    """Sampled completions of each prompt, for pass@k; 0 = greedy only."""
-    k: tuple[int, ...] = (1, 4)
-    """The k of pass@k; each at most `samples`."""
-    every_steps: int | None = Field(default=None, ge=1)
-    """Also evaluate (greedy) during training, after every so many steps; null = before and after only."""
-    every_num_prompts: int = Field(default=64, ge=1)
-    """Held-out prompts of the evaluations during training."""
-
-
-class RuleConfig(Section):
-    """One thing that the monitor watches."""
-
-    kind: Literal["kl_budget", "non_finite", "stalled"]
-    """`kl_budget`: `metric` above `bound`; `non_finite`: a figure is NaN or infinite; `stalled`: `bound` seconds of silence."""
-    metric: str | None = None
-    """Metric of a `kl_budget` rule: a key that starts with `kl/`."""
-    bound: float | None = Field(default=None, gt=0)
-    """`kl_budget`: nats; `stalled`: seconds. `non_finite` takes none."""
-    action: Literal["warn", "stop"] = "warn"
-    """`stop` finishes the step under way, checkpoints and ends the run."""
-
-
-class MonitorConfig(Section):
-    """Rules that are checked at every record of the journal."""
-
-    rules: tuple[RuleConfig, ...] = (
-        RuleConfig(kind="non_finite", action="stop"),
-        RuleConfig(kind="stalled", bound=600.0, action="warn"),
-    )
-    """Each breach is an alert in MLflow and Prefect with the bound, the value and the step."""
-
-
-class TrackingConfig(Section):
-    """Where MLflow is."""
-
-    uri: TrackingUri | None = None
-    """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories. A password
-    is refused: of a server it goes into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN, of a
-    database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
-    experiment: str = "grpo"
-    """MLflow experiment."""
-    log_policy: bool = True
-    """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
-    run_name: str | None = None
-    """Name of the run; null = the preset, beta, group size, sync steps, seed, and what else was changed."""
-    parent: str | None = None
-    """MLflow run id of the sweep that the run belongs to; null = it stands alone."""
-    labels: dict[str, str] = {}
-    """Tags and parameters of the MLflow run that group it with others, such as sweep and arm."""
-    git_diff: bool = True
-    """Keep the uncommitted changes of the code in provenance.json, also in MLflow; off = their digest alone."""
 
 
 class RunConfig(Section):

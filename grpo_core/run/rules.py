@@ -1,6 +1,6 @@
 """Rules over journal records: which bound was crossed by which value at which step.
 
-Adding one: a kind in `config/schema.py`, its checks in `config/consistency.py`, a method here, a hand-made record in its test.
+Adding one: a kind in `config/observation.py`, its checks in `config/consistency.py`, a method here, a record in a test.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from grpo_core.config.consistency import advantage_rms_factor, effective_beta
+from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
 from grpo_core.sweep.arms import Arm, arm_config
 from grpo_core.sweep.axes import grid
 from grpo_core.sweep.plan import Plan
@@ -23,7 +23,7 @@ def describe_plan(plan: Plan) -> Iterator[str]:
         spread = f"advantage_rms_factor {factor:.4f}; " if factor else ""
         rollout = config.rollout
         shape = f"{rollout.num_prompts_per_step} x {rollout.group_size} completions a step"
-        yield f"  {arm.number:3d}  {arm.name}: {shape}; {spread}effective beta {effective_beta(config)}"
+        yield f"  {arm.number:3d}  {arm.name}: {shape}; {spread}effective beta {weight_of_kl(config)}"
     if len(arms) > SHOWN_ARMS:
         yield f"  ... and {len(arms) - SHOWN_ARMS} more"
     yield from (f"warning: {note}" for note in plan.notes)

@@ -11,7 +11,7 @@ from grpo_core.config import RunConfig, apply_overrides, check_consistency, find
 from grpo_core.config.findings import is_changed, is_single_update
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
-from grpo_core.config.schema import Section
+from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, PROMPTS, Arm, arm_config

@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 
 from grpo_core.config import RunConfig
-from grpo_core.config.consistency import advantage_rms_factor
+from grpo_core.config.derived import advantage_rms_factor, effective_beta
 from grpo_core.errors import GrpoError
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder
@@ -136,8 +136,7 @@ def _readable(run_dir: RunDir) -> tuple[list[Record], str | None, tuple[str, ...
 def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveConfig) -> dict[str, Any]:
     """Return the figures of one run: its objective, its evaluations, its last steps, totals.
 
-    `effective_beta` is what beta weighs beside the signal that the advantages really have: beta / (advantage_rms_factor *
-    sqrt(1 - zero_std_frac)), since a share of groups without variance scales the mean square of the advantages by what is left.
+    `effective_beta` is of the advantages that the run really had, without the groups of equal rewards.
     """
     figures: dict[str, Any] = dict(MEASURED_NAN)
     figures["accuracy_before"] = _evaluated(records, ACCURACY, first=True)
@@ -156,19 +155,6 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
     figures["completions"] = float(len(steps) * config.rollout.num_prompts_per_step * config.rollout.group_size)
     figures["train_seconds"] = float(steps["time/step_seconds"].sum())
     return figures
-
-
-def effective_beta(config: RunConfig, zero_std_frac: float) -> float:
-    """Return beta over the root mean square of the advantages; NaN where they are not scaled by their own group's spread.
-
-    Args:
-        config: of the run.
-        zero_std_frac: measured share of groups whose rewards are all equal, in [0, 1].
-    """
-    factor = advantage_rms_factor(config)
-    if factor is None or not 0 <= zero_std_frac < 1:
-        return math.nan
-    return config.loss.beta / (factor * math.sqrt(1 - zero_std_frac))
 
 
 def objective_of(records: Sequence[Record], steps: pandas.DataFrame, objective: ObjectiveConfig) -> float:

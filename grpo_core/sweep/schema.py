@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from grpo_core.config.credentials import StudyUrl
-from grpo_core.config.schema import PlainValues, Section
+from grpo_core.config.section import PlainValues, Section
 
 
 class Range(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from grpo_core.config import RolloutConfig, RunConfig
-from grpo_core.config.consistency import optimizer_steps
+from grpo_core.config.derived import optimizer_steps
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier

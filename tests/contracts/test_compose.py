@@ -88,8 +88,8 @@ def test_trainings_have_a_limit_that_sweeps_do_not_count_against(services: dict[
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     queues = {deployment["entrypoint"]: deployment["work_pool"].get("work_queue_name") for deployment in deployments}
     assert {entrypoint for entrypoint, queue in queues.items() if queue == "sweeps"} == {
-        "flows/sweep.py:grpo_sweep",
-        "flows/sweep.py:resume_sweep",
+        "flows.sweep.grpo_sweep",
+        "flows.sweep.resume_sweep",
     }
     assert set(queues.values()) == {"sweeps", None}  # None: the pool's queue `default`
 

@@ -11,7 +11,7 @@ from grpo_core.interop import option_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
-TABLES = {"gradients": gradients.markdown_table, "options": option_table.markdown_table}
+TABLES = {"gradients": gradients.gradient_table, "options": option_table.markdown_table}
 
 
 def segment(name: str) -> re.Pattern[str]:

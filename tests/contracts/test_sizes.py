@@ -7,8 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for package in ("grpo_core", "tasks", "flows") for path in (ROOT / package).rglob("*.py"))
-MAX_FUNCTION_LINES = 60
-MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 45
+MAX_FILE_LINES = 300
+MAX_LOOSE_FILES = 6
+"""Of `grpo_core`, which belong to no folder of it."""
 
 
 def long_functions(source: str) -> list[str]:
@@ -19,7 +21,7 @@ def long_functions(source: str) -> list[str]:
 
 
 def test_the_search_finds_a_long_function() -> None:
-    assert long_functions("def f():\n" + "    x = 1\n" * 59 + "def g():\n" + "    x = 1\n" * 60) == ["g: 61"]
+    assert long_functions("def f():\n" + "    x = 1\n" * 44 + "def g():\n" + "    x = 1\n" * 45) == ["g: 46"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -27,3 +29,7 @@ def test_functions_and_files_are_short(path: Path) -> None:
     source = path.read_text()
     assert long_functions(source) == []
     assert len(source.splitlines()) <= MAX_FILE_LINES
+
+
+def test_few_files_are_loose() -> None:
+    assert len(list((ROOT / "grpo_core").glob("*.py"))) <= MAX_LOOSE_FILES

@@ -243,7 +243,7 @@ def test_down_ends_a_training_cleanly_when_prefect_has_died_and_up_starts_all_ag
     end = read_journal(journal)[-1]
     assert (end.kind, end.data["reason"]) == ("end", "SIGTERM")
     assert (journal.parent / "checkpoints" / f"step_{end.step:06d}" / "manifest.json").exists()
-    assert marked_processes(str((project.folder / ".grpo").resolve())) == []
+    assert marked_processes(str((project.folder / ".grpo").resolve())) == {}
     again = project.grpo("up")
     assert again.returncode == 0, again.stderr
     # Nobody could tell Prefect how the run ended; it must not hold the only slot for ever.
@@ -263,7 +263,7 @@ def test_down_leaves_no_process_no_port_and_no_settings(project: Project) -> Non
     assert "1 run(s) are still scheduled" in done.stdout
     assert not (project.folder / "runs" / "waiting").exists()
     assert read_journal(journal)[-1].kind == "end"
-    assert marked_processes(str((project.folder / ".grpo").resolve())) == []
+    assert marked_processes(str((project.folder / ".grpo").resolve())) == {}
     assert is_free(stack.prefect_port)
     assert is_free(stack.mlflow_port)
     assert not (project.folder / "prefect.toml").exists()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from flows import naming
-from flows.stack.services import environment
+from flows.stack.services import stack_environment
 from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides
 from grpo_core.errors import ConfigError
@@ -214,9 +214,9 @@ def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(
 def test_a_worker_is_started_with_what_its_stack_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOWED_VARIABLE, "inherited")
     stack = Stack(folder=tmp_path, prefect_port=1, mlflow_port=2, slots=1, project=tmp_path)
-    assert environment(stack)[ALLOWED_VARIABLE] == ""
+    assert stack_environment(stack)[ALLOWED_VARIABLE] == ""
     stack = Stack(folder=tmp_path, prefect_port=1, mlflow_port=2, slots=1, project=tmp_path, allow_reward=("a", "b.c"))
-    assert environment(stack)[ALLOWED_VARIABLE] == "a,b.c"
+    assert stack_environment(stack)[ALLOWED_VARIABLE] == "a,b.c"
     stack.write()
     assert read_stack(tmp_path) == stack
 

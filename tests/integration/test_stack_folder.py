@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.stack.client_settings import folder_here, is_for, tell_clients
-from flows.stack.control import Wanted, down, up
+from flows.stack.client_settings import folder_here, is_for, write_client_settings
+from flows.stack.control import Wanted, end_stack, start_stack
 from flows.stack.folder import claim_folder
 from flows.stack.ports import listens
 from flows.stack.processes import MARK, identify, is_alive, start_process
@@ -84,11 +84,11 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, co
 
 def test_down_makes_nothing_in_a_folder_without_a_stack(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    assert not down(tmp_path, 0, print)
+    assert not end_stack(tmp_path, 0, print)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: down(folder, 0, print)])
+@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)])
 def test_a_link_is_refused_by_every_command(tmp_path: Path, command: Callable[[Path], object]) -> None:
     older(tmp_path / "elsewhere")
     (tmp_path / ".grpo").symlink_to(tmp_path / "elsewhere")
@@ -98,7 +98,7 @@ def test_a_link_is_refused_by_every_command(tmp_path: Path, command: Callable[[P
 
 
 @as_root
-@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: down(folder, 0, print)])
+@pytest.mark.parametrize("command", [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)])
 def test_the_folder_of_another_user_is_refused_by_every_command(tmp_path: Path, command: Callable[[Path], object]) -> None:
     folder = older(tmp_path / ".grpo")
     os.chown(folder, 12345, 12345)
@@ -168,7 +168,7 @@ def test_the_settings_file_holds_the_secret_for_its_owner_alone(stack: Stack) ->
     )
     settings.chmod(0o644)  # as the version before wrote it
     ensure_secret(stack.folder)
-    tell_clients(stack)
+    write_client_settings(stack)
     assert mode(settings) == 0o600
     assert f'auth_string = "{read_secret(stack.folder)}"' in settings.read_text()
 
@@ -183,7 +183,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyt
 def test_a_secret_of_its_owners_choice_is_written_as_it_is(stack: Stack) -> None:
     ensure_secret(stack.folder)
     secret_file(stack.folder).write_text('me:"quoted"\\and-long-enough\n')
-    tell_clients(stack)
+    write_client_settings(stack)
     told = tomllib.loads((stack.project / "prefect.toml").read_text())
     assert told["api"] == {"url": stack.api, "auth_string": 'me:"quoted"\\and-long-enough'}
 
@@ -191,7 +191,7 @@ def test_a_secret_of_its_owners_choice_is_written_as_it_is(stack: Stack) -> None
 def test_the_secret_is_for_the_stacks_own_api(stack: Stack) -> None:
     assert is_for("http://anywhere/api")  # no stack has written a secret here
     ensure_secret(stack.folder)
-    tell_clients(stack)
+    write_client_settings(stack)
     assert is_for(stack.api)
     assert is_for("http://localhost:4207/api/")
     assert not is_for("http://127.0.0.1:4208/api")
@@ -204,10 +204,10 @@ def test_a_stack_of_an_older_version_that_is_up_is_refused_and_can_be_ended(stac
     process = start_process(sleeper, {**os.environ, MARK: str(stack.folder)}, stack.log_file("prefect"))
     stack.with_process("prefect", process)
     with pytest.raises(StackError, match=r"asks for no secret .*run `grpo down`, then `grpo up`"):
-        up(stack.folder, Wanted(), print)
+        start_stack(stack.folder, Wanted(), print)
     assert is_alive(process)
     assert read_secret(stack.folder) is None
-    assert down(stack.folder, 0, print)
+    assert end_stack(stack.folder, 0, print)
     assert not is_alive(process)
 
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from flows.stack import prefect_setup
-from flows.stack.client_settings import folder_here, stop_telling_clients, tell_clients
-from flows.stack.control import Wanted, up
+from flows.stack.client_settings import folder_here, remove_client_settings, write_client_settings
+from flows.stack.control import Wanted, start_stack
 from flows.stack.ports import choose_port, is_free
 from flows.stack.processes import (
     MARK,
@@ -110,7 +110,7 @@ def test_marked_processes_are_found_after_their_parents_death(tmp_path: Path) ->
     orphans = [process for process in marked_processes(mark) if is_alive(process)]
     assert len(orphans) == 1
     assert end_processes(orphans, 10) == 0
-    assert marked_processes(mark) == []
+    assert marked_processes(mark) == {}
 
 
 def test_a_stack_is_remembered_as_it_is(tmp_path: Path) -> None:
@@ -130,19 +130,19 @@ def test_the_settings_file_is_written_and_removed_by_its_own_stack_alone(
     one = Stack(folder=Path("one"), prefect_port=4207, mlflow_port=5007, slots=1, project=tmp_path)
     two = replace(one, folder=Path("two"))
     assert folder_here() == Path(".grpo")
-    tell_clients(one)
+    write_client_settings(one)
     assert folder_here() == tmp_path / "one"
     assert tomllib.loads((tmp_path / "prefect.toml").read_text())["api"] == {"url": one.api}
-    with pytest.raises(StackError, match=rf"tells of the stack in {tmp_path / 'one'}; `grpo down --folder"):
-        tell_clients(two)
-    stop_telling_clients(two)
-    tell_clients(one)
-    stop_telling_clients(one)
+    with pytest.raises(StackError, match=rf"is of the stack in {tmp_path / 'one'}; `grpo down --folder"):
+        write_client_settings(two)
+    remove_client_settings(two)
+    write_client_settings(one)
+    remove_client_settings(one)
     assert not (tmp_path / "prefect.toml").exists()
     (tmp_path / "prefect.toml").write_text("[api]\n")
     with pytest.raises(StackError, match=r"is not from `grpo up`"):
-        tell_clients(one)
-    stop_telling_clients(one)
+        write_client_settings(one)
+    remove_client_settings(one)
     assert folder_here() == Path(".grpo")
     assert (tmp_path / "prefect.toml").exists()
 
@@ -154,7 +154,7 @@ def test_a_stack_belongs_to_the_folder_in_which_it_was_started(tmp_path: Path, m
     other.folder.mkdir()
     other.with_process("worker", identify(os.getpid()))
     with pytest.raises(StackError, match=rf"its stack was started in {tmp_path / 'other'}"):
-        up(other.folder, Wanted(), print)
+        start_stack(other.folder, Wanted(), print)
 
 
 def test_a_damaged_state_is_refused_by_name(tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ def test_every_metric_says_what_it_is() -> None:
     assert [metric.key for metric in REGISTRY if not (metric.meaning and metric.unit and metric.reduction)] == []
 
 
+def test_every_metric_has_a_healthy_range_or_a_reason_for_having_none() -> None:
+    assert [metric.key for metric in REGISTRY if not metric.healthy.strip("-")] == []
+    without = {metric.healthy for metric in REGISTRY if metric.healthy.startswith("none")}
+    assert without
+    assert [reason for reason in without if len(reason.removeprefix("none: ").split()) < 3] == []
+
+
 def test_no_concrete_key_belongs_to_two_entries() -> None:
     for metric in REGISTRY:
         assert find_metric(re.sub(r"<[a-z]+>", "x", metric.key)) is metric

@@ -6,6 +6,7 @@ Each search counts the different mutations that it tried, and how many of them a
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from grpo_core.config import (
     run_name,
     validate_config,
 )
-from grpo_core.config.consistency import advantage_rms_factor, effective_beta, optimizer_steps
+from grpo_core.config.derived import advantage_rms_factor, effective_beta, optimizer_steps, weight_of_kl
 from grpo_core.config.flat import flatten
 from grpo_core.data.frozen import freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, build_prompts
@@ -63,7 +64,9 @@ def config_trees(tiny_values: dict[str, Any]) -> list[Any]:
 def assert_usable(config: RunConfig, path: Path) -> None:
     """All that is asked of a configuration before anything starts; RUN_DIR's config.json holds the same one."""
     check_consistency(config)
-    assert effective_beta(config)
+    beta = effective_beta(config)
+    assert math.isnan(beta) or 0 <= beta < math.inf
+    assert weight_of_kl(config)
     factor = advantage_rms_factor(config)
     assert factor is None or 0 < factor < 2
     assert optimizer_steps(config) >= 1
@@ -103,7 +106,7 @@ def test_mutated_texts_of_configurations(config_trees: list[Any], tmp_path: Path
     texts = [*(path.read_bytes() for path in CONFIGS), as_yaml(config_trees[1])]
     tally = Tally(texts)
 
-    @search(450)
+    @search(480)
     @given(content=st.sampled_from(texts).flatmap(mutated_bytes))
     def run(content: bytes) -> None:
         judge_config(tmp_path / "run.yaml", content, tally, yaml.SafeLoader)  # libyaml's own dies of deep nesting

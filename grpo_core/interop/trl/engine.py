@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.config.consistency import optimizer_steps
+from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.trl_limits import LOSS_TYPES
 
 

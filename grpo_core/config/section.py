@@ -1,8 +1,9 @@
-"""Which values a configuration can hold: those that RUN_DIR's config.json gives back as they were."""
+"""The base of every section, and which values it can hold: those that RUN_DIR's config.json gives back as they were."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 from pydantic_core import PydanticCustomError
 
 MAX_LEVELS = 20
@@ -12,21 +13,7 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """Of float32, in which weights and losses are computed."""
 
 
-def check_fits(value: Any) -> Any:
-    """Return a field's value after refusing numbers that tensors cannot hold: arithmetic would overflow.
-
-    Raises:
-        PydanticCustomError: pydantic adds the key and the value.
-    """
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, int) and abs(number) > LARGEST_INT:
-            raise PydanticCustomError("int_too_large", "input should be an integer of at most 64 bits")
-        if isinstance(number, float) and abs(number) > LARGEST_FLOAT:
-            raise PydanticCustomError("float_too_large", "input should be a number that float32 can hold, at most 3.4e38")
-    return value
-
-
-def check_plain(values: dict[str, Any]) -> dict[str, Any]:
+def _check_plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return free values after refusing what JSON cannot hold: dates, bytes, NaN, keys that are no text, nesting without end.
 
     Raises:
@@ -69,3 +56,27 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+PlainValues = Annotated[dict[str, Any], AfterValidator(_check_plain)]
+"""Passed on as they are, to somebody else's function."""
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about keys, described by the text under each field."""
+
+    # Inputs are hidden: pydantic cuts a long one and so shows a part of a password; `explain` shows it without.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        """Refuse numbers that tensors cannot hold: arithmetic would overflow. Pydantic adds the key and the value."""
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) > LARGEST_INT:
+                raise PydanticCustomError("int_too_large", "input should be an integer of at most 64 bits")
+            if isinstance(number, float) and abs(number) > LARGEST_FLOAT:
+                raise PydanticCustomError("float_too_large", "input should be a number that float32 can hold, at most 3.4e38")
+        return value

@@ -1,0 +1,50 @@
+"""Figures that follow from a configuration: how many updates, and how beta compares with the advantages."""
+
+import math
+
+from grpo_core.config.schema import RunConfig
+
+
+def optimizer_steps(config: RunConfig) -> int:
+    """Return the number of optimizer steps of the whole run."""
+    return config.training.steps * config.loss.epochs_per_rollout * config.loss.minibatches
+
+
+def advantage_rms_factor(config: RunConfig) -> float | None:
+    """Return the root mean square of one group's advantages, the confound of a group-size sweep.
+
+    sqrt((G-1)/G) for Bessel-corrected standardised rewards, G/(G-1) times that with leave-one-out; None where it is not the
+    group's own spread that advantages are divided by.
+    """
+    size, advantage = config.rollout.group_size, config.advantage
+    if advantage.scale != "group_std" or size == 1:
+        return None
+    return math.sqrt(size / (size - 1) if advantage.baseline == "leave_one_out" else (size - 1) / size)
+
+
+def effective_beta(config: RunConfig, zero_std_frac: float = 0.0) -> float:
+    """Return what beta weighs beside the advantages: beta over their root mean square; NaN where that is not known.
+
+    It is known where the spread of each group divides its own advantages. A share of groups without variance scales their mean
+    square by what is left.
+
+    Args:
+        config: of the run.
+        zero_std_frac: measured share of groups whose rewards are all equal, in [0, 1].
+    """
+    factor = advantage_rms_factor(config)
+    if factor is None or not 0 <= zero_std_frac < 1:
+        return math.nan
+    return config.loss.beta / (factor * math.sqrt(1 - zero_std_frac))
+
+
+def weight_of_kl(config: RunConfig) -> str:
+    """Return, in words, what one token's KL weighs beside one token's surrogate, and per completion of n tokens."""
+    beta, longest = config.loss.beta, config.rollout.max_completion_tokens
+    per_completion = {
+        "seq-mean-token-mean": f"{beta:g} x mean KL per token, whatever the length",
+        "token-mean": f"{beta:g} x mean KL per token over the batch; long completions weigh more",
+        "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
+        "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
+    }
+    return per_completion[config.loss.aggregation]
