@@ -23,9 +23,9 @@ from prefect.exceptions import MissingContextError
 from grpo_core.errors import TrainingError
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.private import append_private
+from grpo_core.machine.slots import held_slot
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
-from tasks.process.slots import held_slot
 from tasks.run.progress import say
 
 STOP_SECONDS = 20.0
