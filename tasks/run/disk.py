@@ -8,8 +8,8 @@ from grpo_core.config import RunConfig
 from grpo_core.machine.disk import folder_bytes, free_bytes
 from grpo_core.run.disk_need import DiskNeed, count_parameters, disk_need, refuse_too_little, savings, shown_bytes, sweep_need
 from grpo_core.run.folder import RunDir
+from grpo_core.run.starting import RUNS_FOLDER
 from grpo_core.sweep.plan import Plan
-from tasks.folders import RUNS_FOLDER
 from tasks.run.progress import say
 from tasks.tracking.artifacts import artifact_folder, is_local
 from tasks.tracking.store import TrackedRun

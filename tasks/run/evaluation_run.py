@@ -19,8 +19,9 @@ from grpo_core.errors import ConfigError, DataError
 from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
+from grpo_core.run.starting import make_folder, starting
 from tasks.away import prefect_may_be_away
-from tasks.folders import check_root, make_folder, starting
+from tasks.folders import check_root
 from tasks.rails import refuse_code, unquoted
 from tasks.run.data import prompts_of
 from tasks.run.reporting import REPORT_RETRIES, RunSummary, whereabouts

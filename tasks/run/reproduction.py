@@ -17,7 +17,8 @@ from grpo_core.config.code import code_in
 from grpo_core.errors import JournalError
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.run.folder import RunDir
-from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
+from grpo_core.run.starting import make_folder, starting
+from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
 from tasks.run.setup import NOT_OF_A_SWEEP

@@ -12,7 +12,8 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
-from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
+from grpo_core.run.starting import holding, make_folder, starting
+from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.process.child import is_process_of
 from tasks.rails import find_allowed_origin, refuse_code
 from tasks.run.progress import say
