@@ -1,13 +1,44 @@
 """Folders and flow runs: what an earlier attempt of this flow run has made, and where deployed flows may write."""
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from prefect.runtime import flow_run
 
+from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir
-from grpo_core.run.starting import ROOTS_VARIABLE, RUNS_FOLDER, allowed_roots, refuse_foreign_root
+from grpo_core.run.folder import RunDir
+from grpo_core.run.starting import ROOTS_VARIABLE, RUNS_FOLDER, allowed_roots, make_folder, refuse_foreign_root, starting
 from tasks.process.context import is_deployed
+
+
+@contextlib.contextmanager
+def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
+    """Yield the folder of a run that starts, marked as ours, held, and claimed for this flow run at the end.
+
+    Args:
+        run_path: the folder; None = a new one, which is removed again where the start fails.
+        name: of a new folder.
+        kind: of the start.
+
+    Raises:
+        JournalError: the folder already holds a run.
+        FolderError: it is not ours, or another flow starts or works in it.
+    """
+    if run_path is not None:
+        RunDir(run_path).refuse_second_run()
+    run_dir = RunDir(run_path or make_folder(name))
+    try:
+        with starting(run_dir, kind):
+            yield run_dir
+            claim(run_dir.path)
+    except BaseException:
+        if run_path is None:
+            shutil.rmtree(run_dir.path)  # made a moment ago
+        raise
 
 
 def claim(path: Path) -> None:

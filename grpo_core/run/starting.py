@@ -1,4 +1,4 @@
-"""Folders of runs and sweeps: a new one that nobody else has, or the one that an earlier attempt of this flow run has made.
+"""The folder of a run or sweep that starts or works: a new one that nobody else has, held by one process, where it may lie.
 
 A start holds the lock of its folder from its first moment: of two that begin in one folder, one is refused.
 """

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
+from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 
@@ -36,21 +37,21 @@ def test_what_a_failed_start_left_is_replaced(tmp_path: Path, tiny_config: Calla
 
 def test_alerts_are_kept_in_order(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    assert run_dir.alerts() == []
-    run_dir.add_alert(3, "first")
-    run_dir.add_alert(4, "second\u2028with a line separator")
-    assert run_dir.alerts() == ["first", "second\u2028with a line separator"]
+    assert [alert.text for alert in monitor_alerts(run_dir)] == []
+    add_alert(run_dir, 3, "first")
+    add_alert(run_dir, 4, "second\u2028with a line separator")
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first", "second\u2028with a line separator"]
 
 
 def test_a_torn_alert_is_dropped_and_a_damaged_one_refused_with_its_line(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    run_dir.add_alert(3, "first")
+    add_alert(run_dir, 3, "first")
     with run_dir.alerts_file.open("a") as file:
         file.write('{"step": 4, "te')
-    assert run_dir.alerts() == ["first"]
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first"]
     run_dir.alerts_file.write_text('{"step": 3, "text": "first"}\n{"step": 4}\n')
     with pytest.raises(JournalError, match=r"alerts\.jsonl, line 2: not an alert"):
-        run_dir.alerts()
+        monitor_alerts(run_dir)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +88,11 @@ def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path):
 
 def test_an_alert_takes_the_place_of_a_torn_line(tmp_path):
     run_dir = RunDir(tmp_path)
-    run_dir.add_alert(1, "first")
+    add_alert(run_dir, 1, "first")
     with run_dir.alerts_file.open("a") as file:
         file.write('{"step": 2, "te')
-    run_dir.add_alert(3, "third")
-    assert run_dir.alerts() == ["first", "third"]
+    add_alert(run_dir, 3, "third")
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first", "third"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"data_digest": "a"}'])
