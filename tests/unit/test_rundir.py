@@ -8,7 +8,7 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
-from grpo_core.run.alerts import add_alert, monitor_alerts
+from grpo_core.run.alerts import add_alert, all_alerts, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 
@@ -102,3 +102,30 @@ def test_a_damaged_provenance_is_named(tmp_path, content):
     run_dir.provenance_file.write_text(content)
     with pytest.raises(JournalError, match=r"provenance\.json: not the provenance of a run"):
         run_dir.read_provenance()
+
+
+def test_alerts_of_training_and_monitor_are_one_story_in_the_order_of_the_steps(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    journal = Journal(run_dir.journal_file)
+    records = [journal.append("alert", step, {"text": f"training {step}"}) for step in (2, 3)]
+    records.append(journal.append("alert", 3, {"text": "rebuilt", "repaired": "mlflow"}))
+    journal.close()
+    for step in (3, 1, 2):
+        add_alert(run_dir, step, f"monitor {step}")
+    assert all_alerts(run_dir, records) == ("monitor 1", "training 2", "monitor 2", "training 3", "monitor 3")
+
+
+def test_a_configuration_is_resolved_once_and_never_stale(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    assert run_dir.read_config() is RunDir(run_dir.path).read_config()
+    run_dir.config_file.write_text(run_dir.config_file.read_text().replace('"beta": ', '"beta": 1'))
+    assert run_dir.read_config().loss.beta >= 1
+
+
+def test_a_request_to_stop_says_why_and_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for reason in ("the first reason, which is longer", "the second"):
+        run_dir.request_stop(reason)
+    assert run_dir.stop_file.read_text() == "the second\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["STOP"]
