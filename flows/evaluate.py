@@ -14,9 +14,10 @@ from flows.naming import name_evaluation_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import signals_of_the_command
 from grpo_core.config import merge_knobs
+from grpo_core.evaluation.plan import EvaluationPlan
 from tasks.process.cancellation import RunCancelledError
-from tasks.run.evaluation import evaluate
-from tasks.run.evaluation_run import Plan, open_evaluation, prepare_evaluation_data, report_evaluation
+from tasks.run.evaluation import evaluate_policy
+from tasks.run.evaluation_run import open_evaluation, prepare_evaluation_data, report_evaluation
 from tasks.run.model import prepare_model
 from tasks.run.reporting import RunSummary
 from tasks.run.setup import hold_run
@@ -55,13 +56,13 @@ def grpo_evaluate(
         return _tracked_evaluation(plan, open_tracking(plan.run_path))
 
 
-def _tracked_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
+def _tracked_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     try:
         with signals_of_the_command(), end_tracking(plan.run_path, tracked):
             prompts = prepare_evaluation_data(plan)
             prepare_model(plan.run_path, prompts)
             track_inputs(plan.run_path, tracked)
-            evaluate(plan.run_path, "base", plan.set_name, plan.step)
+            evaluate_policy(plan.run_path, "base", plan.set_name, plan.step)
             summary = report_evaluation(plan, tracked)
             problems = track_results(plan.run_path, tracked, "FINISHED")
     except RunCancelledError as error:

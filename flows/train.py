@@ -20,12 +20,12 @@ from grpo_core.config import merge_knobs
 from tasks.process.cancellation import RunCancelledError
 from tasks.run.data import prepare_data
 from tasks.run.disk import check_disk
-from tasks.run.evaluation import evaluate
+from tasks.run.evaluation import evaluate_policy
 from tasks.run.model import prepare_model
 from tasks.run.monitoring import monitor
-from tasks.run.reporting import RunSummary, report
+from tasks.run.reporting import RunSummary, report_run
 from tasks.run.setup import Repair, hold_run, open_run, reopen_run
-from tasks.run.training import release_monitor, train
+from tasks.run.training import release_monitor, run_training_process
 from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
 
 
@@ -86,16 +86,16 @@ def _tracked_run(run_path: Path, tracked: TrackedRun) -> RunSummary:
             data = prepare_data(run_path)
             check_disk(run_path, tracked, prepare_model(run_path, data).folder)
             track_inputs(run_path, tracked)
-            evaluate(run_path, "base")
+            evaluate_policy(run_path, "base")
             watching = monitor.submit(run_path, tracked)
             try:
-                train(run_path)
+                run_training_process(run_path)
             finally:
                 release_monitor(run_path)
                 watching.wait()
             alerts = watching.result()
-            evaluate(run_path, "final")
-            summary = report(run_path, tracked, alerts)
+            evaluate_policy(run_path, "final")
+            summary = report_run(run_path, tracked, alerts)
             problems = track_results(run_path, tracked, "FINISHED")
     except RunCancelledError as error:
         return cast("RunSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it

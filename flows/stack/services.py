@@ -15,7 +15,7 @@ from flows.stack.secret import REQUEST_SECONDS, prefect_client, read_secret, sec
 from flows.stack.state import Stack
 from flows.stack.worker import WORKER_VARIABLE
 from grpo_core.machine.gpus import SLOTS_VARIABLE
-from tasks.process.slots import FOLDER_VARIABLE
+from grpo_core.machine.slots import FOLDER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE
 
 POOL = "grpo"

@@ -7,29 +7,31 @@ digests and counts. What is trained on is what is in these files, whatever later
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from grpo_core.data.prompts import PromptSplit, jsonable
 from grpo_core.errors import DataError, cause
-from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
+from grpo_core.machine.jsonfile import STORED, Count, build, parse_json, read_json, write_json
 from grpo_core.types import Prompt
 
 MANIFEST_FILE = "manifest.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STORED)
 class DataManifest:
     """What was frozen."""
 
     source: str
     train_sha256: str
     eval_sha256: str
-    num_train: int
-    num_eval: int
-    num_too_long: int
-    num_duplicates: int
+    num_train: Count
+    num_eval: Count
+    num_too_long: Count
+    num_duplicates: Count
 
     @property
     def digest(self) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_core.evaluation.statistics import Estimate
 from grpo_core.machine.disk import whole_or_gone
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.jsonfile import build, read_json, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 
@@ -18,6 +19,15 @@ def table_file(run_dir: RunDir, policy: str) -> Path:
 def facts_file(run_dir: RunDir, policy: str) -> Path:
     """Return where the figures of an evaluation lie; while it is not there, the evaluation is not finished."""
     return run_dir.eval / f"{policy}.json"
+
+
+def read_estimates(run_dir: RunDir, policy: str) -> dict[str, Estimate]:
+    """Return the figures of a finished evaluation, by metric key.
+
+    Raises:
+        OSError, ValueError, LookupError: there is none, or its file was changed into something else.
+    """
+    return build(dict[str, Estimate], read_json(facts_file(run_dir, policy))["estimates"])
 
 
 def write_evaluation(

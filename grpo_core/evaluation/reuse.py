@@ -4,9 +4,7 @@ The figures and the table of completions are kept in the cache folder, under a d
 (`evaluation_identity`). Whoever evaluates holds a lock, so that runs which start together evaluate once.
 """
 
-import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -14,7 +12,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ import grpo_core
 from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.identity import TOKENIZER_FILES, files_digest
-from grpo_core.errors import BusyError
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
-from grpo_core.machine.hardware import environment, gpus, processor, thread_count
+from grpo_core.machine.hardware import gpus, kernel_variables, processor, thread_count
 from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.machine.locks import waited_lock
+from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.cache import cache_folder
 from grpo_core.rewards.base import BUILTIN
 from grpo_core.run.folder import RunDir
+from grpo_core.run.provenance import installed_versions
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +83,8 @@ def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: s
         "model": files_digest(sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))),
         "settings": _settings(config, verifier),
         "code": files_digest(sorted(Path(grpo_core.__path__[0]).rglob("*.py"))),
-        "packages": {package: _version(package) for package in PACKAGES},
-        "machine": (sys.version, platform.machine(), processor(), environment()),
+        "packages": dict.fromkeys(PACKAGES) | installed_versions(PACKAGES),
+        "machine": (sys.version, platform.machine(), processor(), kernel_variables()),
         "gpus": None if config.training.device == "cpu" else gpus(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -103,42 +102,23 @@ def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-@contextlib.contextmanager
-def one_at_a_time(
+def evaluated_once(
     identity: str, wait: Callable[[], None], say: Callable[[str], None] = logger.warning, patience: float = PATIENCE_SECONDS
-) -> Iterator[None]:
-    """Keep everybody else from the same evaluation while inside.
-
-    Where the cache folder cannot be written, or somebody holds the lock for too long, the evaluation is made twice.
+) -> AbstractContextManager[None]:
+    """Keep everybody else from the same evaluation while inside, if the cache folder can be written.
 
     Args:
         identity: of the evaluation.
         wait: called again and again while another process makes it; what it raises ends the waiting.
         say: takes a line that names that process, when the wait becomes long.
-        patience: seconds until the wait is given up.
+        patience: seconds until the wait is given up, and the evaluation made twice.
     """
-    folder = _folder(identity)
-    with contextlib.ExitStack() as held:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = folder.with_name(f".{identity}.lock")
-            held.enter_context(waited_lock(lock, "makes the same evaluation", wait=wait, patience=patience, say=say))
-        except BusyError as error:
-            say(f"not waiting any longer, evaluating here as well: {error}")
-        except OSError as error:
-            logger.info("nobody is kept from the same evaluation: %s", error)
-        yield
+    lock = _folder(identity).with_name(f".{identity}.lock")
+    return one_at_a_time(lock, "makes the same evaluation", wait=wait, patience=patience, say=say)
 
 
 def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
-    """Keep a finished evaluation of a run for others; where there is no room for it, that is only said."""
+    """Keep a finished evaluation of a run for others; where there is no room for it, a warning is logged."""
     folder = _folder(identity)
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

@@ -67,7 +67,7 @@ def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
 
 
 def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
-    """Tell whether a run's evaluation of `base` (saved after `step`) or of its newest checkpoint, `final`, is complete."""
+    """Return whether a run's evaluation of `base` (saved after `step`) or of its newest checkpoint, `final`, is complete."""
     file = run_dir.eval / f"{policy}.json"
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if policy == "final":

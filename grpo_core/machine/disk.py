@@ -6,6 +6,7 @@ removed if it cannot be finished. That also frees the space that the last words 
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,11 +17,11 @@ from grpo_core.errors import DiskFullError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full; the user's share of it is."""
 IN_WORDS = tuple(f"os error {number}" for number in FULL)
-"""How safetensors says it, which raises an error of its own."""
+"""How safetensors reports it, which raises an error of its own."""
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Tell whether an error comes from a full disk: itself, or one that it was raised from or during.
+    """Return whether an error comes from a full disk: itself, or one that it was raised from or during.
 
     >>> is_full_disk(OSError(errno.ENOSPC, "No space left on device")), is_full_disk(OSError(errno.EIO, "I/O error"))
     (True, False)
@@ -62,6 +63,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def free_name(path: Path) -> Path:
+    """Return `path`, or where that is taken, with the first number that is free."""
+    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return path if not path.exists() else next(name for name in names if not name.exists())
+
+
 def free_mib(path: Path) -> float:
     """Return the MiB that this user can still write where `path` is."""
     facts = os.statvfs(path)
@@ -70,9 +77,13 @@ def free_mib(path: Path) -> float:
 
 def free_bytes(path: Path) -> int | None:
     """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
-    there = next(parent for parent in (path, *path.resolve().parents) if parent.exists())
-    facts = os.statvfs(there)
+    facts = os.statvfs(nearest_folder(path))
     return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists already."""
+    return next(parent for parent in (path, *path.resolve().parents) if parent.exists())
 
 
 def folder_bytes(folder: Path) -> int:

@@ -21,9 +21,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.errors import DeviceError, name_of
+from grpo_core.machine.jsonfile import build, parse_json
 from grpo_core.machine.locks import LOOKING_SECONDS, SAFE_FLAGS, holder_of, regular_file, try_lock, user_name
 
 FOLDER_VARIABLE, SLOTS_VARIABLE = "GRPO_GPU_LOCKS", "GRPO_SLOTS"
@@ -36,12 +40,26 @@ MAX_FILES, MAX_BYTES, MAX_SHARE = 4096, 4096, 1024
 """Files of one GPU in the folder, bytes of what a holder writes, holders of a GPU."""
 
 
+_Positive = Annotated[int, Field(gt=0, lt=2**31)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU of this machine."""
 
     uuid: str
     name: str
+
+
+@stored_dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
+class _Facts:
+    """What a holder writes into its file."""
+
+    pid: _Positive
+    run_dir: str
+    share: _Positive
+    joined: bool = True
+    """Whether it has the GPU; versions that did not write it had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +213,7 @@ def _open_own(name: str, folder: int) -> IO[bytes] | None:
 
 
 def _is_still(lock: IO[bytes], folder: int, name: str) -> bool:
-    """Tell whether the name leads to the file that is locked: the folder may have been cleaned in between."""
+    """Return whether the name leads to the file that is locked: the folder may have been cleaned in between."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(name, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
@@ -234,25 +252,22 @@ def _holder_of(name: str, folder: int) -> _Holder | None:
 
 def _describe(file: IO[bytes]) -> _Holder:
     who, facts = holder_of(file), _read(file)
-    run = f" ({name_of(facts['run_dir'], most=300)})" if facts else ""
-    if who == "another process" and facts:
-        who = f"process {facts['pid']}"
+    if facts is not None:
+        who = f"process {facts.pid}" if who == "another process" else who
     owner = os.fstat(file.fileno()).st_uid
     if owner != os.geteuid() and " of user " not in who:
         who += f" of user {user_name(owner)}"
-    return _Holder(who=f"{who}{run}", share=facts.get("share", 1), has_joined=facts.get("joined", True))
+    if facts is None:
+        return _Holder(who=who, share=1, has_joined=True)
+    return _Holder(who=f"{who} ({name_of(facts.run_dir, most=300)})", share=facts.share, has_joined=facts.joined)
 
 
-def _read(file: IO[bytes]) -> dict[str, Any]:
-    """Return what a holder wrote, nothing where it cannot be read: another user may have written anything."""
+def _read(file: IO[bytes]) -> _Facts | None:
+    """Return what a holder wrote, None where it cannot be read: another user may have written anything."""
     try:
-        facts = json.loads(os.pread(file.fileno(), MAX_BYTES, 0))
-    except (ValueError, RecursionError, OSError):
-        return {}
-    if not isinstance(facts, dict) or not isinstance(facts.get("run_dir"), str):
-        return {}
-    counts = all(type(facts.get(key)) is int and 0 < facts[key] < 2**31 for key in ("pid", "share"))
-    return facts if counts and isinstance(facts.get("joined", True), bool) else {}
+        return build(_Facts, parse_json(os.pread(file.fileno(), MAX_BYTES, 0)))
+    except (ValueError, OSError):
+        return None
 
 
 def _write(file: IO[bytes], facts: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ def processor() -> str:
     return _cpu_facts(CPUINFO).get("model name") or platform.processor()
 
 
-def environment() -> dict[str, str]:
+def kernel_variables() -> dict[str, str]:
     """Return those of VARIABLES that are set, or will be by `avoid_broken_kernels`."""
     return {**needed_variables(), **{name: os.environ[name] for name in VARIABLES if name in os.environ}}
 

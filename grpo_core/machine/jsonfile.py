@@ -1,17 +1,21 @@
 """JSON files that a run keeps about itself: written whole, and read back as what they were or refused with what is wrong."""
 
-import dataclasses
 import json
-import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar
 
-from grpo_core.machine.private import write_private
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from grpo_core.errors import name_of, shown
+from grpo_core.machine.private import write_private, write_whole
 
 T = TypeVar("T")
+STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""Settings of a pydantic dataclass that is kept as JSON: nothing is converted, nothing unknown is taken."""
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+FAULTS = {"missing": "is missing", "unexpected_keyword_argument": "is unknown"}
+"""What pydantic's errors about fields are called here."""
 
 
 def read_json(path: Path) -> Any:
@@ -42,16 +46,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_private_json(path: Path, value: Any) -> None:
@@ -77,36 +72,29 @@ def append_json(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
 
 
-def build(kind: type[T], fields: Any) -> T:
-    """Return a dataclass of text, counts and figures from its fields: each is what it says, and there unless it has a default.
+def read_lines(path: Path) -> list[bytes]:
+    """Return the whole lines of a file that `append_json` writes: none where there is no file, a torn last line is dropped.
 
     Raises:
-        ValueError: names the first field that is missing, unknown, or of another type.
+        OSError: it cannot be read.
     """
-    types = get_type_hints(kind)
-    if not isinstance(fields, Mapping):
-        raise ValueError(f"expected an object, got a {type(fields).__name__}")
-    optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}  # type: ignore[arg-type]
-    unlike = sorted((fields.keys() ^ types.keys()) - (optional - fields.keys()))
-    if unlike:
-        name = unlike[0]
-        raise ValueError(f"{name[:60]!r} is {'missing' if name in types else 'unknown'}")
-    for name in fields:
-        _check(name, fields[name], types[name])
-    return kind(**fields)
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def _check(name: str, value: object, wanted: Any) -> None:
-    either = get_args(wanted)
-    if either:
-        if value is not None:
-            _check(name, value, next(kind for kind in either if kind is not NoneType))
-    elif wanted is float:
-        if type(value) is not float or not math.isfinite(value):
-            raise ValueError(f"{name!r} is not a figure")
-    elif wanted is str:
-        if not isinstance(value, str):
-            raise ValueError(f"{name!r} is not text")
-        value.encode()  # half a surrogate pair raises UnicodeEncodeError, which is a ValueError
-    elif type(value) is not int or not 0 <= value < 2**63:  # bool is an int to Python; no file of ours means one by a count
-        raise ValueError(f"{name!r} is not a count")
+def build(kind: type[T], fields: Any) -> T:
+    """Return what JSON fields hold as a `kind`: a pydantic dataclass with the settings STORED, or whatever pydantic checks.
+
+    Raises:
+        ValueError: names the first field that is missing, unknown, or of another type, and its value.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(fields))
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return what pydantic refused first: field, fault and value, in one line."""
+    fault = error.errors()[0]
+    name, value = ".".join(map(name_of, fault["loc"])), "" if fault["type"] == "missing" else f", got {shown(fault['input'])}"
+    return f"{name or 'it'}: {FAULTS.get(fault['type'], fault['msg'].lower().removeprefix('value error, '))}{value}"

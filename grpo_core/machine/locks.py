@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from grpo_core.errors import BusyError
+from grpo_core.errors import BusyError, cause
 
 logger = logging.getLogger(__name__)
 
@@ -87,18 +87,16 @@ def lock_holder(path: Path) -> str | None:
         return None if try_lock(file) else holder_of(file)
 
 
+def _pause() -> None:
+    time.sleep(LOOKING_SECONDS / 10)
+
+
 def lock_soon(file: IO[bytes]) -> bool:
     """Try for half a second, since somebody may just be looking whether the lock is held."""
     deadline = time.monotonic() + LOOKING_SECONDS
-    while not try_lock(file):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(LOOKING_SECONDS / 10)
-    return True
-
-
-def _pause() -> None:
-    time.sleep(LOOKING_SECONDS / 10)
+    while not (is_held := try_lock(file)) and time.monotonic() <= deadline:
+        _pause()
+    return is_held
 
 
 @contextlib.contextmanager
@@ -139,6 +137,30 @@ def waited_lock(
         yield
 
 
+@contextlib.contextmanager
+def one_at_a_time(
+    path: Path,
+    purpose: str,
+    *,
+    patience: float,
+    wait: Callable[[], None] = _pause,
+    say: Callable[[str], None] = logger.warning,
+) -> Iterator[None]:
+    """Hold a lock as `waited_lock` does, to keep others from the same work.
+
+    Where the folder cannot be written, or somebody holds the lock for longer than `patience`, the work is done twice.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(waited_lock(path, purpose, wait=wait, patience=patience, say=say))
+        except BusyError as error:
+            say(f"not waiting any longer: {error}")
+        except OSError as error:
+            logger.info("nobody else is kept from what %s: %s", purpose, cause(error))
+        yield
+
+
 def _let_go() -> None:
     """Close this process's copies: the lock itself stays with the process that it was forked from."""
     for file in list(_locked):
@@ -150,7 +172,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def holder_of(file: IO[bytes]) -> str:
-    """Return who holds the lock of an open file, as far as the kernel tells: `process 4711`, or `process 4711 of user ada`."""
+    """Return who holds the lock of an open file, as the kernel lists it: `process 4711`, or `process 4711 of user ada`."""
     return _listed_holder(os.fstat(file.fileno())) or "another process"
 
 

@@ -8,13 +8,14 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from pydantic.dataclasses import dataclass
+
 from grpo_core.errors import FolderError, name_of, shown
-from grpo_core.machine.jsonfile import build, read_json, write_json
+from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep"]
 MARKER_FILE = ".grpo-folder"
@@ -23,17 +24,17 @@ NAMED_ENTRIES = 4
 """How many entries of a folder a message names."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STORED)
 class Marker:
     """What the marker of a folder holds."""
 
     kind: str
     """`run`, `evaluation`, `reproduction` or `sweep`."""
-    format: int = FORMAT
+    format: Count = FORMAT
     """Version of the folder's layout."""
     created: str = ""
     """When the marker was written: ISO-8601 with time zone."""
-    adopted: int = 0
+    adopted: Count = 0
     """1 where the folder was there before its marker: made by a version that wrote none, or by hand."""
 
 
@@ -79,7 +80,7 @@ def write_marker(folder: Path, kind: Kind, *, adopted: bool = False) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Tell whether a folder holds nothing but an unreadable marker and the lock of a start that was killed at once."""
+    """Return whether a folder holds nothing but an unreadable marker and the lock of a start that was killed at once."""
     return not foreign_entries(folder)
 
 
@@ -127,7 +128,7 @@ def refuse_special_place(path: Path, what: str) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run's, also an older one without a marker."""
+    """Return whether a folder is a run's, also an older one without a marker."""
     if (folder / MARKER_FILE).is_file():
         marker = read_marker(folder)
         return marker is not None and marker.kind != "sweep"

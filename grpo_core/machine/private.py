@@ -19,8 +19,13 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, at no moment readable by others, and whole or not at all.
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
+
+    Args:
+        path: the file.
+        content: text is written as UTF-8.
+        mode: rights of the file, at every moment; the umask takes its part of them.
 
     Raises:
         OSError: it cannot be written.
@@ -28,10 +33,10 @@ def write_private(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     # O_EXCL: nobody's link or file with looser rights is written into.
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -39,6 +44,15 @@ def write_private(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file as `write_whole` does, readable by its owner alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_whole(path, text, FILE_MODE)
 
 
 def append_private(path: Path) -> IO[bytes]:

@@ -2,42 +2,43 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic.dataclasses import dataclass
+
 from grpo_core.errors import ModelError, cause
-from grpo_core.machine.jsonfile import build, read_json
+from grpo_core.machine.jsonfile import STORED, Count, build, read_json
 
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
 _NAME = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"\.step_\d{6,}\.partial")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STORED)
 class TrainingState:
     """The counters of a checkpoint."""
 
-    step: int
-    optimizer_step: int
-    prompts: int
-    tokens: int
+    step: Count
+    optimizer_step: Count
+    prompts: Count
+    tokens: Count
     """Completion tokens trained on."""
-    sync_count: int
-    last_sync_step: int
-    generated_tokens: int = 0
+    sync_count: Count
+    last_sync_step: Count
+    generated_tokens: Count = 0
     """Completion tokens sampled, those left out of the loss included."""
-    skipped_updates: int = 0
+    skipped_updates: Count = 0
     """How many of the newest updates in a row were not applied."""
-    best_step: int | None = None
+    best_step: Count | None = None
     """The evaluated step with the highest held-out accuracy so far, the first of equals; its checkpoint is kept."""
     best_accuracy: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STORED)
 class JournalMark:
     """Where the journal of a run was when a checkpoint was taken: by it the checkpoint knows its journal."""
 
-    records: int
+    records: Count
     digest: str
     """Of the last of these records."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import FolderError, GrpoError, cause
-from grpo_core.machine.disk import folder_bytes
+from grpo_core.machine.disk import folder_bytes, remove
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.machine.marker import MARKER_FILE
@@ -21,6 +21,7 @@ from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, l
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_journal
+from grpo_core.run.journal import last_event
 from grpo_core.run.repair import ASIDE
 
 KINDS = {
@@ -53,7 +54,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class Removable:
     """What can go, and what was passed over."""
 
     items: tuple[Item, ...]
@@ -61,7 +62,7 @@ class Findings:
     """Folders that were not looked into, each with the reason."""
 
 
-def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collection[Path] = ()) -> Findings:
+def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collection[Path] = ()) -> Removable:
     """Return what can go of the runs in a folder, which may itself be that of a run or a sweep.
 
     Args:
@@ -92,7 +93,7 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
     older = 0 if runs else sum(1 for path in folder.glob("*/journal.jsonl") if not _is_marked(FlowDir(path.parent)))
     if older:
         skipped.append(f"{older} folder(s) of runs of an older version in {folder}: they have no {MARKER_FILE}")
-    return Findings(items=tuple(items), skipped=tuple(skipped))
+    return Removable(items=tuple(items), skipped=tuple(skipped))
 
 
 def remove_items(items: Iterable[Item]) -> list[str]:
@@ -163,20 +164,17 @@ def _items(flow_dir: FlowDir) -> Iterator[Item]:
         if _is_all_ours(flow_dir):
             yield _item("starts", flow_dir.path, flow_dir.path)
         return
-    for path in list_leftovers(checkpoints):
-        yield _item("leftovers", path, run_dir.path)
-    for path in (*run_dir.path.glob(".*.partial"), *run_dir.completions.glob("*.partial")):
-        yield _item("leftovers", path, run_dir.path)
-    for path in checkpoints.glob("damaged_step_*"):
-        yield _item("damaged", path, run_dir.path, "it can no longer be examined")
-    for path in checkpoints.glob(f"{ASIDE}step_*"):
-        yield _item("damaged", path, run_dir.path, "the repair of the journal can no longer be undone")
-    if has_ended(run_dir):
-        whole = list_checkpoints(checkpoints)
-        for path in whole[:-1]:
-            if path != find_best(checkpoints):
-                note = "a resume falls back on it if the newest is damaged; its policy can be evaluated"
-                yield _item("checkpoints", path, run_dir.path, note)
+    whole = list_checkpoints(checkpoints) if _needs_no_earlier_checkpoint(run_dir) else []
+    older = [path for path in whole[:-1] if path != find_best(checkpoints)]
+    half_written = (*list_leftovers(checkpoints), *run_dir.path.glob(".*.partial"), *run_dir.completions.glob("*.partial"))
+    for kind, paths, note in (
+        ("leftovers", half_written, ""),
+        ("damaged", checkpoints.glob("damaged_step_*"), "it can no longer be examined"),
+        ("damaged", checkpoints.glob(f"{ASIDE}step_*"), "the repair of the journal can no longer be undone"),
+        ("checkpoints", older, "a resume falls back on it if the newest is damaged; its policy can be evaluated"),
+    ):
+        for path in paths:
+            yield _item(kind, path, run_dir.path, note)
 
 
 def _places_of(run: Path) -> tuple[Path, Path]:
@@ -199,14 +197,13 @@ def _used_policies(folders: Iterable[Path]) -> dict[Path, Path]:
     return used
 
 
-def has_ended(run_dir: RunDir) -> bool:
-    """Tell whether a run has come to its end and needs no checkpoint before the newest; False where that is not sure."""
+def _needs_no_earlier_checkpoint(run_dir: RunDir) -> bool:
+    """Return whether a run has come to its end and needs no checkpoint before the newest; False where that is not sure."""
     try:
-        records = check_journal(run_dir).history
+        last = last_event(check_journal(run_dir).history)
     except GrpoError:  # a damaged one, or another run's: its repair may need an earlier checkpoint
         return False
-    lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
-    return bool(lifecycle) and lifecycle[-1].kind == "end" and lifecycle[-1].data.get("status") in ENDED
+    return last is not None and last.kind == "end" and last.data.get("status") in ENDED
 
 
 def _never_began(flow_dir: FlowDir) -> bool:
@@ -216,7 +213,7 @@ def _never_began(flow_dir: FlowDir) -> bool:
 
 
 def _is_all_ours(flow_dir: FlowDir) -> bool:
-    """Tell whether everything in the folder of a start has a name that we give, and the marker was there first."""
+    """Return whether everything in the folder of a start has a name that we give, and the marker was there first."""
     marker = flow_dir.marker()
     ours = {*RunDir.files, *RunDir.subfolders, "runs"}
     names = os.listdir(flow_dir.path)  # noqa: PTH208  (names alone)
@@ -239,14 +236,7 @@ def _remove(item: Item) -> None:
     if item.kind == "starts":
         for path in item.path.iterdir():
             if path.name not in (MARKER_FILE, "lock"):
-                _remove_one(path)
+                remove(path)
     else:
         (item.path / MANIFEST_FILE).unlink(missing_ok=True)  # what a kill leaves must not pass for a whole checkpoint
     shutil.rmtree(item.path)
-
-
-def _remove_one(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

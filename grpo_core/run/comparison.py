@@ -18,7 +18,7 @@ Identity = tuple[Kind, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class FigureDifference:
     """One figure that two runs, or two attempts at one step, do not share."""
 
     step: int
@@ -50,7 +50,7 @@ class JournalComparison:
     """Steps that both hold."""
     figures: int
     """Figures that were compared in all."""
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureDifference, ...]
     """In the order of the journal, so that the first is the cause of the others or the nearest to it."""
     missing: tuple[Identity, ...]
     """Steps, syncs and evaluations of the earlier run that the later does not hold."""
@@ -73,11 +73,11 @@ def figures(record: Record) -> dict[str, float]:
     return {key: value for key, value in record.metrics.items() if _is_deterministic(key)}
 
 
-def differences(before: Record, now: Record) -> list[Difference]:
+def differences(before: Record, now: Record) -> list[FigureDifference]:
     """Return the figures in which two records of the same step differ; NaN equals NaN."""
     old, new = figures(before), figures(now)
     keys = [key for key in dict.fromkeys((*old, *new)) if not _same(old.get(key), new.get(key))]
-    return [Difference(step=now.step, key=key, before=old.get(key), now=new.get(key)) for key in keys]
+    return [FigureDifference(step=now.step, key=key, before=old.get(key), now=new.get(key)) for key in keys]
 
 
 def compare_journals(before: Sequence[Record], now: Sequence[Record]) -> JournalComparison:
@@ -108,9 +108,7 @@ def _is_deterministic(key: str) -> bool:
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one == other or (math.isnan(one) and math.isnan(other))
+    return one == other or (one != one and other != other)  # noqa: PLR0124  (NaN)
 
 
 def _text(value: float | None) -> str:

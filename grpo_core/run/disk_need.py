@@ -15,6 +15,7 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
+from grpo_core.machine.disk import free_bytes, nearest_folder
 
 BYTES_PER_WEIGHT = 4
 MOMENTS = 2
@@ -169,3 +170,34 @@ def shown_bytes(number: float) -> str:
     if number >= 1e9:
         return f"{number / 1e9:.1f} GB" if number < 10e9 else f"{number / 1e9:.0f} GB"
     return f"{max(1, math.ceil(number / 1e6 - 0.5))} MB"
+
+
+def describe_need(need: DiskNeed, folder: Path, artifacts: Path | None) -> tuple[str, list[tuple[int, int | None]]]:
+    """Return what is needed and free in words, and (needed, free) of each disk."""
+    stays = f" ({shown_bytes(need.lasting)} stay)" if need.most - need.lasting > 1e6 else ""
+    text, free = f"needs up to {shown_bytes(need.most)} in {folder}{stays}", free_bytes(folder)
+    if artifacts is None:
+        return f"{text}; {_shown_free(free)}", [(need.most, free)]
+    text += f" and {shown_bytes(need.tracked)} in {_shown_path(artifacts)}"
+    there = nearest_folder(artifacts)
+    if nearest_folder(folder).stat().st_dev == there.stat().st_dev:
+        return f"{text}; {_shown_free(free)}", [(need.most + need.tracked, free)]
+    free_there = free_bytes(there)
+    words = f"{text}; {_shown_free(free)} and {_shown_free(free_there)} there"
+    return words, [(need.most, free), (need.tracked, free_there)]
+
+
+def elsewhere(path: Path, option: str, resumed: bool) -> list[str]:
+    """Return what else would make room: another disk, or what can be removed."""
+    if resumed:
+        return [f"move {path} to a larger disk"]
+    return [f"another {option} on a larger disk", "`grpo clean`, which lists what can go"]
+
+
+def _shown_free(free: int | None) -> str:
+    return "how much is free is not known" if free is None else f"{shown_bytes(free)} free"
+
+
+def _shown_path(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -36,7 +36,7 @@ def reward_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def kl_figure(records: Sequence[Record]) -> Figure:
+def drift_figure(records: Sequence[Record]) -> Figure:
     """Return KL to the current reference and to the initial policy, entropy, and parameter distance, over steps."""
     steps, syncs = step_table(records), sync_table(records)
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, height_ratios=(2, 1), layout="constrained")
@@ -59,7 +59,7 @@ def save_figures(records: Sequence[Record], folder: Path) -> list[Path]:
     """Write reward.png and kl.png into `folder`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, draw in (("reward", reward_figure), ("kl", kl_figure)):
+    for name, draw in (("reward", reward_figure), ("kl", drift_figure)):
         figure = draw(records)
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=120)

@@ -1,9 +1,10 @@
 """What the folder of a run and the folder of a sweep have in common: each is marked, held and tracked by one flow."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, Literal
 
 from grpo_core.errors import FolderError
 from grpo_core.machine.jsonfile import write_json
@@ -21,6 +22,23 @@ from grpo_core.machine.marker import (
 
 
 @dataclass(frozen=True)
+class Place:
+    """A file or folder that a flow leaves in its folder: read from a `FlowDir`, it is the path there."""
+
+    name: str
+    kind: Literal["file", "folder"] = "file"
+
+    def __get__(self, flow_dir: "FlowDir", owner: type) -> Path:
+        """Return where it is."""
+        return flow_dir.path / self.name
+
+
+def places(names: Mapping[str, object], kind: str) -> tuple[str, ...]:
+    """Return the names in a folder of the files, or folders, among the attributes of a class."""
+    return tuple(place.name for place in names.values() if isinstance(place, Place) and place.kind == kind)
+
+
+@dataclass(frozen=True)
 class FlowDir:
     """Paths of what a flow leaves in its folder."""
 
@@ -34,23 +52,15 @@ class FlowDir:
     """What a marker in it may say."""
     subfolders: ClassVar[tuple[str, ...]] = ()
     """Folders that are written and removed in it."""
-    files: ClassVar[tuple[str, ...]] = (MARKER_FILE, "lock", "flow_run", "tracking.json")
+    lock_file = Place("lock")
+    """Locked by the flow that works here."""
+    flow_run_file = Place("flow_run")
+    """Id of the Prefect flow run that made the folder: its retries continue here."""
+    tracking_file = Place("tracking.json")
+    """Where the run or sweep is tracked: MLflow's store and run id."""
+
+    files: ClassVar[tuple[str, ...]] = (MARKER_FILE, *places(vars(), "file"))
     """Files that are written in it."""
-
-    @property
-    def lock_file(self) -> Path:
-        """Locked by the flow that works here."""
-        return self.path / "lock"
-
-    @property
-    def flow_run_file(self) -> Path:
-        """Id of the Prefect flow run that made the folder: its retries go on here."""
-        return self.path / "flow_run"
-
-    @property
-    def tracking_file(self) -> Path:
-        """Where the run or sweep is tracked: MLflow's store and run id."""
-        return self.path / "tracking.json"
 
     def marker(self) -> Marker | None:
         """Return what marks the folder as ours; None where it is not."""

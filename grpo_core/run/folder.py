@@ -7,16 +7,19 @@ journal.damaged-<time>.jsonl (after a repair)
 
 import shutil
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import BaseModel
+
 from grpo_core.config import Origin, RunConfig, validate_config
-from grpo_core.errors import FolderError, GrpoError, JournalError, cause, shown
-from grpo_core.machine.jsonfile import append_json, parse_json, read_json, write_json
+from grpo_core.errors import ConfigError, FolderError, GrpoError, JournalError, cause
+from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
-from grpo_core.machine.private import close_to_others
+from grpo_core.machine.private import close_to_others, write_whole
 from grpo_core.redaction import kept_uri
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.journal import JOURNAL_FILE, holds_record
 
 PROMPTS_MANIFEST = "data/manifest.json"
@@ -28,110 +31,50 @@ class RunDir(FlowDir):
 
     what: ClassVar[str] = "run dir"
     kinds: ClassVar[tuple[str, ...]] = ("run", "evaluation", "reproduction")
-    subfolders: ClassVar[tuple[str, ...]] = ("data", "completions", "checkpoints", "eval", "report", "original", "source")
-    files: ClassVar[tuple[str, ...]] = (
-        *FlowDir.files,
-        "config.json",
-        "origin.json",
-        "provenance.json",
-        JOURNAL_FILE,
-        "alerts.jsonl",
-        "process.json",
-        "STOP",
-    )
 
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.json"
+    config_file = Place("config.json")
+    """The resolved configuration."""
+    origin_file = Place("origin.json")
+    """The preset, and what was changed of it."""
+    provenance_file = Place("provenance.json")
+    """What the run was made with."""
+    journal_file = Place(JOURNAL_FILE)
+    """The truth."""
+    alerts_file = Place("alerts.jsonl")
+    """One JSON line an alert of the monitor; the journal itself has one writer, the training."""
+    process_file = Place("process.json")
+    """Process id of the training process while it runs."""
+    stop_file = Place("STOP")
+    """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
+    data = Place("data", "folder")
+    """Frozen prompts."""
+    completions = Place("completions", "folder")
+    """One Parquet table a step."""
+    checkpoints = Place("checkpoints", "folder")
+    """step_NNNNNN folders."""
+    eval = Place("eval", "folder")
+    """Results of evaluations."""
+    report = Place("report", "folder")
+    """Figures and the report."""
+    original = Place("original", "folder")
+    """Of a reproduction: configuration, provenance, prompts and journal of the run that it repeats, as a run dir."""
+    source = Place("source", "folder")
+    """Of an evaluation: what was downloaded of the run that made the policy."""
 
-    @property
-    def origin_file(self) -> Path:
-        """The preset, and what was changed of it."""
-        return self.path / "origin.json"
-
-    @property
-    def provenance_file(self) -> Path:
-        """What the run was made with."""
-        return self.path / "provenance.json"
-
-    @property
-    def data(self) -> Path:
-        """Frozen prompts."""
-        return self.path / "data"
-
-    @property
-    def journal_file(self) -> Path:
-        """The truth."""
-        return self.path / JOURNAL_FILE
-
-    @property
-    def completions(self) -> Path:
-        """One Parquet table a step."""
-        return self.path / "completions"
-
-    @property
-    def checkpoints(self) -> Path:
-        """step_NNNNNN folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def eval(self) -> Path:
-        """Results of evaluations."""
-        return self.path / "eval"
-
-    @property
-    def report(self) -> Path:
-        """Figures and the report."""
-        return self.path / "report"
-
-    @property
-    def stop_file(self) -> Path:
-        """Its existence asks the training to finish the step, checkpoint and end; its text says why."""
-        return self.path / "STOP"
-
-    @property
-    def original(self) -> Path:
-        """Of a reproduction: configuration, provenance, prompts and journal of the run that it repeats, as a run dir."""
-        return self.path / "original"
-
-    @property
-    def process_file(self) -> Path:
-        """Process id of the training process while it runs."""
-        return self.path / "process.json"
+    subfolders: ClassVar[tuple[str, ...]] = places(vars(), "folder")
+    files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"))
 
     def log_file(self, process: str) -> Path:
         """Output of a process of the run."""
         return self.path / f"{process}.log"
 
-    @property
-    def alerts_file(self) -> Path:
-        """One JSON line an alert of the monitor; the journal itself has one writer, the training."""
-        return self.path / "alerts.jsonl"
-
-    def add_alert(self, step: int, text: str) -> None:
-        """Append an alert of the monitor, in the place of a last line that was torn."""
-        append_json(self.alerts_file, {"step": step, "text": text})
-
-    def alerts(self) -> list[str]:
-        """Return the texts of the monitor's alerts, oldest first; a torn last line is dropped.
+    def request_stop(self, reason: str) -> None:
+        """Ask the training to finish its step, checkpoint and end; a training that looks just now sees all of it or nothing.
 
         Raises:
-            JournalError: a whole line is no alert.
+            OSError: it cannot be written.
         """
-        if not self.alerts_file.exists():
-            return []
-        lines = self.alerts_file.read_bytes().split(b"\n")[:-1]
-        return [self._alert(line, number) for number, line in enumerate(lines, start=1)]
-
-    def _alert(self, line: bytes, number: int) -> str:
-        try:
-            text = parse_json(line)["text"]
-            if not isinstance(text, str):
-                raise TypeError(f"text is {shown(text)}")
-        except (ValueError, LookupError, TypeError) as error:
-            raise JournalError(f"{self.alerts_file}, line {number}: not an alert ({cause(error)})") from error
-        return text
+        write_whole(self.stop_file, f"{reason}\n")
 
     def create(self, config: RunConfig, origin: Origin = Origin(), kind: Kind = "run") -> None:  # noqa: B008  (frozen)
         """Take a folder for a new run, write the resolved configuration and its origin into it.
@@ -173,15 +116,8 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         for folder in (self.data, self.eval, self.report, self.completions, *others):
             shutil.rmtree(folder, ignore_errors=True)
-        files = (
-            self.provenance_file,
-            self.process_file,
-            self.stop_file,
-            self.alerts_file,
-            self.tracking_file,
-            self.flow_run_file,
-        )
-        for file in files:
+        of_the_start = (self.provenance_file, self.process_file, self.stop_file, self.alerts_file)
+        for file in (*of_the_start, self.tracking_file, self.flow_run_file):
             file.unlink(missing_ok=True)
 
     def refuse_second_run(self) -> None:
@@ -190,14 +126,14 @@ class RunDir(FlowDir):
         Raises:
             JournalError: the folder already holds a run.
         """
-        # A checkpoint without its journal is a run, too: a training that found it would go on from there.
+        # A checkpoint without its journal is a run, too: a training that found it would resume from there.
         if not (self.journal_file.exists() or self.checkpoints.exists()):
             return
         if self.marker() is None and self.why_not_older() is not None:
-            return  # not a run of ours, and no folder of ours: that is what is to be said of it
+            return  # not a run of ours, and no folder of ours: the message about that comes later
         raise JournalError(
             f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
-            f"(`grpo train --resume {self.path}` goes on with that run)"
+            f"(`grpo train --resume {self.path}` resumes that run)"
         )
 
     def why_not_older(self) -> str | None:
@@ -240,25 +176,26 @@ class RunDir(FlowDir):
             return {}
         try:
             facts: dict[str, Any] = read_json(self.provenance_file)
-            facts["data_digest"], facts["model_digest"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
+            build(_Digests, facts)
+        except (OSError, ValueError) as error:
             raise JournalError(f"{self.provenance_file}: not the provenance of a run ({cause(error)})") from error
         return facts
 
     def read_config(self) -> RunConfig:
-        """Return the resolved configuration.
+        """Return the resolved configuration; it is validated once a process, however often it is asked for.
 
         Raises:
             JournalError: the folder holds no run.
             ConfigError: the file was changed into something invalid.
         """
         try:
-            values = read_json(self.config_file)
+            return _resolved(self.config_file.read_bytes())
+        except ConfigError:
+            raise
         except (OSError, ValueError) as error:
             raise JournalError(
                 f"run dir {self.path}: no readable config.json ({cause(error)}); give the folder of a run"
             ) from error
-        return validate_config(_without_credentials(values))
 
     def read_origin(self) -> Origin:
         """Return where the configuration comes from; a folder that was made by hand has no preset.
@@ -269,13 +206,32 @@ class RunDir(FlowDir):
         if not self.origin_file.exists():
             return Origin()
         try:
-            facts = read_json(self.origin_file)
-            preset, changes = facts["preset"], facts["changes"]
-            if not isinstance(preset, str):
-                raise TypeError(f"preset is {shown(preset)}")
-            return Origin(preset=preset, changes={key: _pair(key, values) for key, values in changes.items()})
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            return Origin(**dict(build(_StoredOrigin, read_json(self.origin_file))))
+        except (OSError, ValueError) as error:
             raise JournalError(f"run dir {self.path}: no readable origin.json ({cause(error)})") from error
+
+
+class _StoredOrigin(BaseModel):
+    """What origin.json holds."""
+
+    preset: str
+    changes: dict[str, tuple[Any, Any]]
+
+
+class _Digests(BaseModel):
+    """What every version's provenance holds, beside much else."""
+
+    data_digest: str
+    model_digest: str
+
+
+@lru_cache(maxsize=256)
+def _resolved(content: bytes) -> RunConfig:
+    """Return the configuration that a config.json with this content holds.
+
+    The content is the key: whoever writes the file again, in this process or another, is read as written.
+    """
+    return validate_config(_without_credentials(parse_json(content)))
 
 
 def _without_credentials(values: Any) -> Any:
@@ -284,10 +240,3 @@ def _without_credentials(values: Any) -> Any:
     if isinstance(tracking, dict) and isinstance(tracking.get("uri"), str):
         return {**values, "tracking": {**tracking, "uri": kept_uri(tracking["uri"])}}
     return values
-
-
-def _pair(key: str, values: Any) -> tuple[Any, Any]:
-    """Return (the preset's value, the run's value)."""
-    if not isinstance(values, list) or len(values) != 2:
-        raise TypeError(f"{shown(key)} has not two values")
-    return values[0], values[1]

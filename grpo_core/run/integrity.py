@@ -15,7 +15,8 @@ from grpo_core.errors import ConfigError, GrpoError, JournalError, ModelError, c
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark, read_state
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import DamagedJournalError, Record, finite, read_records, supersede
+from grpo_core.run.journal import DamagedJournalError, Record, read_records, supersede
+from grpo_core.run.record import finite
 
 MAY_CHANGE = "tracking.uri"
 """A server may come up again at another address."""
@@ -150,14 +151,14 @@ def find_saved(run_dir: RunDir) -> list[Saved]:
 
 
 def is_edited(evaluation: Saved, records: Sequence[Record]) -> bool:
-    """Tell whether the figures in the file of an evaluation are not those of its record; older records are not compared."""
+    """Return whether the figures in the file of an evaluation are not those of its record; older records are not compared."""
     facts = finite(evaluation.facts or {})
     of_it = [r for r in records if r.kind == "eval" and r.step == evaluation.step and r.data.get("set") == evaluation.set_name]
     return all(r.digest and any(r.data.get(key) != value for key, value in facts.items()) for r in of_it)
 
 
 def wrote_digests(run_dir: RunDir) -> bool:
-    """Tell whether the run began with a version that chains its journal; False where that is not known."""
+    """Return whether the run began with a version that chains its journal; False where that is not known."""
     try:
         return bool(run_dir.read_provenance().get("journal_digests"))
     except GrpoError:

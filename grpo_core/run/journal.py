@@ -9,59 +9,35 @@ was changed, added or removed is refused. Two rules turn lines into history, and
 """
 
 import contextlib
-import json
-import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from grpo_core.errors import DiskFullError, JournalError, cause, shown
+from grpo_core.errors import DiskFullError, JournalError, cause
 from grpo_core.machine.disk import is_full_disk
 from grpo_core.machine.locks import holder_of, lock_soon
 from grpo_core.metrics import check_registered
 from grpo_core.run.journal_chain import Chain
+from grpo_core.run.record import KINDS, Kind, Record, decode_record, encode
 
-Kind = Literal["start", "step", "ref_sync", "checkpoint", "eval", "alert", "resume", "end"]
-KINDS = frozenset(get_args(Kind))
+__all__ = [
+    "KINDS",
+    "DamagedJournalError",
+    "Journal",
+    "JournalTail",
+    "Kind",
+    "Record",
+    "last_event",
+    "read_journal",
+    "read_records",
+    "supersede",
+]
 
 JOURNAL_FILE = "journal.jsonl"
-NOT_FINITE = frozenset(("nan", "inf", "-inf"))
-"""JSON has no numbers for them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One event.
-
-    Example: Record(seq=12, time="2026-01-01T10:00:00+00:00", kind="step", step=11, data={"metrics": {"kl/ref/k3": 0.02}}).
-    """
-
-    seq: int
-    """Position in the journal, from 0."""
-    time: str
-    """ISO-8601 with time zone."""
-    kind: Kind
-    step: int
-    """The step it belongs to; 0 before the first."""
-    data: Mapping[str, Any]
-    """`step` and `eval` records hold {"metrics": {key: number}}; the others what their kind needs."""
-    digest: str = ""
-    """Of this line and all before it; empty where a version without digests wrote it."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The figures of a `step` or `eval` record, empty for other kinds."""
-        values: Mapping[str, float] = self.data.get("metrics", {})
-        return values
-
-    @property
-    def timestamp_ms(self) -> int:
-        """`time` as milliseconds since 1970, as MLflow wants it."""
-        return round(datetime.fromisoformat(self.time).timestamp() * 1000)
 
 
 class DamagedJournalError(JournalError):
@@ -187,6 +163,11 @@ def supersede(records: list[Record]) -> list[Record]:
     return history
 
 
+def last_event(history: Sequence[Record]) -> Record | None:
+    """Return the last record of a beginning, a resume or an end of the run; None where there is none."""
+    return next((record for record in reversed(history) if record.kind in ("start", "resume", "end")), None)
+
+
 class JournalTail:
     """Reads a journal that another process is writing, each whole line once."""
 
@@ -220,7 +201,7 @@ class _Reader:
         self._number += 1
         where = f"{self._path}, line {self._number}"
         try:
-            record = decode(line)
+            record = decode_record(line)
             if record.seq != self._number - 1:
                 expected = self._number - 1
                 raise ValueError(f"seq is {record.seq}, expected {expected}: a line is missing, doubled or out of order")
@@ -250,63 +231,10 @@ def whole_lines(content: bytes) -> tuple[list[bytes], int]:
 
 
 def holds_record(path: Path) -> bool:
-    """Tell whether a file is a journal, whole or damaged: one of its lines is a record, or it has no line yet."""
+    """Return whether a file is a journal, whole or damaged: one of its lines is a record, or it has no line yet."""
     lines, _ = whole_lines(path.read_bytes())
     for line in lines:
         with contextlib.suppress(ValueError):
-            decode(line)
+            decode_record(line)
             return True
     return not lines
-
-
-def encode(record: Record) -> bytes:
-    """Return the line of a record without its digest."""
-    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)}
-    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
-
-
-def finite(value: Any) -> Any:
-    """Write NaN and infinities as the texts of NOT_FINITE."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(float(value))
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
-def decode(line: bytes) -> Record:
-    """Return the record of one line; neither its number nor its digest is checked.
-
-    Raises:
-        ValueError: it is no journal record.
-    """
-    try:
-        fields = json.loads(line)
-        kind, data, digest = fields["kind"], dict(fields["data"].items()), fields.get("digest", "")
-        if kind not in KINDS:
-            raise ValueError(f"kind {shown(kind)} is none of {', '.join(sorted(KINDS))}")
-        if "metrics" in data:
-            data["metrics"] = {key: _number(value) for key, value in data["metrics"].items()}
-        if datetime.fromisoformat(fields["time"]).tzinfo is None:
-            raise ValueError(f"time {fields['time']} has no zone")
-        if not isinstance(digest, str):
-            raise ValueError(f"digest {shown(digest)} is not text")
-        seq, step = _whole(fields["seq"]), _whole(fields["step"])
-        return Record(seq=seq, time=fields["time"], kind=kind, step=step, data=data, digest=digest)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {cause(error)}") from error
-
-
-def _number(value: Any) -> float:
-    """Return a figure; NaN and infinities were written as text."""
-    if isinstance(value, bool) or (isinstance(value, str) and value not in NOT_FINITE):
-        raise ValueError(f"{shown(value)} is not a figure")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{shown(value)} is not a count")
-    return value

@@ -1,17 +1,18 @@
 """What a run was made with: code, versions, hardware, data, model, seeds; and in what two runs differ."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.machine.hardware import core_count, environment, gpus, processor, thread_count
+from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor, thread_count
 from grpo_core.machine.jsonfile import write_private_json
 
 PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
@@ -60,7 +61,7 @@ def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: s
         git_diff=diff if config["tracking"]["git_diff"] else "",
         git_diff_digest=_digest(diff),
         python=sys.version.split()[0],
-        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        packages=installed_versions(PACKAGES),
         platform=platform.platform(),
         processor=processor(),
         cpu_count=core_count(),
@@ -69,7 +70,7 @@ def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: s
         driver=driver,
         cuda=cuda,
         cudnn=cudnn,
-        environment=environment(),
+        environment=kernel_variables(),
         config_digest=config_digest(config),
         data_digest=data_digest,
         model_digest=model_digest,
@@ -181,8 +182,10 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions

@@ -99,7 +99,7 @@ def _starts(tracked: Tracked) -> Iterator[Record]:
 
 
 def _syncs(records: Sequence[Record], config: RunConfig) -> Iterator[Record]:
-    """Yield a record for each step that says that it ended in a sync; its figures hold all but the weight."""
+    """Yield a record for each step whose figures say that it ended in a sync; its figures hold all but the weight."""
     for record in records:
         figures = record.metrics
         if record.kind == "step" and figures.get("ref/synced") == 1:

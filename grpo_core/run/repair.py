@@ -4,7 +4,6 @@ Whatever is done, the damaged file stays beside the journal as journal.damaged-<
 says how it was repaired. A repair that is killed has done nothing, or is done again.
 """
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from grpo_core.errors import JournalError
+from grpo_core.machine.disk import free_name
 from grpo_core.machine.locks import holder_of, lock_soon
+from grpo_core.machine.private import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
-from grpo_core.run.journal import Record, decode, encode, whole_lines
+from grpo_core.run.journal import whole_lines
 from grpo_core.run.journal_chain import Chain
+from grpo_core.run.record import Record, decode_record, encode
 
 ASIDE = "aside_"
 """Before the name of a checkpoint that the journal does not reach: nothing looks for one under such a name."""
@@ -79,7 +81,7 @@ def scan(content: Sequence[bytes]) -> tuple[list[Line], str | None]:
         had_digest = bool(chain.digest)
         fault = chain.check(line)
         try:
-            record = decode(line)
+            record = decode_record(line)
             if fault is None and record.digest != chain.digest:
                 fault = "its digest is not where it was written"
             elif not chain.digest and record.seq != number - 1:  # only the digests of later versions vouch for a number
@@ -169,13 +171,8 @@ class _Replacement:
 
     def put(self) -> None:
         """Make it the journal."""
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        with partial.open("wb") as file:
-            file.write(b"".join(line + b"\n" for line in self._lines))
-            file.flush()
-            os.fsync(file.fileno())
         shutil.copy2(self._path, free_name(self._path.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl")))
-        os.replace(partial, self._path)
+        write_whole(self._path, b"".join(line + b"\n" for line in self._lines))
 
 
 def _prefix(lines: Sequence[Line]) -> list[Record]:
@@ -189,20 +186,11 @@ def _prefix(lines: Sequence[Line]) -> list[Record]:
 
 
 def _is_vouched(records: Sequence[Record], saved: Saved, accepted: frozenset[str]) -> bool | None:
-    """Tell whether a checkpoint was saved after these records; None where it cannot tell."""
+    """Return whether a checkpoint was saved after these records; None where it cannot tell."""
     mark = saved.mark
     if mark is None or not mark.records or mark.digest in accepted or mark.records > len(records):
         return None
     return records[mark.records - 1].digest == mark.digest
-
-
-def free_name(path: Path) -> Path:
-    """Return `path`, or where that is taken, with the first number that is free."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free
 
 
 def now() -> str:

@@ -1,16 +1,21 @@
 """What a repeated run shares with the run that it repeats: configuration, prompts, every figure, the final weights."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic.dataclasses import dataclass as stored_dataclass
+
 from grpo_core.config import RunConfig, changes_between
-from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
-from grpo_core.machine.jsonfile import build, read_json
+from grpo_core.data.frozen import MANIFEST_FILE, load_frozen, read_manifest
+from grpo_core.errors import JournalError
+from grpo_core.machine.jsonfile import STORED, Count, build, read_json
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.run.comparison import JournalComparison, compare_journals
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import DamagedJournalError
 from grpo_core.types import Prompt
 
 SHOWN_CHARACTERS = 60
@@ -22,11 +27,11 @@ NOT_COMPARED = "tracking."
 """Where a run is tracked does not change it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored_dataclass(frozen=True, kw_only=True, config=STORED)
 class FinalPolicy:
     """The policy with which a run ended."""
 
-    step: int
+    step: Count
     digest: str
     """SHA-256 of its weights."""
 
@@ -151,12 +156,49 @@ def _split_differences(split: str, before: Sequence[Prompt], now: Sequence[Promp
     if not differing:
         return []
     old, new = differing[0]
-    told = f"prompt {old.id}, {_short(old)} then, {_short(new)} now"
-    return [f"{split} prompts: {len(differing)} of {len(before)} differ; the first is {told}"]
+    first = f"prompt {old.id}, {_short(old)} then, {_short(new)} now"
+    return [f"{split} prompts: {len(differing)} of {len(before)} differ; the first is {first}"]
 
 
 def _short(prompt: Prompt) -> str:
     answer = prompt.columns.get("answer")
     text = " ".join(prompt.text.split())
-    told = text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
-    return f"{told!r} (answer {answer})"
+    shown_text = text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
+    return f"{shown_text!r} (answer {answer})"
+
+
+def copy_prompts(original: RunDir, repeated: RunDir) -> None:
+    """Copy the frozen prompts, the manifest last: prompts without one are prepared anew."""
+    repeated.data.mkdir()
+    for file in sorted(original.data.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
+        shutil.copy(file, repeated.data)
+
+
+def refuse_unfit(run: str, original: RunDir) -> None:
+    """Refuse a run that has nothing to be compared, or whose prompts are not those that its provenance names.
+
+    Raises:
+        JournalError: its journal is damaged or holds no finished step, or its prompts are another run's.
+        DataError: its prompts were changed.
+    """
+    load_frozen(original.data)
+    try:
+        journal = check_run(original).history
+    except DamagedJournalError as error:  # what to do about it holds for a run, not for this copy
+        raise JournalError(f"run {run}: {error.fault}; `grpo track RUN_DIR` sends MLflow a whole one") from error
+    steps = [record.step for record in journal if record.kind == "step"]
+    policy_file = original.path / POLICY_FILE
+    saved_after = read_json(policy_file)["step"] if policy_file.exists() else 0
+    if steps and steps[-1] < saved_after:
+        raise JournalError(
+            f"run {run}: its journal ends at step {steps[-1]}, and its policy was saved after step {saved_after}"
+        )
+    if not steps:
+        raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
+    expected = original.read_provenance().get("data_digest")
+    found = read_manifest(original.data).digest
+    if expected is not None and found != expected:
+        raise JournalError(
+            f"run {run}: the digest of its frozen prompts is {found[:12]}, its provenance says {expected[:12]}: "
+            "they are not the prompts that it was trained on"
+        )

@@ -27,7 +27,7 @@ class Alert:
 
 
 class RuleBook:
-    """Checks every record; says a breach once when it begins, and again only after it has ended."""
+    """Checks every record; reports a breach once when it begins, and again only after it has ended."""
 
     def __init__(self, rules: Sequence[RuleConfig]) -> None:
         """Watch with the given rules."""
@@ -46,8 +46,7 @@ class RuleBook:
 
     def check_silence(self, seconds: float) -> list[Alert]:
         """Return the breaches of `stalled` rules after so many seconds without a record."""
-        found = {rule: self._stall(rule, seconds) for rule in self._rules if rule.kind == "stalled" and rule.bound is not None}
-        return self._begun(found)
+        return self._begun({rule: self._stall(rule, seconds) for rule in self._rules if rule.kind == "stalled"})
 
     def _begun(self, found: dict[RuleConfig, Alert | None]) -> list[Alert]:
         begun = [alert for rule, alert in found.items() if alert is not None and rule not in self._breached]
@@ -57,23 +56,14 @@ class RuleBook:
 
     def _breach(self, rule: RuleConfig, record: Record) -> Alert | None:
         if rule.kind == "kl_budget":
-            return self._budget(rule, record)
-        broken = {key: value for key, value in record.metrics.items() if not math.isfinite(value)}
-        if not broken:
-            return None
-        key, value = next(iter(broken.items()))
-        return Alert(
-            rule=rule, step=record.step, value=value, text=f"step {record.step}: {key} is {value}, not a finite number"
-        )
-
-    def _budget(self, rule: RuleConfig, record: Record) -> Alert | None:
-        if rule.metric is None or rule.bound is None or rule.metric not in record.metrics:
-            return None
-        value = record.metrics[rule.metric]
-        if not value > rule.bound:
-            return None
-        text = f"step {record.step}: {rule.metric} is {value:.4g}, above the budget of {rule.bound:g} nats"
-        return Alert(rule=rule, step=record.step, value=value, text=text)
+            value = record.metrics[str(rule.metric)]
+            is_over = rule.bound is not None and value > rule.bound
+            text = f"{rule.metric} is {value:.4g}, above the budget of {rule.bound:g} nats" if is_over else ""
+        else:
+            broken = ((key, value) for key, value in record.metrics.items() if not math.isfinite(value))
+            key, value = next(broken, ("", 0.0))
+            text = f"{key} is {value}, not a finite number" if key else ""
+        return Alert(rule=rule, step=record.step, value=value, text=f"step {record.step}: {text}") if text else None
 
     def _stall(self, rule: RuleConfig, seconds: float) -> Alert | None:
         if rule.bound is None or seconds <= rule.bound:

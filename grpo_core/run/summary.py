@@ -1,19 +1,19 @@
 """A run in a few lines: where it is, and what it reached."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas
 
 from grpo_core.errors import JournalError, shown
+from grpo_core.evaluation.results import read_estimates, table_file
 from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
 from grpo_core.evaluation.statistics import Estimate, paired_difference
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.run.alerts import all_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.journal import Record
+from grpo_core.run.journal import Record, last_event
+from grpo_core.run.process_state import process_runs
 
 ENDS = ("finished", "stopped", "failed")
 FIRST_STEPS, LAST_STEPS = 5, 10
@@ -21,7 +21,7 @@ FIRST_STEPS, LAST_STEPS = 5, 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class BeforeAfter:
     """Held-out greedy accuracy before and after training, on the same prompts."""
 
     num_prompts: int
@@ -48,19 +48,19 @@ class RunStatus:
     """What a reader of its figures should know about its journal."""
 
 
-def compare_evaluations(run_dir: RunDir) -> Comparison | None:
+def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     """Return the paired comparison of the evaluations before and after training; None where one is missing."""
-    files = [run_dir.eval / f"{policy}.parquet" for policy in ("base", "final")]
+    files = [table_file(run_dir, policy) for policy in ("base", "final")]
     if not all(file.exists() for file in files):
         return None
     before, after = (_greedy(pandas.read_parquet(file)) for file in files)
     prompts = sorted(before.keys() & after.keys())
-    estimates = [_greedy_accuracy(run_dir.eval / f"{policy}.json") for policy in ("base", "final")]
+    estimates = [_greedy_accuracy(run_dir, policy) for policy in ("base", "final")]
     difference = paired_difference([before[prompt] for prompt in prompts], [after[prompt] for prompt in prompts])
-    return Comparison(num_prompts=len(prompts), before=estimates[0], after=estimates[1], difference=difference)
+    return BeforeAfter(num_prompts=len(prompts), before=estimates[0], after=estimates[1], difference=difference)
 
 
-def describe_result(records: Sequence[Record], comparison: Comparison | None) -> list[str]:
+def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -> list[str]:
     """Return what a run reached, one line a fact.
 
     Raises:
@@ -121,37 +121,22 @@ def run_status(run_dir: RunDir) -> RunStatus:
         steps=steps,
         last=step_records[-1] if step_records else None,
         num_syncs=sum(record.kind == "ref_sync" for record in records),
-        alerts=(*(str(record.data.get("text")) for record in records if _is_alert(record)), *run_dir.alerts()),
+        alerts=all_alerts(run_dir, records),
         notes=journal.notes,
     )
 
 
-def _is_alert(record: Record) -> bool:
-    """Tell whether a record is an alert; that the journal was repaired is one of the notes."""
-    return record.kind == "alert" and "repaired" not in record.data
-
-
 def _state(records: list[Record], run_dir: RunDir) -> tuple[str, str | None]:
-    lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
-    if lifecycle and lifecycle[-1].kind == "end":
-        status, reason = (lifecycle[-1].data.get(key) for key in ("status", "reason"))
+    last = last_event(records)
+    if last is not None and last.kind == "end":
+        status, reason = (last.data.get(key) for key in ("status", "reason"))
         if status not in ENDS or not (reason is None or isinstance(reason, str)):
-            where = f"{run_dir.journal_file}, line {lifecycle[-1].seq + 1}"
+            where = f"{run_dir.journal_file}, line {last.seq + 1}"
             raise JournalError(f"{where}: an end needs a status ({', '.join(ENDS)}) and a reason, got {shown(status)}")
         return status, reason
-    if _alive(run_dir.process_file):
+    if process_runs(run_dir.process_file):
         return "running", None
-    return ("died", "the training process is gone and left no end record") if lifecycle else ("not started", None)
-
-
-def _alive(process_file: Path) -> bool:
-    try:
-        facts = read_json(process_file)
-    except (OSError, ValueError):
-        return False
-    if not isinstance(facts, dict) or type(facts.get("pid")) is not int:
-        return False
-    return facts.get("returncode") is None and Path(f"/proc/{facts['pid']}").exists()
+    return ("not started", None) if last is None else ("died", "the training process is gone and left no end record")
 
 
 def _greedy(table: pandas.DataFrame) -> dict[int, bool]:
@@ -159,6 +144,5 @@ def _greedy(table: pandas.DataFrame) -> dict[int, bool]:
     return {int(prompt): bool(correct) for prompt, correct in zip(greedy["prompt_id"], greedy["correct"], strict=True)}
 
 
-def _greedy_accuracy(path: Path) -> Estimate:
-    estimates = json.loads(path.read_text())["estimates"]
-    return Estimate(**next(value for key, value in estimates.items() if key.endswith("/greedy_accuracy")))
+def _greedy_accuracy(run_dir: RunDir, policy: str) -> Estimate:
+    return next(value for key, value in read_estimates(run_dir, policy).items() if key.endswith("/greedy_accuracy"))

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
+from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.errors import GrpoError, SweepError, cause
-from grpo_core.machine.jsonfile import append_json, build, parse_json, read_json, write_json
+from grpo_core.machine.jsonfile import STORED, Count, append_json, build, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
@@ -25,12 +26,12 @@ from grpo_core.sweep.plan import Plan, make_plan
 SWEEP_FILE = "sweep.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@stored_dataclass(frozen=True, kw_only=True, config=STORED)
 class Outcome:
     """How one run of a sweep ended."""
 
-    arm: int
-    seed: int
+    arm: Count
+    seed: Count
     status: str
     """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
     cause: str | None = None

@@ -1,7 +1,7 @@
-"""Notice that this flow run is cancelled where Prefect no longer says so.
+"""Notice that this flow run is cancelled where Prefect no longer reports it.
 
 A worker delivers a cancellation as a signal, within a second; but after its API was away for half a minute it stops doing that
-for good, and the run would stay `Cancelling` while the training goes on. So the flow process asks for its own state.
+for good, and the run would stay `Cancelling` while the training continues. So the flow process asks for its own state.
 """
 
 import base64
@@ -14,6 +14,7 @@ from typing import Self
 import httpx
 from prefect.settings import get_current_settings
 
+from grpo_core.run.process_state import POLL_SECONDS
 from tasks.process.context import deployed_flow_run
 
 logger = logging.getLogger(__name__)
@@ -58,14 +59,17 @@ class CancelWatch:
         if self._cancelled:
             raise RunCancelledError("cancelled; noticed by asking the API, Prefect had not delivered it")
 
+    def pause(self) -> None:
+        """Wait for a moment, to be called again and again by whoever waits for something; raises as `check`."""
+        time.sleep(POLL_SECONDS)
+        self.check()
+
     def _ask(self) -> None:
         since: float | None = None
         with httpx.Client(headers=_headers(), timeout=REQUEST_SECONDS) as client:
             while not self._done.wait(ASK_SECONDS):
-                if _state(client, str(self._run_id)) not in CANCELLED:
-                    since = None
-                elif since is None:
-                    since = time.monotonic()
+                is_cancelled = _state(client, str(self._run_id)) in CANCELLED
+                since = (since or time.monotonic()) if is_cancelled else None
                 self._cancelled = since is not None and time.monotonic() - since > GRACE_SECONDS
 
 

@@ -6,13 +6,11 @@ Its output goes to a file, which outlives both, and from there, line by line, to
 """
 
 import contextlib
-import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,17 +21,13 @@ from prefect.exceptions import MissingContextError
 from grpo_core.errors import TrainingError
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.private import append_private
+from grpo_core.machine.slots import held_slot
+from grpo_core.run.process_state import NOT_STARTED, STOP_SECONDS, ProcessState, write_process_state
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
-from tasks.process.slots import held_slot
 from tasks.run.progress import say
 
-STOP_SECONDS = 20.0
-"""How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow has to be told, too."""
-POLL_SECONDS = 0.1
 INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; a second Ctrl-C or SIGTERM kills it\n"
-NOT_STARTED = 127
-"""Exit code in the state file of a process that could not be started; the shell's."""
 
 
 def run_child(
@@ -56,24 +50,19 @@ def run_child(
     """
     output = _Output(log_file)
     command = [python or sys.executable, "-m", module, *arguments]
-    with CancelWatch() as cancellation:
-
-        def wait() -> None:
-            time.sleep(POLL_SECONDS)
-            cancellation.check()
-
-        with held_slot(wait, say) as slot, _lifeline() as lifeline:
-            child = _start(command, log_file, lifeline, slot, state_file)
+    with CancelWatch() as cancellation, held_slot(cancellation.pause, say) as slot, _lifeline() as lifeline:
+        child = _start(command, log_file, lifeline, slot, state_file)
+        try:
+            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+                cancellation.pause()
+                output.forward()
+        finally:
             try:
-                while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-                    wait()
-                    output.forward()
+                _stop(child)
             finally:
-                try:
-                    _stop(child)
-                finally:
-                    output.forward(last=True)
-                    _write_state(state_file, child.pid, child.returncode, left=child.returncode is None)
+                output.forward(last=True)
+                left = child.returncode is None
+                write_process_state(state_file, ProcessState(pid=child.pid, returncode=child.returncode, left=left))
     if child.returncode:
         raise TrainingError(_last_words(module, child.returncode, log_file))
 
@@ -93,7 +82,7 @@ def _start(
     command: list[str], log_file: Path, lifeline: int, slot: tuple[int, ...], state_file: Path | None
 ) -> subprocess.Popen[bytes]:
     # The repository root must be importable in the child, whichever interpreter runs it.
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     environment = {
         # Huge pages for large tensors: a CPU training allocates gigabytes a step, otherwise 4 KiB at a time.
@@ -118,9 +107,11 @@ def _start(
                 start_new_session=True,
             )
     except OSError as error:
-        _write_state(state_file, None, NOT_STARTED)  # whoever waits for its end need not wait
+        write_process_state(
+            state_file, ProcessState(pid=None, returncode=NOT_STARTED)
+        )  # whoever waits for its end need not wait
         raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
-    _write_state(state_file, child.pid, None)
+    write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
     return child
 
 
@@ -171,72 +162,9 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def _write_state(path: Path | None, pid: int | None, returncode: int | None, left: bool = False) -> None:
-    if path is not None:
-        text = json.dumps({"pid": pid, "returncode": returncode, "left": left}) + "\n"
-        partial = path.with_suffix(".partial")
-        try:
-            partial.write_text(text)
-            partial.replace(path)
-        except OSError:  # a full disk has no room for a new file; who waits for the process must learn of its end all the same
-            if not path.exists():
-                raise
-            partial.unlink(missing_ok=True)
-            with path.open("r+") as file:
-                file.write(text)
-                file.truncate()
-
-
 def _last_words(module: str, returncode: int, log_file: Path) -> str:
     """Return the message of a child that failed: the last line of its log, or what killed it."""
     if returncode < 0:
         return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
-
-
-def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
-    """End the running process of `state_file` even if it hangs: SIGTERM, and after `patience` seconds SIGKILL.
-
-    Its `run_child` has not reaped it yet while the state file shows no exit code, so the process id is still its own.
-    """
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
-        facts = _read_state(state_file)
-        if facts is None or facts["returncode"] is not None or facts["left"]:
-            return
-        os.kill(facts["pid"], number)
-        deadline = time.monotonic() + seconds
-        while not process_has_ended(state_file) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-
-
-def ensure_ended(state_file: Path) -> None:
-    """Say that the process has ended if it never began, so that nobody waits for it."""
-    if _read_state(state_file) is None:
-        _write_state(state_file, None, NOT_STARTED)
-
-
-def process_has_started(state_file: Path) -> bool:
-    """Tell whether the process of `state_file` has been started: it may have to wait for a slot."""
-    facts = _read_state(state_file)
-    return facts is not None and facts["pid"] is not None
-
-
-def process_has_ended(state_file: Path) -> bool:
-    """Tell whether the process of `state_file` has ended or was left to its end; False before it has started."""
-    facts = _read_state(state_file)
-    return facts is not None and (facts["returncode"] is not None or facts["left"])
-
-
-def is_process_of(state_file: Path, name: str) -> bool:
-    """Tell whether `name` (`process 4711`) is the process of `state_file`."""
-    facts = _read_state(state_file)
-    return facts is not None and name == f"process {facts['pid']}"
-
-
-def _read_state(state_file: Path) -> dict[str, Any] | None:
-    try:
-        facts: dict[str, Any] = json.loads(state_file.read_text())
-    except (OSError, ValueError):
-        return None
-    return facts

@@ -15,7 +15,7 @@ def deployed_flow_run() -> str | None:
 
 
 def is_deployed() -> bool:
-    """Tell whether a deployment started this process, directly or as a run of a deployed sweep."""
+    """Return whether a deployment started this process, directly or as a run of a deployed sweep."""
     return deployed_flow_run() is not None or bool(os.environ.get(PART_VARIABLE))
 
 

@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import RunConfig
 from grpo_core.run.folder import RunDir
-from tasks.run.caching import by_identity, one_at_a_time
+from tasks.run.caching import by_identity, prepared_once
 from tasks.run.progress import say
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def prompts_of(config: RunConfig) -> "PromptSplit":
         say(f"making the model {config.model.source}, once: about half a minute on one core")
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     identity = data_identity(config, folder)
-    with one_at_a_time(identity):
-        return read_prompts(config, identity)
+    with prepared_once(identity):
+        return cached_prompts(config, identity)
 
 
 @task(name="read-prompts", cache_key_fn=by_identity, persist_result=True)
-def read_prompts(config: RunConfig, identity: str | None) -> "PromptSplit":  # noqa: ARG001  (the cache key)
+def cached_prompts(config: RunConfig, identity: str | None) -> "PromptSplit":  # noqa: ARG001  (the cache key)
     """Read, template and split the prompts of a configuration."""
     from grpo_core.data.prepare import read_prompts
 

@@ -1,6 +1,5 @@
 """Task: evaluate a policy, in a process of its own."""
 
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -10,13 +9,13 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.run.folder import RunDir
 from tasks.process.cancellation import CancelWatch
-from tasks.process.child import POLL_SECONDS, run_child
+from tasks.process.child import run_child
 from tasks.run.model import cached_digest
 from tasks.run.progress import say
 
 
 @task(name="evaluate", task_run_name="evaluate-{policy}", cache_policy=NO_CACHE)
-def evaluate(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> None:
+def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> None:
     """Evaluate the initial policy (saved after `step`) or the newest checkpoint's on the held-out prompts.
 
     Nothing is done where nothing is held out (`data.eval_fraction: 0`), or where this policy has been evaluated before. An
@@ -24,7 +23,7 @@ def evaluate(run_path: Path, policy: Literal["base", "final"], set_name: str = H
     reproduction, which is to repeat it.
     """
     from grpo_core.data.frozen import read_manifest
-    from grpo_core.evaluation.reuse import keep_evaluation, one_at_a_time, use_kept
+    from grpo_core.evaluation.reuse import evaluated_once, keep_evaluation, use_kept
     from grpo_core.evaluation.subject import is_evaluated
 
     run_dir = RunDir(run_path)
@@ -35,18 +34,12 @@ def evaluate(run_path: Path, policy: Literal["base", "final"], set_name: str = H
     if identity is None:
         _run(run_dir, policy, set_name, step)
         return
-    with CancelWatch() as cancellation:
-
-        def wait() -> None:
-            time.sleep(POLL_SECONDS)
-            cancellation.check()
-
-        with one_at_a_time(identity, wait, say):
-            if use_kept(run_dir, policy, identity):
-                say(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
-                return
-            _run(run_dir, policy, set_name, step)
-            keep_evaluation(run_dir, policy, identity)
+    with CancelWatch() as cancellation, evaluated_once(identity, cancellation.pause, say):
+        if use_kept(run_dir, policy, identity):
+            say(f"evaluation of {policy}: an earlier run has made the same one; its result is used again")
+            return
+        _run(run_dir, policy, set_name, step)
+        keep_evaluation(run_dir, policy, identity)
 
 
 def _run(run_dir: RunDir, policy: str, set_name: str, step: int) -> None:

@@ -3,24 +3,24 @@
 An evaluation is a run dir like a training's, whose model is the policy and whose prompts are all held out.
 """
 
-import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.config import Origin, RunConfig, apply_overrides, changes_between, load_config, validate_config
-from grpo_core.errors import ConfigError, DataError
+from grpo_core.config import Origin, apply_overrides, changes_between, validate_config
+from grpo_core.errors import DataError
+from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, data_facts
+from grpo_core.evaluation.results import read_estimates
 from grpo_core.evaluation.sets import HELD_OUT, set_name
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from tasks.away import prefect_may_be_away
-from tasks.folders import check_root, make_folder, starting
+from tasks.folders import check_root, new_run
 from tasks.rails import refuse_code, unquoted
 from tasks.run.data import prompts_of
 from tasks.run.reporting import REPORT_RETRIES, RunSummary, whereabouts
@@ -35,23 +35,8 @@ if TYPE_CHECKING:
 SHOWN_COMPLETIONS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One evaluation, decided."""
-
-    run_path: Path
-    policy: str
-    """For people."""
-    step: int
-    set_name: str
-    prompts: Literal["own", "split", "all"]
-    """The prompts that the policy's own run held out, the held-out split of the data source, or all of it."""
-    frozen_data: Path | None
-    """Frozen prompts of the run that made the policy."""
-
-
 @task(name="open-run", cache_policy=NO_CACHE)
-def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any], run_path: Path | None) -> Plan:
+def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any], run_path: Path | None) -> EvaluationPlan:
     """Find the policy, decide on its prompts and make the folder of its evaluation.
 
     Raises:
@@ -61,32 +46,24 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         FolderError: it is not ours, or a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
-    if run_path is not None:
-        RunDir(run_path).refuse_second_run()
-    path = run_path or make_folder(EVALUATION)
-    try:
-        with starting(RunDir(path), "evaluation"):
-            return _plan(policy, config, overrides, path)
-    except BaseException:
-        if run_path is None:
-            shutil.rmtree(path)  # made a moment ago
-        raise
+    with new_run(run_path, EVALUATION, "evaluation") as run_dir:
+        return _plan(policy, config, overrides, run_dir)
 
 
-def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], path: Path) -> Plan:
+def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], run_dir: RunDir) -> EvaluationPlan:
     """Lay out an evaluation in a folder of ours."""
-    RunDir(path).forget_start(path / "source")  # of an attempt that came to nothing
-    subject = _find(policy, path / "source")
+    run_dir.forget_start(run_dir.source)  # of an attempt that came to nothing
+    subject = _find(policy, run_dir.source)
     with unquoted(config or ""):
-        base, resolved = _configure(subject, config, overrides)
+        base, resolved = configure_evaluation(subject, config, overrides)
     refuse_code([resolved])
-    prompts = _choose_prompts(subject, config, overrides, base, resolved)
+    prompts = choose_prompts(subject, config, overrides, base, resolved)
     name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
     named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
     resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
-    RunDir(path).create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
-    return Plan(
-        run_path=path,
+    run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
+    return EvaluationPlan(
+        run_path=run_dir.path,
         policy=subject.name,
         step=subject.step,
         set_name=name,
@@ -103,36 +80,8 @@ def _find(policy: str, download_to: Path) -> "Subject":
     return find_subject(policy)
 
 
-def _choose_prompts(
-    subject: "Subject", config: str | None, overrides: Mapping[str, Any], base: RunConfig, resolved: RunConfig
-) -> Literal["own", "split", "all"]:
-    if "data.source" in overrides:
-        return "all"
-    as_in_its_run = resolved.data == base.data and resolved.rollout.max_prompt_tokens == base.rollout.max_prompt_tokens
-    return "own" if config is None and subject.frozen_data is not None and as_in_its_run else "split"
-
-
-def _configure(subject: "Subject", config: str | None, overrides: Mapping[str, Any]) -> tuple[RunConfig, RunConfig]:
-    """Return the configuration that the evaluation starts from, and its own."""
-    base = load_config(config) if config else subject.config
-    if base is None:
-        raise ConfigError(
-            f"policy {subject.source}: no run dir, checkpoint or MLflow run of this project; to evaluate any other model, give "
-            "config, a preset or file with the data, rewards and evaluation settings"
-        )
-    given = {
-        "model.source": subject.source,
-        "tracking.experiment": f"{base.tracking.experiment}-evaluate",
-        "tracking.log_policy": False,
-        "evaluation.every_steps": None,
-    }
-    if "data.source" in overrides:  # another source: all of its rows, whatever the base configuration took of its own
-        given |= {"data.eval_fraction": 0.0, "data.size": None, "evaluation.num_prompts": None}
-    return base, validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
-
-
 @task(name="prepare-data", cache_policy=NO_CACHE)
-def prepare_evaluation_data(plan: Plan) -> "DataManifest":
+def prepare_evaluation_data(plan: EvaluationPlan) -> "DataManifest":
     """Freeze the prompts: those that the policy's own run held out, the held-out split of a configuration, or a whole source.
 
     Raises:
@@ -155,12 +104,11 @@ def prepare_evaluation_data(plan: Plan) -> "DataManifest":
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def report_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
+def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     """Say what the evaluation found, as facts and as a Markdown artifact with some completions."""
     run_dir = RunDir(plan.run_path)
-    estimates = json.loads((run_dir.eval / "base.json").read_text())["estimates"]
-    lines = [f"{key}: {value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]" for key, value in estimates.items()]
-    facts = (f"policy: {plan.policy}", *_data_facts(plan), *lines)
+    lines = [f"{key}: {estimate}" for key, estimate in read_estimates(run_dir, "base").items()]
+    facts = (f"policy: {plan.policy}", *data_facts(plan), *lines)
     run_dir.report.mkdir(exist_ok=True)
     markdown = _markdown(run_dir, tracked, facts)
     (run_dir.report / "report.md").write_text(markdown)
@@ -176,21 +124,6 @@ def report_evaluation(plan: Plan, tracked: TrackedRun) -> RunSummary:
         alerts=(),
         facts=facts,
     )
-
-
-def _data_facts(plan: Plan) -> list[str]:
-    from grpo_core.data.frozen import load_frozen
-
-    config = RunDir(plan.run_path).read_config()
-    _, held_out = load_frozen(RunDir(plan.run_path).data)
-    evaluated = held_out[: config.evaluation.num_prompts]
-    facts = [f"prompts: {len(evaluated)} of {len(held_out)} of {config.data.source}"]
-    if plan.frozen_data is not None:
-        trained_on, _ = load_frozen(plan.frozen_data)
-        texts = {prompt.text for prompt in trained_on}
-        shared = sum(prompt.text in texts for prompt in evaluated)
-        facts += [f"warning: the policy was trained on {shared} of these prompts"] if shared else []
-    return facts
 
 
 def _markdown(run_dir: RunDir, tracked: TrackedRun, facts: tuple[str, ...]) -> str:

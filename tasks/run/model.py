@@ -8,8 +8,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import ModelError
+from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
-from tasks.run.caching import by_identity, one_at_a_time
+from tasks.run.caching import by_identity, prepared_once
 from tasks.run.progress import say
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ class ModelFacts:
 def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     """Resolve the model (converting or downloading it where needed), load the rewards once, write provenance.json.
 
-    Loading the rewards here refuses a wrong import path before anything is trained. Where the run goes on, or repeats another,
-    what differs from its first environment is said before anything starts.
+    Loading the rewards here refuses a wrong import path before anything is trained. If the run is resumed, or repeats
+    another, what differs from its first environment is printed before anything starts.
 
     Raises:
-        ModelError: a run that goes on would do so with another initial policy.
+        ModelError: a resumed run would continue with another initial policy.
     """
     from grpo_core.policy.loading import resolve_model
     from grpo_core.rewards.base import load_rewards
@@ -45,20 +46,21 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     digest = cached_digest(folder)
     provenance = collect_provenance(config.model_dump(mode="json"), data.digest, digest)
-    goes_on = run_dir.provenance_file.exists()
+    is_resumed = run_dir.provenance_file.exists()
     earlier = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
-    if goes_on and earlier["model_digest"] != digest:
+    if is_resumed and earlier["model_digest"] != digest:
         raise ModelError(
             f"model.source {config.model.source}: its weights (SHA-256 {digest[:12]}) are not those with which this run began "
             f"({earlier['model_digest'][:12]}); restore them, or start a new run"
         )
     if earlier:
+        known = {raised.text for raised in monitor_alerts(run_dir)}
         for difference in environment_differences(earlier, asdict(provenance)):
             say(f"environment: {difference}")
             alert = f"resumed in another environment: {difference}"
-            if goes_on and alert not in run_dir.alerts():
-                run_dir.add_alert(0, alert)
-    if not goes_on:
+            if is_resumed and alert not in known:
+                add_alert(run_dir, 0, alert)
+    if not is_resumed:
         write_provenance(provenance, run_dir.provenance_file)
     return ModelFacts(folder=folder, digest=digest)
 
@@ -68,7 +70,7 @@ def cached_digest(folder: Path) -> str:
     from grpo_core.policy.loading import weights_identity
 
     identity = weights_identity(folder)
-    with one_at_a_time(identity):
+    with prepared_once(identity):
         return digest_weights(folder, identity)
 
 

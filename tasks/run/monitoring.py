@@ -12,13 +12,14 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.plain_text import for_code
+from grpo_core.run.alerts import add_alert, is_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
+from grpo_core.run.process_state import end_process, process_has_ended, process_has_started
 from grpo_core.run.rules import Alert, RuleBook
 from grpo_core.training.ending import share_done
 from tasks.away import prefect_may_be_away
-from tasks.process.child import end_process, process_has_ended, process_has_started
-from tasks.run.progress import View, make_view
+from tasks.run.progress import PlainLines, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class _Watch:
 
     def __init__(self, run_dir: RunDir, tracked: TrackedRun) -> None:
         config = run_dir.read_config()
-        self.alerts = run_dir.alerts()
+        self.alerts = [alert.text for alert in monitor_alerts(run_dir)]
         self._run_dir = run_dir
         self._tracked = tracked
         self._tail = JournalTail(run_dir.journal_file)
@@ -77,17 +78,17 @@ class _Watch:
             assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
             self._progress = created
 
-    def catch_up(self, view: View) -> None:
-        """Take what the journal held before this monitor began: what an earlier one has shown and told is not told again."""
+    def catch_up(self, view: PlainLines) -> None:
+        """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
         records = list(self._tail.read())
         for record in records:
             self._take(record)
         obeyed = [str(record.data.get("reason")) for record in records if record.kind == "end"]
         for alert in self._stops:
-            # A stop that the training did not live to obey. One that it did obey is over: who resumes such a run wants it to go
-            # on, and the rule speaks again once its figure has been within the bound.
+            # A stop that the training did not live to obey. One that it did obey is over: who resumes such a run wants it to
+            # continue, and the rule reports again once its figure has been within the bound.
             if not any(alert.text in reason for reason in obeyed):
-                self._run_dir.stop_file.write_text(alert.text + "\n")
+                self._run_dir.request_stop(alert.text)
         finished = [record for record in supersede(records) if record.kind == "step"]
         if finished:
             view.resume(finished[-1])
@@ -102,6 +103,8 @@ class _Watch:
             self._take(record)
             if record.kind == "ref_sync":
                 self._emit("grpo.ref.synced", dict(record.data))
+            elif is_alert(record):
+                self._emit("grpo.run.alert", {"step": record.step, "text": record.data.get("text")})
         self._shipper.ship()
         self._show_progress(records)
         return records
@@ -109,7 +112,7 @@ class _Watch:
     def _take(self, record: Record) -> None:
         self._shipper.add(record)
         for alert in self._rules.check(record):
-            if alert.text in self.alerts:  # an earlier monitor has told it; its tag may not have arrived
+            if alert.text in self.alerts:  # an earlier monitor has reported it; its tag may not have arrived
                 self._shipper.add_alert(alert)
                 self._stops += [alert] if alert.stops else []
             else:
@@ -130,11 +133,11 @@ class _Watch:
         self._last_asked = time.monotonic()
         reason = stop_requested(self._tracked)
         if reason:
-            self._run_dir.stop_file.write_text(reason + "\n")
+            self._run_dir.request_stop(reason)
         return reason
 
     def change_of_mlflow(self) -> str | None:
-        """Return what to say when MLflow has gone away or has come back."""
+        """Return what to show when MLflow has gone away or has come back."""
         away = bool(self._shipper.last_error)
         if away == self._mlflow_is_away:
             return None
@@ -142,20 +145,20 @@ class _Watch:
         if not away:
             return "MLflow answers again; all figures up to here are there"
         cause = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
-        return f"MLflow does not answer; the training goes on and its figures wait ({cause})"
+        return f"MLflow does not answer; the training continues and its figures wait ({cause})"
 
     def finish(self) -> None:
         self._shipper.ship_all()
 
     def _raise(self, alert: Alert) -> None:
         if alert.stops:
-            self._run_dir.stop_file.write_text(alert.text + "\n")
+            self._run_dir.request_stop(alert.text)
             if alert.rule.kind == "stalled":
                 end_process(self._run_dir.process_file)  # it does not come to the point where it would look for STOP
         self.alerts.append(alert.text)
         try:
-            self._run_dir.add_alert(alert.step, alert.text)
-        except OSError:  # a full disk: whoever watches is told all the same
+            add_alert(self._run_dir, alert.step, alert.text)
+        except OSError:  # a full disk: whoever watches learns of it all the same
             logger.warning("alert not written to %s: %s", self._run_dir.alerts_file, alert.text, exc_info=True)
         self._shipper.add_alert(alert)
         self._emit(EVENT_NAMES[alert.rule.kind], {"step": alert.step, "value": alert.value, "text": alert.text})

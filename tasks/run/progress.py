@@ -1,11 +1,11 @@
-"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere, log lines in a worker."""
+"""What a person sees while a run is under way: a live table on a terminal, plain lines elsewhere, log lines in a worker."""
 
 import sys
 import time
 from collections import deque
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from prefect import get_run_logger
 from rich.console import Console, Group
@@ -16,6 +16,7 @@ from rich.table import Table
 from grpo_core.config import RunConfig, TrainingConfig
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
+from grpo_core.run.alerts import is_alert
 from grpo_core.run.journal import Record
 from grpo_core.training.ending import share_done
 from tasks.process.context import deployed_flow_run
@@ -24,27 +25,10 @@ ROWS = 12
 """Steps that the live table shows."""
 
 
-class View(AbstractContextManager["View"], Protocol):
-    """Shows records as they come."""
-
-    def show(self, record: Record) -> None:
-        """Show one record."""
-        ...
-
-    def resume(self, record: Record) -> None:
-        """Take note of the last step that was finished before."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Show a line that is no record, such as an alert."""
-        ...
-
-
-def make_view(config: RunConfig) -> View:
+def make_view(config: RunConfig) -> "PlainLines":
     """Return the view for where this process runs."""
-    if deployed_flow_run() is None and sys.stdout.isatty():
-        return LiveTable(config)
-    return PlainLines(config)
+    on_terminal = deployed_flow_run() is None and sys.stdout.isatty()
+    return (LiveTable if on_terminal else PlainLines)(config.training)
 
 
 def say(text: str) -> None:
@@ -62,16 +46,12 @@ def one_line(text: str) -> str:
     return visible(redact_uri(text))
 
 
-class PlainLines:
-    """One line a record."""
+class PlainLines(AbstractContextManager["PlainLines"]):
+    """Shows records as they come: one line a record."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, settings: TrainingConfig) -> None:
         """Expect the steps of a configuration."""
-        self._pace = Pace(config.training)
-
-    def __enter__(self) -> Self:
-        """Nothing to set up."""
-        return self
+        self._pace = Pace(settings)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Nothing to take down."""
@@ -83,21 +63,21 @@ class PlainLines:
             self.say(text)
 
     def resume(self, record: Record) -> None:
-        """Write from where the run goes on."""
+        """Take note of the last step that was finished before."""
         self._pace.count(record)
-        self.say(f"going on: the journal reaches step {record.step} of {self._pace.steps}")
+        self.say(f"resuming: the journal reaches step {record.step} of {self._pace.steps}")
 
     def say(self, text: str) -> None:
-        """Write one line."""
+        """Write one line, which need not be a record, such as an alert."""
         say(text)
 
 
-class LiveTable:
+class LiveTable(PlainLines):
     """The last steps as a table that is redrawn, with a bar and the time left; other records stay above it."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, settings: TrainingConfig) -> None:
         """Prepare the table."""
-        self._pace = Pace(config.training)
+        super().__init__(settings)
         self._rows: deque[Record] = deque(maxlen=ROWS)
         self._console = Console()
         self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
@@ -114,15 +94,12 @@ class LiveTable:
     def show(self, record: Record) -> None:
         """Add a row for a step, a line above the table for anything else."""
         if record.kind == "step":
-            self._pace.count(record)
-            self._rows.append(record)
+            self.resume(record)
         else:
-            text = describe(record, self._pace)
-            if text:
-                self.say(text)
+            super().show(record)
 
     def resume(self, record: Record) -> None:
-        """Begin the table with the last finished step."""
+        """Add a row: the last step that was finished before begins the table."""
         self._pace.count(record)
         self._rows.append(record)
 
@@ -181,27 +158,34 @@ class Pace:
 
 def describe(record: Record, pace: Pace) -> str | None:
     """Return one line about a record, None for records that nobody follows."""
+    if is_alert(record):
+        return str(record.data.get("text"))
+    if record.kind != "step":
+        about = _about(record)
+        return about and f"step {record.step}: {about}"
+    pace.count(record)
+    get = record.metrics.get
+    return (
+        f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/k3', 0):.4f} "
+        f"(init {get('kl/init/k3', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
+        f"{get('perf/completion_tokens_per_second', 0):.0f} tok/s  {get('time/step_seconds', 0):.1f} s/step  {pace.text()}"
+    )
+
+
+def _about(record: Record) -> str | None:
     data = record.data
-    if record.kind == "step":
-        pace.count(record)
-        get = record.metrics.get
-        return (
-            f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/k3', 0):.4f} "
-            f"(init {get('kl/init/k3', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
-            f"{get('perf/completion_tokens_per_second', 0):.0f} tok/s  {get('time/step_seconds', 0):.1f} s/step  {pace.text()}"
-        )
     if record.kind == "ref_sync":
         return (
-            f"step {record.step}: reference synchronised (alpha {data['alpha']:g}), KL {data['kl_before']:.4f} -> "
-            f"{data['kl_after']:.4f}, distance {data['param_distance']:.4f}"
+            f"reference synchronised (alpha {data['alpha']:g}), KL {data['kl_before']:.4f} -> {data['kl_after']:.4f}, "
+            f"distance {data['param_distance']:.4f}"
         )
     if record.kind == "eval":
         accuracy = next(value for key, value in record.metrics.items() if key.endswith("/greedy_accuracy"))
-        return f"step {record.step}: held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
+        return f"held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
     if record.kind == "checkpoint":
-        return f"step {record.step}: checkpoint {data['name']}"
+        return f"checkpoint {data['name']}"
     if record.kind == "end":
-        return f"step {record.step}: {data['status']}" + (f" ({data['reason']})" if data.get("reason") else "")
+        return f"{data['status']} ({data['reason']})" if data.get("reason") else str(data["status"])
     return None
 
 

@@ -42,7 +42,7 @@ class RunSummary:
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
+def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
     from grpo_core.run.figures import save_figures
     from grpo_core.run.integrity import check_run
@@ -57,6 +57,7 @@ def report(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunS
     repeated = verdict(run_dir)
     reached = describe_result(records, compare_evaluations(run_dir))
     facts = (*(repeated.facts() if repeated else ()), *reached, *status.notes)
+    alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))  # of the monitor, also what a full disk had no room for
     text = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
     linked = [f"![{figure.stem}]({figure.name})" for figure in figures]
     (run_dir.report / "report.md").write_text("\n\n".join([text, *linked]) + "\n")

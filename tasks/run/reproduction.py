@@ -14,10 +14,9 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.code import code_in
-from grpo_core.errors import JournalError
-from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir
-from tasks.folders import check_root, claim, folder_of_this_flow_run, make_folder, starting
+from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
 from tasks.run.setup import NOT_OF_A_SWEEP
@@ -44,30 +43,22 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
         FolderError: the folder is not ours, or a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
-    mine = folder_of_this_flow_run(run_path)
-    if mine is not None:
-        return mine
-    if run_path is not None:
-        RunDir(run_path).refuse_second_run()
-    path = run_path or make_folder("reproduction")
-    try:
-        with starting(RunDir(path), "reproduction"):
-            _prepare(run, overrides, RunDir(path))
-            claim(path)
-    except BaseException:
-        if run_path is None:
-            shutil.rmtree(path)  # made a moment ago
-        raise
-    return path
+    if (earlier := folder_of_this_flow_run(run_path)) is not None:
+        return earlier
+    with new_run(run_path, "reproduction", "reproduction") as run_dir:
+        _prepare(run, overrides, run_dir)
+    return run_dir.path
 
 
 def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
+    from grpo_core.run.reproduction import copy_prompts, refuse_unfit
+
     repeated.forget_start(repeated.original)  # of an attempt that came to nothing
     original = RunDir(repeated.original)
     _gather(run, original.path)
     original.close_private_files()
-    _refuse_unfit(run, original)
+    refuse_unfit(run, original)
     base, origin = original.read_config(), original.read_origin()
     named = {
         "tracking.experiment": f"{base.tracking.experiment}-reproduce",
@@ -78,7 +69,7 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     refuse_code([config])
     repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)), "reproduction")
     if not any(key.startswith(FROZEN_BY) for key in overrides):
-        _copy_prompts(original, repeated)
+        copy_prompts(original, repeated)
 
 
 def say_changes(run_path: Path) -> None:
@@ -86,9 +77,10 @@ def say_changes(run_path: Path) -> None:
     from grpo_core.run.reproduction import config_differences
 
     run_dir = RunDir(run_path)
-    for line in config_differences(RunDir(run_dir.original).read_config(), run_dir.read_config()):
+    config = run_dir.read_config()
+    for line in config_differences(RunDir(run_dir.original).read_config(), config):
         say(f"changed: {line}")
-    for code in code_in(run_dir.read_config()):  # of somebody else's run, perhaps
+    for code in code_in(config):  # of somebody else's run, perhaps
         say(f"runs code: {code}")
 
 
@@ -128,47 +120,3 @@ def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
         say(f"{run_dir.provenance_file} is readable by its owner alone; the environments are not compared")
     shutil.copytree(run_dir.data, target / run_dir.data.name)
     return None if final is None else asdict(final)
-
-
-def _copy_prompts(original: RunDir, repeated: RunDir) -> None:
-    """Copy the frozen prompts, the manifest last: prompts without one are prepared anew."""
-    from grpo_core.data.frozen import MANIFEST_FILE
-
-    repeated.data.mkdir()
-    for file in sorted(original.data.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
-        shutil.copy(file, repeated.data)
-
-
-def _refuse_unfit(run: str, original: RunDir) -> None:
-    """Refuse a run that has nothing to be compared, or whose prompts are not those that its provenance names.
-
-    Raises:
-        JournalError: its journal is damaged or holds no finished step, or its prompts are another run's.
-        DataError: its prompts were changed.
-    """
-    from grpo_core.data.frozen import load_frozen, read_manifest
-    from grpo_core.run.integrity import check_run
-    from grpo_core.run.journal import DamagedJournalError
-    from grpo_core.run.reproduction import POLICY_FILE
-
-    load_frozen(original.data)
-    try:
-        journal = check_run(original).history
-    except DamagedJournalError as error:  # what to do about it holds for a run, not for this copy
-        raise JournalError(f"run {run}: {error.fault}; `grpo track RUN_DIR` sends MLflow a whole one") from error
-    steps = [record.step for record in journal if record.kind == "step"]
-    policy_file = original.path / POLICY_FILE
-    saved_after = read_json(policy_file)["step"] if policy_file.exists() else 0
-    if steps and steps[-1] < saved_after:
-        raise JournalError(
-            f"run {run}: its journal ends at step {steps[-1]}, and its policy was saved after step {saved_after}"
-        )
-    if not steps:
-        raise JournalError(f"run {run}: its journal holds no finished step, so there is nothing to repeat")
-    expected = original.read_provenance().get("data_digest")
-    found = read_manifest(original.data).digest
-    if expected is not None and found != expected:
-        raise JournalError(
-            f"run {run}: the digest of its frozen prompts is {found[:12]}, its provenance says {expected[:12]}: "
-            "they are not the prompts that it was trained on"
-        )

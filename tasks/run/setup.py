@@ -1,4 +1,4 @@
-"""Tasks: make the folder of a new run, or find that of a run that goes on; and the lock that keeps others out of it."""
+"""Tasks: make the folder of a new run, or find that of a run that is resumed; and the lock that keeps others out of it."""
 
 import contextlib
 import time
@@ -12,8 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
-from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
-from tasks.process.child import is_process_of
+from grpo_core.run.process_state import is_process_of
+from grpo_core.run.starting import holding
+from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import find_allowed_origin, refuse_code
 from tasks.run.progress import say
 
@@ -36,18 +37,13 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         FolderError: it is not ours, or a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
-    mine = folder_of_this_flow_run(run_path)
-    if mine is not None:
-        return mine
+    if (earlier := folder_of_this_flow_run(run_path)) is not None:
+        return earlier
     resolved, origin = find_allowed_origin(config, overrides)
-    if run_path is not None:
-        RunDir(run_path).refuse_second_run()
-    path = run_path or make_folder(origin.preset)
-    with starting(RunDir(path), "run"):
-        RunDir(path).forget_start(RunDir(path).original, path / "source")  # of a reproduction or evaluation that never began
-        RunDir(path).create(resolved, origin)
-        claim(path)
-    return path
+    with new_run(run_path, origin.preset, "run") as run_dir:
+        run_dir.forget_start(run_dir.original, run_dir.source)  # of a reproduction or evaluation that never began
+        run_dir.create(resolved, origin)
+    return run_dir.path
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -72,7 +68,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
     run_dir = RunDir(run_path)
     training = run_dir.read_config().training
     if run_dir.read_origin().preset == EVALUATION:
-        raise JournalError(f"run dir {run_path}: holds an evaluation, which does not go on; start it again")
+        raise JournalError(f"run dir {run_path}: holds an evaluation, which cannot be resumed; start it again")
     if repair is not None:
         repair_run(run_path, repair)
     for note in check_run(run_dir).notes:
@@ -80,7 +76,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
     begun = run_dir.checkpoints.exists() and run_status(run_dir).state != "finished"
     if training.engine != "native" and begun:
         engine = f"training.engine {training.engine}"
-        raise JournalError(f"run dir {run_path}: {engine} cannot go on from a checkpoint; start a new run")
+        raise JournalError(f"run dir {run_path}: {engine} cannot resume from a checkpoint; start a new run")
     return run_path
 
 
@@ -107,11 +103,11 @@ def hold_run(run_path: Path) -> Iterator[None]:
 
 
 def _await_orphan(run_dir: RunDir) -> None:
-    told = False
+    has_reported = False
     while (writer := lock_holder(run_dir.journal_file)) is not None:
         if not is_process_of(run_dir.process_file, writer) or not Path("/proc", writer.removeprefix("process ")).exists():
             raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
-        if not told:
+        if not has_reported:
             say(f"{writer}, the training whose flow has died, is finishing its step; waiting for it")
-            told = True
+            has_reported = True
         time.sleep(POLL_SECONDS)

@@ -6,12 +6,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.run.folder import RunDir
+from grpo_core.run.process_state import ensure_ended
 from grpo_core.training.process import MODULES
-from tasks.process.child import ensure_ended, run_child
+from tasks.process.child import run_child
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def train(run_path: Path) -> None:
+def run_training_process(run_path: Path) -> None:
     """Run the training process to its end, from the newest checkpoint if there is one; a finished training stays as it is.
 
     Raises:

@@ -11,8 +11,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.machine.jsonfile import write_json
+from grpo_core.run.starting import holding, make_folder, starting
 from grpo_core.sweep.folder import SweepDir
-from tasks.folders import check_root, claim, folder_of_this_flow_run, holding, make_folder, starting
+from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say

@@ -44,9 +44,7 @@ class Pruner:
             metric = self._sweep.objective.kl_metric
             reason = prune_reason(self._sweep.pruner, rewards, [curve for curve in others if curve], drift, metric)
             if reason is not None:
-                partial = run_dir.stop_file.with_suffix(".partial")  # a training that looks just now sees all of it or nothing
-                partial.write_text(reason + "\n")
-                partial.replace(run_dir.stop_file)
+                run_dir.request_stop(reason)
 
     def _curves(self, arm: int, seed: int) -> Curves:
         """Return the rewards of a run's steps, and its drift by step; nothing of a run that has no readable journal."""

@@ -1,10 +1,9 @@
 """The only writer to MLflow: a run is opened before anything costly, fed by the monitor, and ended whatever happens.
 
-`store` is where it is, `description` what its page says first, `shipper` how the journal gets there.
+`store` is where it is, `description` what its page shows first, `shipper` how the journal gets there.
 """
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_fixed
 
 from grpo_core.errors import GrpoError, JournalError, TrackingError
 from grpo_core.machine.sqlite import sqlite_file
@@ -24,7 +24,7 @@ from tasks.process.cancellation import RunCancelledError
 from tasks.tracking.description import STOP_TAG
 from tasks.tracking.opening import open_new, reopen
 from tasks.tracking.shipper import END_SECONDS, Shipper
-from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_uri
+from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
 
 __all__ = [
     "Shipper",
@@ -50,39 +50,36 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 @task(name="open-tracking", cache_policy=NO_CACHE)
 def open_tracking(run_path: Path) -> TrackedRun:
-    """Create the MLflow run and remember it in tracking.json, before anything costly is done; a run that goes on keeps its own.
+    """Create the MLflow run and remember it in tracking.json, before anything costly is done; a resumed run keeps its own.
 
     Raises:
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
     uri = tracking_uri(run_dir.read_config(), run_path)
-    deadline = time.monotonic() + LOCKED_SECONDS
-    while True:
-        try:
-            return _open(run_dir, uri)
-        except TrackingError as error:  # SQLite on a machine that is overloaded; what had been opened is found again
-            if "database is locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(LOCKED_SECONDS / 60)
+    return _unlocked(_open, run_dir, uri)
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, TrackingError) and "database is locked" in str(error)
+
+
+_unlocked = Retrying(
+    retry=retry_if_exception(_is_locked),  # SQLite on a machine that is overloaded; what had been opened is found again
+    stop=stop_after_delay(LOCKED_SECONDS),
+    wait=wait_fixed(1),
+    reraise=True,
+)
 
 
 def _open(run_dir: RunDir, uri: str) -> TrackedRun:
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     # A server may come up again at another address, with the same runs.
     addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
-    try:
-        with short_retries():
-            return (known and reopen(run_dir, known, addresses)) or open_new(run_dir, uri)
-    except GrpoError:  # a local store that is broken or locked: the message names the file and what to do
-        raise
-    except Exception as error:  # mlflow raises unrelated types for each store
-        words = redact_uri(str(error)).strip() or type(error).__name__
-        raise TrackingError(
-            f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used "
-            f"({words.splitlines()[0][:300]}); "
-            "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
-        ) from error
+    what = f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used"
+    remedy = "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
+    with tracking_errors(what, remedy):
+        return (known and reopen(run_dir, known, addresses)) or open_new(run_dir, uri)
 
 
 def _kind(addresses: Sequence[str]) -> str:
@@ -100,7 +97,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     from grpo_core.data.frozen import load_frozen
 
     run_dir, client = RunDir(run_path), make_client(tracked.uri)
-    provenance = run_dir.read_provenance()
+    provenance, config = run_dir.read_provenance(), run_dir.read_config()
     for key in ("git_commit", "config_digest", "data_digest", "model_digest"):
         if provenance[key] is not None:
             client.set_tag(tracked.run_id, key, provenance[key])
@@ -111,7 +108,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
     train, held_out = load_frozen(run_dir.data)
     for split, context, prompts in (("train", "training", train), ("eval", "evaluation", held_out)):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
-        source = CodeDatasetSource({"data.source": run_dir.read_config().data.source, "artifact": f"data/{split}.jsonl"})
+        source = CodeDatasetSource({"data.source": config.data.source, "artifact": f"data/{split}.jsonl"})
         data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
         inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
     log_inputs(client, tracked.run_id, inputs)
@@ -125,14 +122,8 @@ def log_inputs(client: Any, run_id: str, inputs: Sequence[Any]) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    for _ in range(INPUT_TRIES - 1):
-        try:
-            client.log_inputs(run_id, datasets=inputs)
-        except MlflowException:
-            logger.info("the inputs of run %s were not taken; once more", run_id, exc_info=True)
-        else:
-            return
-    client.log_inputs(run_id, datasets=inputs)
+    tries = Retrying(retry=retry_if_exception_type(MlflowException), stop=stop_after_attempt(INPUT_TRIES), reraise=True)
+    tries(client.log_inputs, run_id, datasets=inputs)
 
 
 @task(name="track-results", cache_policy=NO_CACHE)
@@ -161,17 +152,21 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
     if unshipped:
         later = f"`grpo track {run_path}` ships them later"
         problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); {later}")
-    try:
-        with short_retries():
-            _log_results(client, run_dir, tracked, with_policy=finished)
-    except Exception as error:  # noqa: BLE001  (a figure that cannot be uploaded does not make a training fail)
-        problems.append(f"artifacts are not all in MLflow ({type(error).__name__}: {error}); they are in {run_dir.path}")
-    try:
-        with short_retries():
-            client.set_terminated(tracked.run_id, status)
-    except Exception as error:  # noqa: BLE001  (as above)
-        problems.append(f"the MLflow run could not be ended as {status} ({type(error).__name__}: {error})")
+    with _noting(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
+        _log_results(client, run_dir, tracked, with_policy=finished)
+    with _noting(problems, f"the MLflow run could not be ended as {status}"):
+        client.set_terminated(tracked.run_id, status)
     return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
+
+
+@contextmanager
+def _noting(problems: list[str], problem: str, remedy: str = "") -> Iterator[None]:
+    """Add a problem instead of raising: what cannot be tracked does not make a training fail."""
+    try:
+        with short_retries():
+            yield
+    except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
+        problems.append(f"{problem} ({type(error).__name__}: {error}){remedy}")
 
 
 @contextmanager
@@ -256,6 +251,7 @@ def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
     checkpoints = list_checkpoints(run_dir.checkpoints)
     if not checkpoints:
         return
+    keeps_weights = run_dir.read_config().tracking.log_policy
     present = {file.path for file in client.list_artifacts(tracked.run_id)}
     for name, checkpoint in (("policy", checkpoints[-1]), ("best_policy", find_best(run_dir.checkpoints))):
         if checkpoint is None:
@@ -266,5 +262,5 @@ def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
         client.set_tag(tracked.run_id, f"{name}_step", str(read_state(checkpoint).step))
         # The best is not sent twice where it is the final one, unless another one is there from before.
         is_news = name == "policy" or checkpoint != checkpoints[-1] or name in present
-        if is_news and run_dir.read_config().tracking.log_policy:
+        if is_news and keeps_weights:
             client.log_artifacts(tracked.run_id, str(policy), name)

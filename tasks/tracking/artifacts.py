@@ -22,7 +22,7 @@ def artifact_folder(tracked: TrackedRun) -> Path | None:
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether a tracking store is a file or folder of this machine, and no server or database of another.
+    """Return whether a tracking store is a file or folder of this machine, and no server or database of another.
 
     >>> is_local("sqlite:////tmp/mlflow.db"), is_local("http://127.0.0.1:5000"), is_local("postgresql://host/mlflow")
     (True, False, False)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import GrpoError, ModelError, TrackingError, cause
+from grpo_core.errors import ModelError, TrackingError
 from grpo_core.run.folder import RunDir
 from tasks.credentials import environment_uri
-from tasks.tracking.store import default_uri, make_client, short_retries
+from tasks.tracking.store import default_uri, make_client, tracking_errors
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
@@ -66,20 +66,14 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> TrackedFacts:
     """Download those of the named artifacts that there are."""
     uri = environment_uri() or default_uri(Path("runs"))
     target.mkdir(parents=True, exist_ok=True)
-    try:
-        with short_retries():
-            client = make_client(uri, create=False)
-            run: Any = client.get_run(run_id)
-            present = {file.path for file in client.list_artifacts(run_id)}
-            for name in names:
-                if name in present:
-                    client.download_artifacts(run_id, name, str(target))
-    except GrpoError:  # a local store that is broken or not there: the message names the file and what to do
-        raise
-    except Exception as error:  # mlflow raises unrelated types for each store
-        raise TrackingError(
-            f"run {run_id}: cannot be read from MLflow at {uri} ({cause(error)}); set MLFLOW_TRACKING_URI to its store"
-        ) from error
+    what = f"run {run_id}: cannot be read from MLflow at {uri}"
+    with tracking_errors(what, "set MLFLOW_TRACKING_URI to its store"):
+        client = make_client(uri, create=False)
+        run: Any = client.get_run(run_id)
+        present = {file.path for file in client.list_artifacts(run_id)}
+        for name in names:
+            if name in present:
+                client.download_artifacts(run_id, name, str(target))
     if "config.json" not in present:
         raise TrackingError(f"run {run_id}: this MLflow run has no config.json, so it is not a training of this project")
     return TrackedFacts(name=run.info.run_name, tags=run.data.tags, metrics=run.data.metrics)

@@ -6,7 +6,7 @@ from grpo_core.errors import JournalError, TrackingError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.run.journal import Record
+from grpo_core.run.journal import Record, last_event
 from tasks.tracking import Status, track_inputs, track_results
 from tasks.tracking.opening import open_new
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries
@@ -50,7 +50,7 @@ def _find_or_open(run_dir: RunDir, tracked: TrackedRun) -> TrackedRun:
 
 def _status(records: list[Record]) -> Status:
     """Return how the training ended: one that began, or went on, and left no end was killed."""
-    lifecycle = [record for record in records if record.kind in ("start", "resume", "end")]
-    if not lifecycle or lifecycle[-1].kind != "end" or lifecycle[-1].data.get("reason") in ("SIGTERM", "SIGINT"):
+    last = last_event(records)
+    if last is None or last.kind != "end" or last.data.get("reason") in ("SIGTERM", "SIGINT"):
         return "KILLED"
-    return "FAILED" if lifecycle[-1].data.get("status") == "failed" else "FINISHED"
+    return "FAILED" if last.data.get("status") == "failed" else "FINISHED"

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from grpo_core.errors import TrackingError, cause, name_of
+from grpo_core.machine.disk import free_name
 from grpo_core.machine.locks import waited_lock
 from tasks.run.progress import say as say_to_user
 
@@ -112,21 +113,15 @@ def _more(missing: list[str]) -> str:
 
 def _way_out(path: Path) -> str:
     """Return what to do about a store that cannot be used."""
-    aside = free_name(path, "broken")
+    aside = free_name(path.with_name(f"{path.name}.broken"))
     return (
         f"Move it away with `mv {shlex.quote(str(path))} {shlex.quote(str(aside))}` and start again: a new one is made. Runs "
         "keep their own journals: `grpo track RUN_DIR` then logs an earlier run to the new store"
     )
 
 
-def free_name(path: Path, ending: str) -> Path:
-    """Return a name beside a file that nothing has yet."""
-    names = (path.with_name(f"{path.name}.{ending}{number or ''}") for number in range(10_000))
-    return next(name for name in names if not name.exists())
-
-
 def _is_made(path: Path) -> bool:
-    """Tell whether there is a store; a file without a byte is what a process leaves that was killed before it began."""
+    """Return whether there is a store; a file without a byte is what a process leaves that was killed before it began."""
     return path.exists() and not (path.is_file() and path.stat().st_size == 0)
 
 
@@ -188,7 +183,7 @@ def _upgrade(path: Path, schema: Schema, artifacts: str, say: Callable[[str], No
             f"tracking store {path}: was made by another version of MLflow (schema {name_of(schema.revisions[0])}, which "
             f"{installed} does not know). Use that version, or: {_way_out(path)}"
         )
-    partial, aside = _partial(path), free_name(path, f"before-{head}")
+    partial, aside = _partial(path), free_name(path.with_name(f"{path.name}.before-{head}"))
     try:
         with contextlib.closing(_connect(path)) as held, contextlib.closing(_connect(path)) as source:
             held.execute("BEGIN IMMEDIATE")  # whoever writes waits; after the renaming SQLite refuses to write to the old file

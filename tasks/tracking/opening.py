@@ -20,9 +20,7 @@ def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     experiment_id = find_experiment(client, uri, config.tracking.experiment, run_dir.path)
     run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
-    write_private_json(
-        run_dir.tracking_file, asdict(tracked)
-    )  # at once: whoever goes on with a run that dies here finds this one
+    write_private_json(run_dir.tracking_file, asdict(tracked))  # at once: whoever resumes a run that dies here finds this one
     _log_params(client, tracked, config)
     return tracked
 
@@ -34,7 +32,7 @@ def _log_params(client: Any, tracked: TrackedRun, config: RunConfig) -> None:
 
 
 def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> TrackedRun | None:
-    """Return the MLflow run of a training that goes on, running again; None where it has none that could be written to.
+    """Return the MLflow run of a resumed training, running again; None where it has none that could be written to.
 
     It is looked for at each address; one that does not answer is passed over where another one has the run.
     """
@@ -58,7 +56,7 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
             write_private_json(run_dir.tracking_file, asdict(tracked))
         client.update_run(tracked.run_id, status="RUNNING")
         _log_params(client, tracked, run_dir.read_config())  # the attempt before may have died before it did
-        if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to go on
+        if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue
             client.delete_tag(tracked.run_id, STOP_TAG)
         return tracked
     if failure is not None:

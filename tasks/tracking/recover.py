@@ -1,6 +1,5 @@
 """Read back from MLflow the figures of a run whose journal is damaged."""
 
-import json
 import math
 import sys
 import tempfile
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig, validate_config
-from grpo_core.errors import ConfigError, TrackingError, cause
+from grpo_core.errors import TrackingError, cause
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import is_registered
 from grpo_core.run.folder import RunDir
@@ -68,7 +67,5 @@ def _began_with(client: Any, run_id: str) -> RunConfig | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             return validate_config(read_json(Path(client.download_artifacts(run_id, "config.json", folder))))
-        except (ConfigError, json.JSONDecodeError, OSError):
-            return None
-        except Exception:  # noqa: BLE001  (as above)
+        except Exception:  # noqa: BLE001  (as above; or it is no configuration)
             return None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from grpo_core.redaction import redact_uri
+from grpo_core.run.alerts import is_alert
 from grpo_core.run.journal import Record
 from grpo_core.run.rules import Alert
 from tasks.tracking.store import TrackedRun, make_client, short_retries
@@ -15,6 +16,8 @@ from tasks.tracking.store import TrackedRun, make_client, short_retries
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
 """MLflow's limit for one log_batch."""
+TRAINING_ALERT = "alert.training"
+"""The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 END_SECONDS = 60.0
 """How long the end of a run waits for a tracking server that is away."""
 
@@ -36,6 +39,8 @@ class Shipper:
 
     def add(self, record: Record) -> None:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
+        if is_alert(record):
+            self._tags[TRAINING_ALERT] = str(record.data.get("text"))
         if not record.metrics:
             return
         key = _mark_key(record)
@@ -44,7 +49,7 @@ class Shipper:
             self._waiting.append(record)
 
     def add_alert(self, alert: Alert) -> None:
-        """Take one alert: a tag that says which bound was crossed by which value at which step."""
+        """Take one alert: a tag that names which bound was crossed by which value at which step."""
         about = [alert.rule.kind, *([alert.rule.metric] if alert.rule.metric else [])]
         self._tags[".".join(["alert", *about])] = alert.text
 
@@ -58,7 +63,7 @@ class Shipper:
         try:
             with short_retries():
                 self._send()
-        except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training goes on)
+        except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training continues)
             self.last_error = redact_uri(f"{type(error).__name__}: {error}")
             self._marks.clear()  # a batch whose answer was lost may have arrived
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS

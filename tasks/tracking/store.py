@@ -7,21 +7,23 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from grpo_core.config import RunConfig
-from grpo_core.errors import TrackingError, cause
-from grpo_core.machine.jsonfile import build, read_json
+from grpo_core.errors import GrpoError, TrackingError, cause
+from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.redaction import HIDDEN, kept_uri
+from grpo_core.redaction import HIDDEN, kept_uri, redact_uri
 from grpo_core.run.folder import RunDir
 from tasks.credentials import VARIABLE, environment_uri, usable_uri
 from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STORED)
 class TrackedRun:
     """Where a run is tracked."""
 
@@ -159,3 +161,25 @@ def short_retries() -> Iterator[None]:
         yield
     finally:
         _short_retries.end()
+
+
+@contextmanager
+def tracking_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turn whatever MLflow raises inside, after short retries, into an error for the user: mlflow's types differ by store.
+
+    Args:
+        what: cannot be done, with the key or run that it is about.
+        remedy: what to do about it.
+
+    Raises:
+        TrackingError: something inside failed.
+        GrpoError: as raised inside: the message about a local store that is broken names the file and what to do.
+    """
+    try:
+        with short_retries():
+            yield
+    except GrpoError:
+        raise
+    except Exception as error:
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)  # SQL follows it, and more
+        raise TrackingError(f"{what} ({redact_uri(first_line)[:300]}); {remedy}") from error

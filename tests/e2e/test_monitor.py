@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.journal import Journal
 from tasks.run.monitoring import monitor
 from tasks.tracking import open_tracking
@@ -24,7 +25,7 @@ def breached(tiny_run: Any, tmp_path: Path, prefect_api: str) -> Any:
     for step, value in ((1, 0.25), (2, 0.75)):
         journal.append("step", step, {"metrics": {"progress/step": float(step), "kl/ref/k3": value}})
     journal.close()
-    run_dir.add_alert(2, TEXT)
+    add_alert(run_dir, 2, TEXT)
     run_dir.process_file.write_text('{"pid": null, "returncode": 0, "left": false}\n')
     return run_dir
 
@@ -41,7 +42,7 @@ def test_a_stop_that_was_not_obeyed_is_asked_for_again_and_the_alert_reaches_mlf
     tracked = open_tracking.fn(breached.path)
     assert monitor.fn(breached.path, tracked) == (TEXT,)
     assert breached.stop_file.read_text() == f"{TEXT}\n"
-    assert breached.alerts() == [TEXT]
+    assert [alert.text for alert in monitor_alerts(breached)] == [TEXT]
     tags = MlflowClient(tracking_uri=tracked.uri).get_run(tracked.run_id).data.tags
     assert tags["alert.kl_budget.kl/ref/k3"] == TEXT
 

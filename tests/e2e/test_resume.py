@@ -113,7 +113,7 @@ def test_a_resume_says_what_is_another_environment_than_before(resumed: tuple[Pa
 def test_it_says_where_it_goes_on_and_repeats_nothing_that_was_done(resumed: tuple[Path, Any]) -> None:
     run_dir, done = resumed
     output = done.stdout
-    assert "going on: the journal reaches step " in output
+    assert "resuming: the journal reaches step " in output
     assert f"step 1/{STEPS}" not in output
     assert f"step {STEPS}/{STEPS}" in output
     records = read_journal(run_dir / "journal.jsonl")

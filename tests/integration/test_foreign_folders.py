@@ -11,7 +11,8 @@ import pytest
 
 from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.run.folder import RunDir
-from tasks.folders import ROOTS_VARIABLE, check_root
+from grpo_core.run.starting import ROOTS_VARIABLE
+from tasks.folders import check_root
 from tasks.process.context import FLOW_RUN_VARIABLE
 
 MODEL = {"model.safetensors": "w", "tokenizer.json": "{}"}

@@ -13,8 +13,8 @@ import pytest
 from grpo_core.errors import DeviceError
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.locks import lock_holder, open_lock, try_lock
+from grpo_core.machine.slots import FOLDER_VARIABLE, held_slot
 from grpo_core.run.journal import Journal, read_journal
-from tasks.process.slots import FOLDER_VARIABLE, held_slot
 
 ROOT = Path(__file__).parents[2]
 FORKS = """

@@ -31,7 +31,7 @@ from flows.stack.processes import (
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 from grpo_core.machine.gpus import SLOTS_VARIABLE
-from tasks.process.slots import FOLDER_VARIABLE, held_slot
+from grpo_core.machine.slots import FOLDER_VARIABLE, held_slot
 
 # These processes outlive the objects that started them; that is what they are for.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

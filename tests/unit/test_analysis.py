@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from grpo_core.errors import JournalError
 from grpo_core.evaluation.runner import EvalResult, EvaluatedCompletion
 from grpo_core.evaluation.statistics import proportion
-from grpo_core.run.figures import kl_figure, reward_figure, save_figures
+from grpo_core.run.figures import drift_figure, reward_figure, save_figures
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
 from grpo_core.run.references import main as draw_references
@@ -88,7 +88,7 @@ def vertical_lines(axes: Axes) -> list[float]:
     return sorted({float(line.get_xdata()[0]) for line in axes.lines if list(line.get_ydata()) == [0, 1]})
 
 
-@pytest.mark.parametrize("draw", [reward_figure, kl_figure])
+@pytest.mark.parametrize("draw", [reward_figure, drift_figure])
 def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw: Callable[..., Any]) -> None:
     figure = draw(write_run(run_dir))
     assert [vertical_lines(axes) for axes in figure.axes] == [[2.5, 4.5], [2.5, 4.5]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.machine.locks import lock_holder
-from tasks.run.caching import one_at_a_time
+from tasks.run.caching import prepared_once
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def results(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_others_are_kept_out_while_a_result_is_prepared(results: Path) -> None:
-    with one_at_a_time("abc"):
+    with prepared_once("abc"):
         assert lock_holder(results / ".abc.lock") == f"process {os.getpid()}"
     assert lock_holder(results / ".abc.lock") is None
-    with one_at_a_time(None):
+    with prepared_once(None):
         assert {path.name for path in results.iterdir()} == {".abc.lock"}
 
 
 def test_a_folder_that_cannot_be_written_keeps_nobody_from_working(results: Path) -> None:
     results.write_text("no folder")
-    with one_at_a_time("abc"):
+    with prepared_once("abc"):
         assert results.read_text() == "no folder"

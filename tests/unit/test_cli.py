@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from grpo_core.config import RunConfig, load_config, validate_config
+from grpo_core.run.alerts import add_alert
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 
@@ -112,7 +113,7 @@ def test_without_a_verb_the_verbs_are_listed() -> None:
 def test_status_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
     run_dir = RunDir(tmp_path / "run\nerror: forged \x1b[31m")
     run_dir.create(tiny_config())
-    run_dir.add_alert(1, "alert \x1b]0;owned\x07\nerror: forged \u202e http://me:s3cret@host")
+    add_alert(run_dir, 1, "alert \x1b]0;owned\x07\nerror: forged \u202e http://me:s3cret@host")
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
     journal.append("end", 1, {"status": "stopped", "reason": "because \x9b2J\nerror: forged"})

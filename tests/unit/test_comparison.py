@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run.comparison import Difference, compare_journals, differences
+from grpo_core.run.comparison import FigureDifference, compare_journals, differences
 from grpo_core.run.journal import Kind, Record
 
 
@@ -37,7 +37,7 @@ def test_times_may_differ_and_nothing_else_may() -> None:
     ],
 )
 def test_a_difference_tells_both_values_and_its_size(before: Any, now: Any, size: float, text: str) -> None:
-    found = Difference(step=1, key="loss/kl", before=before, now=now)
+    found = FigureDifference(step=1, key="loss/kl", before=before, now=now)
     assert (found.size, str(found)) == (size, text)
 
 

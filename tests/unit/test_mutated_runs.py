@@ -25,6 +25,7 @@ from grpo_core.evaluation.subject import find_subject
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, list_checkpoints, read_mark, read_state
+from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import KINDS, Journal, JournalTail, Record, read_journal
 from grpo_core.run.journal_chain import Chain
@@ -49,8 +50,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     made.create(config, Origin(preset="tiny", changes={"training.steps": (4, 3), "training.checkpoint_every": (None, 2)}))
     prepare(config, made.data)
     assert main([str(made.path)]) == 0
-    made.add_alert(1, "kl/ref/k3 is 0.7, over 0.5")
-    made.add_alert(2, "a second alert\u2028")
+    add_alert(made, 1, "kl/ref/k3 is 0.7, over 0.5")
+    add_alert(made, 2, "a second alert\u2028")
     tracked = {"uri": "sqlite:///mlflow.db", "experiment_id": "1", "run_id": "f" * 32, "name": "tiny"}
     made.tracking_file.write_text(json.dumps(tracked))
     made.process_file.write_text(json.dumps({"pid": 4711, "returncode": 0, "left": False}))
@@ -195,7 +196,7 @@ def read_facts(run_dir: RunDir, name: str) -> Any:
     if name == "origin.json":
         return run_dir.read_origin()
     if name == "alerts.jsonl":
-        return run_dir.alerts()
+        return [alert.text for alert in monitor_alerts(run_dir)]
     if name == "tracking.json":
         from tasks.tracking.store import read_tracked
 

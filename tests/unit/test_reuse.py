@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from grpo_core.evaluation.__main__ import main
-from grpo_core.evaluation.reuse import evaluation_identity, keep_evaluation, one_at_a_time, use_kept
+from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.evaluation.subject import is_evaluated
 from grpo_core.policy.loading import weights_digest
 from grpo_core.run.comparison import compare_journals
@@ -97,7 +97,7 @@ def test_a_run_that_uses_a_kept_one_has_what_it_would_have_made(tiny_run: Any) -
     made, using = tiny_run(name="made"), tiny_run({"loss.beta": 0.5}, name="using")
     assert not use_kept(using, "base", "abc")
     assert main([str(made.path), "--policy", "base"]) == 0
-    with one_at_a_time("abc", lambda: pytest.fail("nobody else evaluates")):
+    with evaluated_once("abc", lambda: pytest.fail("nobody else evaluates")):
         keep_evaluation(made, "base", "abc")
     assert use_kept(using, "base", "abc")
     assert is_evaluated(using, "base", 0)
@@ -113,7 +113,7 @@ def test_a_run_that_uses_a_kept_one_has_what_it_would_have_made(tiny_run: Any) -
 def test_a_damaged_one_is_not_used_and_is_replaced(tiny_run: Any, own_cache: Path, damage: str) -> None:
     made, using = tiny_run(name="made"), tiny_run(name="using")
     assert main([str(made.path), "--policy", "base"]) == 0
-    with one_at_a_time("abc", lambda: None):
+    with evaluated_once("abc", lambda: None):
         keep_evaluation(made, "base", "abc")
         file = own_cache / "evaluations" / "abc" / damage
         file.write_bytes(file.read_bytes()[:-40])
@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_hurts_nobody(
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "file"))
     made = tiny_run(name="made")
     assert main([str(made.path), "--policy", "base"]) == 0
-    with one_at_a_time("abc", lambda: None):
+    with evaluated_once("abc", lambda: None):
         keep_evaluation(made, "base", "abc")
     assert "is not kept for other runs" in caplog.text
     assert json.loads((made.eval / "base.json").read_text())["policy"] == "base"

@@ -16,9 +16,9 @@ from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal
+from grpo_core.run.starting import holding, refuse_foreign_root, starting
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
-from tasks.folders import holding, refuse_foreign_root, starting
 from tasks.run.repair import repair_run
 
 THEIRS = {

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError
+from grpo_core.run.alerts import add_alert, all_alerts, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 
@@ -36,21 +37,21 @@ def test_what_a_failed_start_left_is_replaced(tmp_path: Path, tiny_config: Calla
 
 def test_alerts_are_kept_in_order(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    assert run_dir.alerts() == []
-    run_dir.add_alert(3, "first")
-    run_dir.add_alert(4, "second\u2028with a line separator")
-    assert run_dir.alerts() == ["first", "second\u2028with a line separator"]
+    assert [alert.text for alert in monitor_alerts(run_dir)] == []
+    add_alert(run_dir, 3, "first")
+    add_alert(run_dir, 4, "second\u2028with a line separator")
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first", "second\u2028with a line separator"]
 
 
 def test_a_torn_alert_is_dropped_and_a_damaged_one_refused_with_its_line(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    run_dir.add_alert(3, "first")
+    add_alert(run_dir, 3, "first")
     with run_dir.alerts_file.open("a") as file:
         file.write('{"step": 4, "te')
-    assert run_dir.alerts() == ["first"]
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first"]
     run_dir.alerts_file.write_text('{"step": 3, "text": "first"}\n{"step": 4}\n')
     with pytest.raises(JournalError, match=r"alerts\.jsonl, line 2: not an alert"):
-        run_dir.alerts()
+        monitor_alerts(run_dir)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +88,11 @@ def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path):
 
 def test_an_alert_takes_the_place_of_a_torn_line(tmp_path):
     run_dir = RunDir(tmp_path)
-    run_dir.add_alert(1, "first")
+    add_alert(run_dir, 1, "first")
     with run_dir.alerts_file.open("a") as file:
         file.write('{"step": 2, "te')
-    run_dir.add_alert(3, "third")
-    assert run_dir.alerts() == ["first", "third"]
+    add_alert(run_dir, 3, "third")
+    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first", "third"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"data_digest": "a"}'])
@@ -101,3 +102,30 @@ def test_a_damaged_provenance_is_named(tmp_path, content):
     run_dir.provenance_file.write_text(content)
     with pytest.raises(JournalError, match=r"provenance\.json: not the provenance of a run"):
         run_dir.read_provenance()
+
+
+def test_alerts_of_training_and_monitor_are_one_story_in_the_order_of_the_steps(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    journal = Journal(run_dir.journal_file)
+    records = [journal.append("alert", step, {"text": f"training {step}"}) for step in (2, 3)]
+    records.append(journal.append("alert", 3, {"text": "rebuilt", "repaired": "mlflow"}))
+    journal.close()
+    for step in (3, 1, 2):
+        add_alert(run_dir, step, f"monitor {step}")
+    assert all_alerts(run_dir, records) == ("monitor 1", "training 2", "monitor 2", "training 3", "monitor 3")
+
+
+def test_a_configuration_is_resolved_once_and_never_stale(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config())
+    assert run_dir.read_config() is RunDir(run_dir.path).read_config()
+    run_dir.config_file.write_text(run_dir.config_file.read_text().replace('"beta": ', '"beta": 1'))
+    assert run_dir.read_config().loss.beta >= 1
+
+
+def test_a_request_to_stop_says_why_and_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for reason in ("the first reason, which is longer", "the second"):
+        run_dir.request_stop(reason)
+    assert run_dir.stop_file.read_text() == "the second\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["STOP"]

@@ -1,0 +1,62 @@
+"""The alerts of a run, one story from two writers: the training's are records of its journal, the monitor's lie beside it."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from pydantic.dataclasses import dataclass
+
+from grpo_core.errors import JournalError, cause
+from grpo_core.machine.jsonfile import STORED, Count, append_json, build, parse_json, read_lines
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record
+
+
+@dataclass(frozen=True, kw_only=True, config=STORED)
+class RaisedAlert:
+    """An alert that was raised, as alerts.jsonl holds it."""
+
+    step: Count
+    text: str
+
+
+def add_alert(run_dir: RunDir, step: int, text: str) -> None:
+    """Append an alert of the monitor, in the place of a last line that was torn.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    append_json(run_dir.alerts_file, asdict(RaisedAlert(step=step, text=text)))
+
+
+def monitor_alerts(run_dir: RunDir) -> list[RaisedAlert]:
+    """Return the monitor's alerts, oldest first; a torn last line is dropped.
+
+    Raises:
+        JournalError: a whole line is no alert.
+    """
+    alerts = []
+    for number, line in enumerate(read_lines(run_dir.alerts_file), start=1):
+        try:
+            alerts.append(build(RaisedAlert, parse_json(line)))
+        except ValueError as error:
+            raise JournalError(f"{run_dir.alerts_file}, line {number}: not an alert ({cause(error)})") from error
+    return alerts
+
+
+def all_alerts(run_dir: RunDir, history: Iterable[Record]) -> tuple[str, ...]:
+    """Return every alert of a run in the order of the steps; of one step, those of the training first.
+
+    Args:
+        run_dir: of the run.
+        history: of its journal.
+
+    Raises:
+        JournalError: as `monitor_alerts`.
+    """
+    of_training = [RaisedAlert(step=record.step, text=str(record.data.get("text"))) for record in history if is_alert(record)]
+    return tuple(alert.text for alert in sorted([*of_training, *monitor_alerts(run_dir)], key=lambda alert: alert.step))
+
+
+def is_alert(record: Record) -> bool:
+    """Return whether a record is an alert of the training; that its journal was repaired is a note."""
+    return record.kind == "alert" and "repaired" not in record.data
