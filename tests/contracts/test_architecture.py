@@ -1,4 +1,4 @@
-"""docs/architecture.md names what is there: the tree with a line for each file, and the files that a parameter passes through."""
+"""docs/architecture.md: the tree has a line for each file, and the files that a parameter passes through are named."""
 
 import ast
 import os
