@@ -20,8 +20,8 @@ from prefect.states import Cancelling
 
 from grpo_core.errors import SweepError, cause
 from grpo_core.machine.locks import lock_holder
+from grpo_core.sweep.launcher import Ended, Job
 from tasks.away import prefect_may_be_away
-from tasks.sweep.launcher import Ended, Job
 
 logger = logging.getLogger(__name__)
 

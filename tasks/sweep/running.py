@@ -14,16 +14,16 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.errors import GrpoError, SweepError
 from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir, run_facts
+from grpo_core.sweep.launcher import Ended, Job, Launcher
+from grpo_core.sweep.pace import SweepPace
+from grpo_core.sweep.pruner import Pruner
 from grpo_core.sweep.results import outcome_of
 from grpo_core.sweep.schedule import Key, has_ended, next_run, original_of
+from grpo_core.sweep.settling import Tokens, tell_value
 from grpo_core.sweep.study import SweepStudy
 from tasks.process.cancellation import CancelWatch, RunCancelledError
 from tasks.run.progress import say
-from tasks.sweep.launcher import Ended, Job, Launcher
 from tasks.sweep.opening import sign_of_life
-from tasks.sweep.progress import SweepPace
-from tasks.sweep.pruning import Pruner
-from tasks.sweep.settling import Tokens, tell_value
 from tasks.tracking.store import TrackedRun
 from tasks.tracking.sweep import drop_strays
 

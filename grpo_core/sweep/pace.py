@@ -11,10 +11,10 @@ from grpo_core.plain_text import for_markdown
 from grpo_core.run.journal import read_journal
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.folder import Outcome, StoredSweep, SweepDir
+from grpo_core.sweep.launcher import Job
 from grpo_core.sweep.schedule import Key, count_runs
 from tasks.away import prefect_may_be_away
 from tasks.run.progress import minutes
-from tasks.sweep.launcher import Job
 
 SHOWN_CHARACTERS = 160
 SILENCE_SECONDS = 60.0
