@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.cli.clean import clean
-from flows.cli.sweep import report, sweep
+from flows.cli.sweep import report_on_sweep, sweep
 from flows.signals import ended_like_ctrl_c
 from flows.stack.servers import runs_in_prefect, use_stack
 from flows.terminal import echo, echo_text, echo_traceback
@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 app.command()(sweep)
-app.command()(report)
+app.command("report")(report_on_sweep)
 app.command()(clean)
 
 Repair = Literal["mlflow", "cut"]
