@@ -163,16 +163,16 @@ class Campaign:
 
     def _budget_is_spent(self) -> bool:
         """Return whether no further run may begin; what is spent stays spent, and is reported once."""
-        budget, reason = self._sweep.budget, None
         if self._is_spent:
             return True
+        budget, reason = self._sweep.budget, ""
         if budget.hours is not None and self._dir.elapsed_seconds() >= 3600 * budget.hours:
             reason = f"budget.hours: {budget.hours:g} are spent"
         elif budget.tokens is not None and (spent := self._tokens.count(self._arms, self._outcomes)) >= budget.tokens:
             reason = f"budget.tokens: {spent} of {budget.tokens} are spent"
-        if reason is not None:
+        if reason:
             self._reports.line(f"{reason}; no further run begins")
-        self._is_spent = reason is not None
+        self._is_spent = bool(reason)
         return self._is_spent
 
 

@@ -194,6 +194,7 @@ def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:
 
 def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None, wall_seconds: float) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
+    cause: str | None
     try:
         now = run_status(run_dir)
     except GrpoError as error:
