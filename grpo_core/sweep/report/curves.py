@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas
 from matplotlib.axes import Axes
@@ -16,12 +17,13 @@ from grpo_core.sweep.statistics.runs import SweepRuns, level_order
 
 MOST_PANELS = 24
 """Arms that get a panel of their own."""
-CURVES = {
+Style = tuple[str, str, Literal["-", "--", ":"]]
+"""Label, colour and line of what is drawn."""
+CURVES: dict[str, Style] = {
     "kl/ref/k3": ("to the current reference (k3)", PALETTE[0], "-"),
     "kl/init/k3": ("to the initial policy (k3)", PALETTE[1], "--"),
 }
-"""Metric -> label, colour and style of its line."""
-SYNC = "0.55"
+SYNC: Style = ("reference sync", "0.55", ":")
 LEVEL_CURVES = {
     "reward/mean": "reward",
     "policy/entropy": "entropy, nats",
@@ -71,7 +73,7 @@ def kl_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.Da
     positive = values[values.gt(0) & values.lt(math.inf)]
     if positive.max() > 20 * positive.median():  # a few runs would press all others against the axis
         grid.flat[0].set_yscale("symlog", linthresh=float(positive.median()))
-    looks = [*CURVES.values(), ("reference sync", SYNC, ":")]
+    looks = [*CURVES.values(), SYNC]
     handles = [Line2D([], [], color=colour, linestyle=style, label=label) for label, colour, style in looks]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize="small")
     return figure
@@ -124,6 +126,6 @@ def _kl_panel(axes: Axes, panel: Panel, steps: pandas.DataFrame, syncs: pandas.D
     if len(syncs) and not crowded:
         # Half a step later: the sync happens after its step and holds from the next one.
         for step in sorted(set(syncs.loc[syncs["arm"].isin(panel.arms), "step"])):
-            axes.axvline(step + 0.5, color=SYNC, linestyle=":", linewidth=1)
+            axes.axvline(step + 0.5, color=SYNC[1], linestyle=SYNC[2], linewidth=1)
     axes.set_title(panel.title, fontsize=9)
     axes.grid(alpha=0.3)

@@ -129,8 +129,9 @@ def check_bound(sweep: SweepRuns) -> BoundCheck:
 
     A run whose drift is unknown makes the mean unknown, and what is unknown keeps no bound.
     """
-    by_arm = sweep.complete.groupby("arm")["drift"]
-    drifts = {int(number): math.fsum(of_arm) / len(of_arm) for number, of_arm in by_arm}
+    runs = sweep.complete
+    by_arm = {arm.number: runs.loc[runs["arm"] == arm.number, "drift"].tolist() for arm in sweep.arms}
+    drifts = {number: math.fsum(of_arm) / len(of_arm) for number, of_arm in by_arm.items() if of_arm}
     arms, bound = [arm for arm in sweep.arms if arm.number in drifts], sweep.facts.kl_bound
     within = tuple(arm for arm in arms if bound is None or drifts[arm.number] <= bound)
     return BoundCheck(within=within, over=tuple(arm for arm in arms if arm not in within), drifts=drifts)

@@ -134,7 +134,8 @@ class SweepRuns:
     def pruned(self) -> dict[int, tuple[int, ...]]:
         """Pruned arms -> the seeds at which they were."""
         rows = self.table[self.table["status"] == "pruned"].sort_values(["arm", "seed"])
-        return {int(arm): tuple(map(int, seeds)) for arm, seeds in rows.groupby("arm")["seed"]}
+        arms = rows["arm"].unique().tolist()
+        return {int(arm): tuple(map(int, rows.loc[rows["arm"] == arm, "seed"].tolist())) for arm in arms}
 
     def values(self, measure: str) -> dict[int, dict[int, float]]:
         """Return arm -> seed -> figure of the complete runs in which it is known."""
