@@ -14,7 +14,7 @@ from grpo_core.errors import GrpoError
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.folder import StoredSweep
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
 from tasks.rails import find_allowed_origin
@@ -87,9 +87,9 @@ def tag_flow_run(run_path: Path) -> None:
     _add_tags(tags)
 
 
-def tag_sweep(sweep_path: Path) -> None:
+def tag_sweep(stored: StoredSweep) -> None:
     """Add a sweep's id and its worker to the tags of this flow run; its runs have the same tag."""
-    _add_tags({f"sweep:{SweepDir(sweep_path).read().id}"})
+    _add_tags({f"sweep:{stored.id}"})
 
 
 def _shown(name: str) -> str:

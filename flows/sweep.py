@@ -1,4 +1,4 @@
-"""Flow "grpo-sweep": many runs that differ in what is swept alone, and what they say together.
+"""Flow "grpo-sweep": many runs that differ only in what is swept, and one report on them.
 
 open_sweep - track_sweep - run_arms (each run is the flow grpo, here or through a deployment) - report_sweep
 """
@@ -21,7 +21,7 @@ from tasks.tracking.sweep import end_sweep, track_sweep
 
 @flow(name="grpo-sweep", flow_run_name=name_sweep)
 def grpo_sweep(*, sweep: Name, overrides: Overrides = NO_OVERRIDES, sweep_dir: str | None = None) -> SweepSummary:
-    """Run every arm of a sweep once per seed, and report which differ and how sure that is.
+    """Run every arm of a sweep once per seed, and report which arms differ, with confidence intervals.
 
     Everything that can be refused is refused before the first run. A run that fails is recorded and does not end the sweep, up
     to `failed_runs_allowed`.
@@ -36,7 +36,7 @@ def grpo_sweep(*, sweep: Name, overrides: Overrides = NO_OVERRIDES, sweep_dir: s
 
 @flow(name="grpo-sweep", flow_run_name=name_resumed_sweep)
 def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary:
-    """Go on with a sweep that was interrupted: finished runs are not run again, interrupted ones go on, the search continues.
+    """Resume an interrupted sweep: finished runs are not run again, interrupted ones are resumed, the search continues.
 
     Args:
         sweep_dir: Folder of the sweep.
@@ -47,14 +47,14 @@ def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary
 
 def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
     """Do what is left to do of the sweep in a folder."""
-    with signals_of_the_command(), hold_sweep(sweep_path):
-        tag_sweep(sweep_path)
-        tracked = track_sweep(sweep_path)
+    with signals_of_the_command(), hold_sweep(sweep_path) as stored:
+        tag_sweep(stored)
+        tracked = track_sweep(stored)
         try:
             with end_sweep(tracked):
-                run_arms(sweep_path, tracked, retry_failed)
-                summary = report_sweep(sweep_path, tracked)
-                refuse_failures(sweep_path)
+                run_arms(stored, tracked, retry_failed)
+                summary = report_sweep(stored, tracked)
+                refuse_failures(stored)
         except RunCancelledError as error:
             return cast("SweepSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
     return summary

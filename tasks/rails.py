@@ -14,8 +14,6 @@ from grpo_core.config import Origin, RunConfig, find_config, find_origin, load_c
 from grpo_core.config.code import Code, code_in, is_allowed
 from grpo_core.config.presets import FOLDERS, find_sweep
 from grpo_core.errors import ConfigError, listed, shown
-from grpo_core.sweep.arms import arm_config
-from grpo_core.sweep.axes import grid
 from grpo_core.sweep.plan import Plan, load_sweep
 from tasks.process.context import is_deployed
 
@@ -95,7 +93,7 @@ def refuse_code_of_sweep(plan: Plan) -> None:
         ConfigError: as `refuse_code`.
     """
     if is_deployed():
-        refuse_code(arm_config(plan.sweep, plan.base, values) for values in grid(plan.sweep))
+        refuse_code(plan.configs)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from flows.cli.clean import clean
 from flows.cli.run import check, evaluate, import_settings, reproduce, track, train
 from flows.cli.stack import down, status, up
-from flows.cli.sweep import report, sweep
+from flows.cli.sweep import report_on_sweep, sweep
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
@@ -26,7 +26,7 @@ app = typer.Typer(
 
 VERBS: dict[str, Callable[..., None]] = {
     "sweep": sweep,
-    "report": report,
+    "report": report_on_sweep,
     "clean": clean,
     "train": train,
     "evaluate": evaluate,

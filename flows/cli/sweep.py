@@ -23,9 +23,7 @@ def sweep(
     overrides: Overrides = None,
     *,
     sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Folder of a sweep that was interrupted: go on with it. No FILE is given then.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
     dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
 ) -> None:
@@ -63,8 +61,7 @@ def _resume_sweep(sweep_dir: Path, retry_failed: bool) -> "SweepSummary":
 
 
 def _show_plan(file: str, values: dict[str, Any]) -> None:
-    from grpo_core.sweep.describe import describe_plan
-    from grpo_core.sweep.plan import load_sweep
+    from grpo_core.sweep.plan import describe_plan, load_sweep
 
     for line in describe_plan(load_sweep(file, values)):
         echo(line)
@@ -85,8 +82,8 @@ def _show_sweep(summary: "SweepSummary") -> None:
         echo(f"warning: {problem}", err=True)
 
 
-def report(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
-    """Write tables, figures and the report of a sweep from its journals, and hand them to MLflow where it is tracked."""
+def report_on_sweep(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
+    """Write tables, figures and the report of a sweep from its journals, and upload them to MLflow where it is tracked."""
     from tasks.sweep.reporting import report_again
 
     page, answer, problems = report_again(sweep_dir)

@@ -1,4 +1,4 @@
-"""One arm: what it sets, the configuration of its run with a seed, and how people tell it from others."""
+"""One arm: what it sets, and the configuration of its run with a seed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +7,9 @@ from typing import Any
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.axes import Values
+from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.schema import SweepConfig
 
-NAMES = {
-    "loss.beta": "β",
-    "rollout.group_size": "G",
-    "reference.sync_steps": "sync",
-    "reference.mixup_alpha": "alpha",
-}
-"""Short names of knobs; others go by the last part of their key."""
 GROUP_SIZE, PROMPTS = "rollout.group_size", "rollout.num_prompts_per_step"
 
 
@@ -29,20 +23,12 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What tells it from the other arms: `β=0.04 G=8 sync=never`."""
-        return " ".join(f"{short_name(key)}={shown_value(key, value)}" for key, value in self.values.items())
+        """What distinguishes it from the other arms: `β=0.04 G=8 sync=never`."""
+        return arm_name(self.values)
 
-
-def short_name(key: str) -> str:
-    """Return how a knob is called in names of arms and runs."""
-    return NAMES.get(key, key.rpartition(".")[2])
-
-
-def shown_value(key: str, value: Any) -> str:
-    """Return a knob's value as people read it; a reference that is never synchronised says so."""
-    if value is None:
-        return "never" if key == "reference.sync_steps" else "null"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    def run_name(self, seed: int) -> str:
+        """Return what its run with a seed is called: `β=0.04 G=8 sync=never seed=0`."""
+        return f"{self.name} seed={seed}"
 
 
 def arm_overrides(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,10 +49,7 @@ def count_arms(sweep: SweepConfig) -> int:
     """Return how many arms the sweep has: the size of the grid, or the trials."""
     if sweep.trials is not None:
         return sweep.trials
-    count = 1
-    for axis in sweep.axes.values():
-        count *= len(axis) if not isinstance(axis, Range) else 1
-    return count
+    return math.prod(len(axis) for axis in sweep.axes.values() if not isinstance(axis, Range))
 
 
 def grid(sweep: SweepConfig) -> Iterator[dict[str, Any]]:

@@ -7,37 +7,23 @@ study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/
 import contextlib
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.errors import GrpoError, SweepError, cause
-from grpo_core.machine.jsonfile import STORED, Count, append_json, build, parse_json, read_json, write_json
+from grpo_core.machine.jsonfile import append_json, read_json, write_json
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.arms import Arm, arm_overrides
+from grpo_core.sweep.file_models import ARMS, SESSIONS, Begin, Outcome, SweepFile, fault_of
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
-
-
-@stored_dataclass(frozen=True, kw_only=True, config=STORED)
-class Outcome:
-    """How one run of a sweep ended."""
-
-    arm: Count
-    seed: Count
-    status: str
-    """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
-    cause: str | None = None
-    """Why it was stopped or pruned, or how it failed."""
-    wall_seconds: float = 0.0
-    """From its start to its end, in all sessions, waiting for a slot included; 0.0 where it never ran."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +63,12 @@ class SweepDir(FlowDir):
 
     @property
     def begun_file(self) -> Path:
-        """One JSON line a beginning of a run: when it was started, or went on."""
+        """One JSON line a `Begin` of a run."""
         return self.path / "begun.jsonl"
 
     @property
     def sessions_file(self) -> Path:
-        """When the sweep was at work: [[start, last sign of life], ...] in seconds since 1970."""
+        """When the sweep was at work."""
         return self.path / "sessions.json"
 
     @property
@@ -122,7 +108,7 @@ class SweepDir(FlowDir):
             base = self.path / f"{plan.preset}.yaml"
             base.write_text(yaml.safe_dump(dict(plan.base), sort_keys=False, allow_unicode=True), encoding="utf-8")
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
-            write_json(self.sweep_file, {"id": sweep_id, "name": name, "sweep": sweep})
+            write_json(self.sweep_file, SweepFile(id=sweep_id, name=name, sweep=sweep).model_dump())
         except OSError as error:
             raise SweepError(
                 f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir"
@@ -135,7 +121,7 @@ class SweepDir(FlowDir):
             SweepError: the folder already holds a sweep.
         """
         if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
-            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {self.path}` goes on with it")
+            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {self.path}` resumes it")
 
     def why_not_older(self) -> str | None:
         """Return why a folder without a marker holds no sweep of an older version; None where it does."""
@@ -157,19 +143,14 @@ class SweepDir(FlowDir):
             ConfigError: its files were changed into something invalid.
         """
         try:
-            facts = read_json(self.sweep_file)
-            stored = {key: facts[key] for key in ("id", "name", "sweep")}
+            file = SweepFile.model_validate_json(self.sweep_file.read_bytes())
+            base = self.path / Path(file.sweep["base"]).name  # the folder may have moved
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise SweepError(
-                f"sweep dir {self.path}: no readable {SWEEP_FILE} ({cause(error)}); give a sweep's folder"
+                f"sweep dir {self.path}: no readable {SWEEP_FILE} ({fault_of(error)}); give a sweep's folder"
             ) from error
-        base = self.path / Path(stored["sweep"]["base"]).name  # the folder may have moved
-        return StoredSweep(
-            id=stored["id"],
-            name=stored["name"],
-            plan=make_plan({**stored["sweep"], "base": str(base)}, begun=True),
-            base=base,
-        )
+        plan = make_plan({**file.sweep, "base": str(base)}, begun=True)
+        return StoredSweep(dir=self, id=file.id, name=file.name, plan=plan, base=base)
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
         """Write the arms that have been chosen so far."""
@@ -184,14 +165,14 @@ class SweepDir(FlowDir):
         if not self.arms_file.exists():
             return {}
         try:
-            facts = read_json(self.arms_file)
-            return {int(number): Arm(number=int(number), values=dict(values)) for number, values in facts.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise SweepError(f"{self.arms_file}: not the arms of a sweep ({cause(error)})") from error
+            arms = ARMS.validate_json(self.arms_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise SweepError(f"{self.arms_file}: not the arms of a sweep ({fault_of(error)})") from error
+        return {number: Arm(number=number, values=values) for number, values in arms.items()}
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Append how a run ended, in the place of a last line that was torn; it is on disk when this returns."""
-        append_json(self.outcomes_file, asdict(outcome))
+        append_json(self.outcomes_file, outcome.model_dump())
 
     def read_outcomes(self) -> dict[tuple[int, int], Outcome]:
         """Return how the runs have ended, by (arm, seed); the last line of each counts, a torn last line is dropped.
@@ -199,71 +180,97 @@ class SweepDir(FlowDir):
         Raises:
             SweepError: a whole line is no outcome.
         """
-        if not self.outcomes_file.exists():
-            return {}
         outcomes = {}
-        for number, line in enumerate(self.outcomes_file.read_bytes().split(b"\n")[:-1], start=1):
+        for number, line in enumerate(_whole_lines(self.outcomes_file), start=1):
             try:
-                outcome = build(Outcome, parse_json(line))
+                outcome = Outcome.model_validate_json(line)
             except ValueError as error:
-                raise SweepError(f"{self.outcomes_file}, line {number}: not an outcome ({cause(error)})") from error
+                raise SweepError(f"{self.outcomes_file}, line {number}: not an outcome ({fault_of(error)})") from error
             outcomes[outcome.arm, outcome.seed] = outcome
         return outcomes
 
     def note_begin(self, arm: int, seed: int) -> None:
-        """Write down that a run begins, or goes on, now."""
-        append_json(self.begun_file, {"arm": arm, "seed": seed, "time": time.time()})
+        """Write down that a run begins, or is resumed, now."""
+        append_json(self.begun_file, Begin(arm=arm, seed=seed, time=time.time()).model_dump())
 
     def wall_seconds(self, arm: int, seed: int) -> float:
         """Return how long a run that has just ended was under way, in all sessions, waiting for a slot included."""
-        begun = [entry["time"] for entry in self._begun() if (entry["arm"], entry["seed"]) == (arm, seed)]
+        begun = [entry.time for entry in self._begun() if (entry.arm, entry.seed) == (arm, seed)]
         ends = [*begun[1:], time.time()]
         return float(sum(min(self._session_end(start), end) - start for start, end in zip(begun, ends, strict=True)))
 
-    def _begun(self) -> list[Mapping[str, Any]]:
-        lines = self.begun_file.read_bytes().split(b"\n")[:-1] if self.begun_file.exists() else []
-        entries = []
-        for line in lines:
+    def _begun(self) -> Iterator[Begin]:
+        for line in _whole_lines(self.begun_file):
             with contextlib.suppress(ValueError):  # a line that something else has damaged
-                entries.append(parse_json(line))
-        return entries
+                yield Begin.model_validate_json(line)
 
     def _session_end(self, moment: float) -> float:
         """Return the last sign of life of the session at work at a moment; without limit for the newest."""
         sessions = self.sessions()
         return next((max(end, moment) for start, end in sessions[:-1] if start <= moment <= end), math.inf)
 
-    def sessions(self) -> list[list[float]]:
+    def sessions(self) -> list[tuple[float, float]]:
         """Return when the sweep was at work."""
         try:
-            return [[float(start), float(end)] for start, end in read_json(self.sessions_file)]
-        except (OSError, ValueError, TypeError):
+            return SESSIONS.validate_json(self.sessions_file.read_bytes())
+        except (OSError, ValueError):
             return []
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """Count the time inside as a session of the sweep."""
+        now = time.time()
+        write_json(self.sessions_file, [*self.sessions(), (now, now)])
+        try:
+            yield
+        finally:
+            self.sign_of_life()
+
+    def sign_of_life(self) -> None:
+        """Write down that this session is at work: a kill takes at most the seconds since the last sign from the count."""
+        *earlier, (start, _) = self.sessions()
+        write_json(self.sessions_file, [*earlier, (start, time.time())])
 
     def elapsed_seconds(self) -> float:
         """Return how long the sweep has been at work, all sessions together."""
         return sum(end - start for start, end in self.sessions())
 
 
+def _whole_lines(file: Path) -> list[bytes]:
+    """Return the lines of a file without a last one that was torn; none where there is no file."""
+    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredSweep:
     """A sweep as its folder holds it."""
 
+    dir: SweepDir
     id: str
-    """What its runs are labelled with, and the name of its Optuna study."""
+    """Its runs have it as a label, and its Optuna study as a name."""
     name: str
     plan: Plan
     base: Path
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
 
+    def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
+        """Return what one run changes of the base, with what names and groups it in MLflow.
 
-def run_facts(stored: StoredSweep, arm: Arm, seed: int) -> dict[str, Any]:
-    """Return what names and groups one run in MLflow: its name and labels."""
-    return {
-        "tracking.run_name": f"{arm.name} seed={seed}",
-        "tracking.labels": {
-            "sweep": stored.id,
-            "arm": f"{arm.number:03d}",
-            **{key: str(value) for key, value in arm.values.items()},
-        },
-    }
+        Raises:
+            ConfigError: the arm cannot keep the sweep's invariant.
+        """
+        values = {key: str(value) for key, value in arm.values.items()}
+        return {
+            **arm_overrides(self.plan.sweep, self.plan.base, arm.values),
+            "training.seed": seed,
+            "tracking.run_name": arm.run_name(seed),
+            "tracking.labels": {"sweep": self.id, "arm": f"{arm.number:03d}", **values},
+        }
+
+
+def mlflow_run_id(run_dir: RunDir) -> str | None:
+    """Return the id of a run in MLflow; None where it has none that can be read."""
+    try:
+        return str(read_json(run_dir.tracking_file)["run_id"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

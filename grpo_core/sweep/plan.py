@@ -1,6 +1,8 @@
 """What a sweep is about to do, checked before its first run: every arm's configuration, and what the arms say together."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
+from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
 from grpo_core.config.findings import is_changed, is_single_update
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
@@ -22,6 +25,7 @@ from grpo_core.sweep.schema import Range, SweepConfig
 BETA = "loss.beta"
 TPE_STARTUP = 10
 """Trials that Optuna's TPE draws at random before it learns."""
+SHOWN_ARMS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,77 +74,77 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     except ValidationError as error:
         raise ConfigError(listed(explain(error, SweepConfig))) from error
     check_axes(sweep)
-    _check_sampler(sweep)
-    _check_idle(sweep)
-    _check_hold(sweep)
+    _check_keys(sweep)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_values(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
     _check_beta(sweep, configs)
     _check_objective(sweep, configs)
-    unmeasured = find_unmeasured(sweep, configs)
-    if unmeasured.faults and not begun:
-        raise ConfigError(listed(list(unmeasured.faults)))
-    notes = (*_notes(sweep, configs), *unmeasured.faults, *unmeasured.warnings)
+    faults, warnings = find_unmeasured(sweep, configs)
+    if faults and not begun:
+        raise ConfigError(listed(faults))
+    notes = (*_notes(sweep, configs), *faults, *warnings)
     return Plan(sweep=sweep, base=base, preset=base_file.stem, num_arms=count_arms(sweep), configs=tuple(configs), notes=notes)
 
 
-def _check_sampler(sweep: SweepConfig) -> None:
-    if sweep.sampler == "grid" and sweep.trials is not None:
-        raise ConfigError(f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out")
-    if sweep.sampler != "grid" and sweep.trials is None:
-        raise ConfigError(f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20")
-    objective = sweep.objective
-    if objective.kl_penalty is not None and objective.kl_bound is not None:
-        raise ConfigError(
-            f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a bound"
-        )
-
-
-def _check_idle(sweep: SweepConfig) -> None:
-    """Refuse keys that do nothing beside the others."""
-    pruner = sweep.pruner
-    by_reward, by_budget, halves = (
-        pruner.reward is not None,
-        pruner.kl_budget is not None,
-        pruner.reward == "successive_halving",
-    )
-    idle = {
-        ("pruner", "first_step"): not (by_reward or by_budget) and "neither pruner.reward nor pruner.kl_budget",
-        ("pruner", "window"): not (by_reward or by_budget) and "neither pruner.reward nor pruner.kl_budget",
-        ("pruner", "every_steps"): not (by_budget or pruner.reward == "median") and "neither median nor pruner.kl_budget",
-        ("pruner", "min_arms"): not by_reward and "no pruner.reward",
-        ("pruner", "reduction_factor"): not halves and "no pruner.reward successive_halving",
-        ("runs", "deployment"): sweep.runs.where == "local" and "runs.where local",
-        ("", "sampler_seed"): sweep.sampler == "grid" and "sampler grid",
+def _check_keys(sweep: SweepConfig) -> None:
+    """Refuse keys that contradict each other, and keys that have no effect beside the others."""
+    objective, group_size = sweep.objective, GROUP_SIZE in sweep.axes
+    faults = {
+        f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out": (
+            sweep.sampler == "grid" and sweep.trials is not None
+        ),
+        f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20": (
+            sweep.sampler != "grid" and sweep.trials is None
+        ),
+        f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a bound": (
+            objective.kl_penalty is not None and objective.kl_bound is not None
+        ),
+        **_idle_keys(sweep),
+        "overrides.training.seed: has no effect, the sweep sets it; give `seeds`": "training.seed" in sweep.overrides,
+        f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; set it to prompts, completions or "
+        "tokens": group_size and sweep.hold is None,
+        f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out": not group_size and sweep.hold is not None,
+        f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
+            sweep.hold is not None and PROMPTS in sweep.axes
+        ),
     }
-    for (section, key), why in idle.items():
-        holder: Section = getattr(sweep, section) if section else sweep
-        if why and is_changed(holder, key):
-            name = f"{section}.{key}" if section else key
-            raise ConfigError(f"{name}: {getattr(holder, key)} has no effect with {why}; leave it out")
-    if "training.seed" in sweep.overrides:
-        raise ConfigError("overrides.training.seed: has no effect, the sweep sets it; give `seeds`")
+    _refuse(faults)
 
 
-def _check_hold(sweep: SweepConfig) -> None:
-    swept = GROUP_SIZE in sweep.axes
-    if swept and sweep.hold is None:
-        raise ConfigError(
-            f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; say prompts, completions or "
-            "tokens"
-        )
-    if not swept and sweep.hold is not None:
-        raise ConfigError(f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out")
-    if sweep.hold is not None and PROMPTS in sweep.axes:
-        raise ConfigError(f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out")
+def _refuse(faults: Mapping[str, bool]) -> None:
+    """Refuse with the first message that holds."""
+    fault = next((message for message, holds in faults.items() if holds), None)
+    if fault is not None:
+        raise ConfigError(fault)
+
+
+def _idle_keys(sweep: SweepConfig) -> dict[str, bool]:
+    """Return message -> whether the key that it is about is set although nothing uses it."""
+    pruner = sweep.pruner
+    by_reward, by_budget = pruner.reward is not None, pruner.kl_budget is not None
+    neither, halves = "neither pruner.reward nor pruner.kl_budget", pruner.reward == "successive_halving"
+    idle: list[tuple[str, Section, str, bool, str]] = [
+        ("pruner.", pruner, "first_step", not pruner.is_on, neither),
+        ("pruner.", pruner, "window", not pruner.is_on, neither),
+        ("pruner.", pruner, "every_steps", not by_budget and pruner.reward != "median", "neither median nor pruner.kl_budget"),
+        ("pruner.", pruner, "min_arms", not by_reward, "no pruner.reward"),
+        ("pruner.", pruner, "reduction_factor", not halves, "no pruner.reward successive_halving"),
+        ("runs.", sweep.runs, "deployment", sweep.runs.where == "local", "runs.where local"),
+        ("", sweep, "sampler_seed", sweep.sampler == "grid", "sampler grid"),
+    ]
+    return {
+        f"{prefix}{key}: {getattr(holder, key)} has no effect with {why}; leave it out": is_idle and is_changed(holder, key)
+        for prefix, holder, key, is_idle, why in idle
+    }
 
 
 def _arm_configs(sweep: SweepConfig, base: Mapping[str, Any]) -> list[RunConfig]:
     """Return the configuration of every arm (of a range: of its ends), or refuse all faults at once, each with an arm."""
-    points = list(grid(sweep)) if _size(sweep) <= MOST_ARMS else None
-    if points is None:
-        raise ConfigError(f"axes: {_size(sweep)} combinations are more than {MOST_ARMS}; shorten some axes, or use ranges")
+    size = math.prod(2 if isinstance(axis, Range) else len(axis) for axis in sweep.axes.values())
+    if size > MOST_ARMS:
+        raise ConfigError(f"axes: {size} combinations are more than {MOST_ARMS}; shorten some axes, or use ranges")
+    points = list(grid(sweep))
     configs, faults = [], dict[str, list[Arm]]()
     for number, values in enumerate(points):
         arm = Arm(number=number, values=values)
@@ -150,16 +154,8 @@ def _arm_configs(sweep: SweepConfig, base: Mapping[str, Any]) -> list[RunConfig]
             for line in str(error).splitlines():
                 faults.setdefault(line, []).append(arm)
     if faults:
-        about = {line: f"{_how_many(arms, len(points))}: {line}" for line, arms in faults.items()}
-        raise ConfigError(listed(list(about.values())))
+        raise ConfigError(listed([f"{_how_many(arms, len(points))}: {line}" for line, arms in faults.items()]))
     return configs
-
-
-def _size(sweep: SweepConfig) -> int:
-    size = 1
-    for axis in sweep.axes.values():
-        size *= 2 if isinstance(axis, Range) else len(axis)
-    return size
 
 
 def _how_many(arms: Sequence[Arm], total: int) -> str:
@@ -169,18 +165,14 @@ def _how_many(arms: Sequence[Arm], total: int) -> str:
 
 
 def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
-    idle = [config for config in configs if _kl_is_zero(config)]
+    references = [config.reference for config in configs if is_single_update(config)]
+    idle = sum(reference.sync_steps == 1 and reference.mixup_alpha == 1 for reference in references)
     if BETA in sweep.axes and idle:
         raise ConfigError(
-            f"axes.{BETA}: in {len(idle)} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
+            f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
             "the same arm there; sync more rarely, or sweep something else"
         )
-
-
-def _kl_is_zero(config: RunConfig) -> bool:
-    reference = config.reference
-    return reference.sync_steps == 1 and reference.mixup_alpha == 1 and is_single_update(config)
 
 
 def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
@@ -190,31 +182,34 @@ def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
         if not is_registered(name) or (key == "kl_metric" and not name.startswith("kl/")):
             example = "eval/heldout/pass_at_1 or reward/mean" if key == "metric" else "kl/init/seq"
             raise ConfigError(f"objective.{key}: {name!r} is no such metric; METRICS.md lists them, for example {example}")
+    metric, kl_metric = objective.metric, objective.kl_metric
+    is_probed = any(name.startswith("kl/probe/") for name in (metric, kl_metric))
     for config in configs:
-        evaluation, metric = config.evaluation, objective.metric
-        if objective.is_of_evaluation and config.data.eval_fraction == 0:
-            raise ConfigError(f"objective.metric: {metric} needs held-out prompts, data.eval_fraction is 0")
-        if metric.startswith("eval/heldout/pass_at_") and not (
-            evaluation.samples and metric.rpartition("_")[2] in map(str, evaluation.k)
-        ):
-            raise ConfigError(
-                f"objective.metric: {metric} is not measured with evaluation.samples {evaluation.samples} and evaluation.k "
-                f"{list(evaluation.k)}"
-            )
-        if objective.is_of_evaluation and not metric.startswith("eval/heldout/"):
-            raise ConfigError(f"objective.metric: {metric} is not of the final evaluation, whose figures are eval/heldout/...")
-        if sweep.hold == "tokens" and config.training.max_tokens is None:
-            raise ConfigError("hold: tokens needs overrides training.max_tokens, the tokens of each run")
-        probed = any(name.startswith("kl/probe/") for name in (objective.kl_metric, metric))
-        if probed and config.probe.every_steps is None:
-            raise ConfigError(f"objective.kl_metric: {objective.kl_metric} is measured only where probe.every_steps is set")
+        samples, k = config.evaluation.samples, list(config.evaluation.k)
+        is_sampled = bool(samples) and metric.rpartition("_")[2] in map(str, k)
+        _refuse(
+            {
+                f"objective.metric: {metric} needs held-out prompts, data.eval_fraction is 0": (
+                    objective.is_of_evaluation and config.data.eval_fraction == 0
+                ),
+                f"objective.metric: {metric} is not measured with evaluation.samples {samples} and evaluation.k {k}": (
+                    metric.startswith("eval/heldout/pass_at_") and not is_sampled
+                ),
+                f"objective.metric: {metric} is not of the final evaluation, whose figures are eval/heldout/...": (
+                    objective.is_of_evaluation and not metric.startswith("eval/heldout/")
+                ),
+                "hold: tokens needs overrides training.max_tokens, the tokens of each run": (
+                    sweep.hold == "tokens" and config.training.max_tokens is None
+                ),
+                f"objective.kl_metric: {kl_metric} is measured only where probe.every_steps is set": (
+                    is_probed and config.probe.every_steps is None
+                ),
+            }
+        )
 
 
 def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
-    counts: dict[str, int] = {}
-    for config in configs:
-        for text in check_consistency(config):
-            counts[text] = counts.get(text, 0) + 1
+    counts = Counter(text for config in configs for text in check_consistency(config))
     notes = [f"{count} of {len(configs)} arms: {text}" for text, count in counts.items()]
     crowded = sum(config.training.threads is None for config in configs)
     if crowded and sweep.runs.where == "local" and sweep.runs.concurrency > 1:
@@ -225,10 +220,30 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     unresumable = sum(config.training.engine != "native" for config in configs)
     if unresumable:
         notes.append(
-            f"{unresumable} of {len(configs)} arms: training.engine trl cannot go on, so a run that is killed has failed"
+            f"{unresumable} of {len(configs)} arms: training.engine trl cannot resume, so a run that is killed has failed"
         )
     if sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP:
         notes.append(f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}")
     if len(sweep.seeds) == 1:
         notes.append("seeds: one seed shows no spread; no interval can be given, and no arm be called better")
     return notes
+
+
+def describe_plan(plan: Plan) -> Iterator[str]:
+    """Yield a line each for the sweep, its arms (of a search: the ends of its ranges) and its warnings."""
+    sweep = plan.sweep
+    seeds = ", ".join(map(str, sweep.seeds))
+    yield f"{plan.num_arms} arms x {len(sweep.seeds)} seeds ({seeds}) = {plan.num_runs} runs of {plan.preset}"
+    yield f"objective: {sweep.objective.metric}; sampler: {sweep.sampler}" + (f"; hold: {sweep.hold}" if sweep.hold else "")
+    arms = [Arm(number=number, values=values) for number, values in enumerate(grid(sweep))]
+    for arm in arms[:SHOWN_ARMS]:
+        config = arm_config(sweep, plan.base, arm.values)
+        factor = advantage_rms_factor(config)
+        spread = f"advantage_rms_factor {factor:.4f}; " if factor else ""
+        rollout = config.rollout
+        shape = f"{rollout.num_prompts_per_step} x {rollout.group_size} completions a step"
+        yield f"  {arm.number:3d}  {arm.name}: {shape}; {spread}effective beta {weight_of_kl(config)}"
+    if len(arms) > SHOWN_ARMS:
+        yield f"  ... and {len(arms) - SHOWN_ARMS} more"
+    yield from (f"warning: {note}" for note in plan.notes)
+    yield f"{len(plan.notes)} warning(s); the sweep is valid"

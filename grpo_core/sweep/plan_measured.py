@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.sweep.measured import is_measured, last_measured, unmeasured_at_end
@@ -13,21 +12,15 @@ EXACT_DRIFT = "kl/probe/full_init"
 """Shown in every report whose runs measure it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unmeasured:
-    """What the runs of a sweep will not have measured where it is needed, each with the number of arms."""
+def find_unmeasured(sweep: SweepConfig, configs: Sequence[RunConfig]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the arms of a sweep will not measure at their end, or where the pruner looks, with the number of arms.
 
-    faults: tuple[str, ...]
-    """The objective, its bound or its price, or the pruner's budget rests on it."""
-    warnings: tuple[str, ...]
-    """It will be missing in tables and report."""
-
-
-def find_unmeasured(sweep: SweepConfig, configs: Sequence[RunConfig]) -> Unmeasured:
-    """Return what the arms of a sweep will not measure at their end, or where the pruner looks."""
+    First the faults: the objective, its bound or its price, or the pruner's budget rests on it. Then the warnings: it will be
+    missing in tables and report.
+    """
     faults = [fault for config in configs for fault in _faults(sweep, config)]
     warnings = [warning for config in configs for warning in _warnings(sweep.objective, config)]
-    return Unmeasured(faults=_counted(faults, len(configs)), warnings=_counted(warnings, len(configs)))
+    return _counted(faults, len(configs)), _counted(warnings, len(configs))
 
 
 def _faults(sweep: SweepConfig, config: RunConfig) -> Iterable[str]:

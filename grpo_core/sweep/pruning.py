@@ -20,7 +20,7 @@ PRUNED = "pruned: "
 def prune_reason(
     pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve], drift: Mapping[int, float], kl_metric: str = "kl/init/seq"
 ) -> str | None:
-    """Return why a run should end now; None if it should go on.
+    """Return why a run should end now; None if it should continue.
 
     Args:
         pruner: the rules.
@@ -78,7 +78,9 @@ def _poor(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve]) -> str 
         kept = max(1, (len(theirs) + 1) // pruner.reduction_factor)
         rank = 1 + sum(value > own for value in theirs)
         if rank > kept:
-            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(theirs) + 1} arms; the first {kept} go on"
+            return (
+                f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(theirs) + 1} arms; the first {kept} continue"
+            )
     return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.folder import Outcome
+from grpo_core.sweep.file_models import Outcome
 from grpo_core.sweep.schema import SweepConfig
 
 Key = tuple[int, int]
@@ -34,13 +34,13 @@ def original_of(arm: Arm, arms: Mapping[int, Arm]) -> int:
     return min(number for number, other in arms.items() if dict(other.values) == dict(arm.values))
 
 
-def count_runs(num_arms: int, sweep: SweepConfig, arms: Mapping[int, Arm]) -> int:
+def total_runs(num_arms: int, sweep: SweepConfig, arms: Mapping[int, Arm]) -> int:
     """Return how many runs the sweep has, as far as its arms are chosen: one that was suggested again has none of its own."""
     repeated = sum(original_of(arm, arms) != number for number, arm in arms.items())
     return (num_arms - repeated) * len(sweep.seeds)
 
 
-def has_ended(arm: int, sweep: SweepConfig, outcomes: Mapping[Key, Outcome]) -> bool:
-    """Tell whether all of an arm's runs have ended, or it was pruned and none of them is to come."""
-    mine = [outcome for outcome in outcomes.values() if outcome.arm == arm]
-    return len(mine) == len(sweep.seeds) or any(outcome.status == "pruned" for outcome in mine)
+def arm_has_ended(arm: int, sweep: SweepConfig, outcomes: Mapping[Key, Outcome]) -> bool:
+    """Return whether all of an arm's runs have ended, or it was pruned and none of them is to come."""
+    of_arm = [outcome for outcome in outcomes.values() if outcome.arm == arm]
+    return len(of_arm) == len(sweep.seeds) or any(outcome.status == "pruned" for outcome in of_arm)

@@ -102,11 +102,16 @@ class PrunerConfig(Section):
     every_steps: int = Field(default=10, ge=1)
     """Distance of the rungs of `median` and of `kl_budget`."""
     reduction_factor: int = Field(default=2, ge=2)
-    """Of `successive_halving`: each rung is so many times the one before, and 1 in so many goes on."""
+    """Of `successive_halving`: each rung is so many times the one before, and 1 in so many continues."""
     min_arms: int = Field(default=4, ge=2)
     """Arms, this one included, that must have reached a rung before a reward is compared there."""
     window: int = Field(default=5, ge=1)
     """Rewards and drift are those of so many steps up to the rung."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it prunes at all."""
+        return self.reward is not None or self.kl_budget is not None
 
 
 class RunsConfig(Section):
@@ -115,7 +120,7 @@ class RunsConfig(Section):
     where: Literal["local", "deployment"] = "local"
     """`local`: processes of this machine. `deployment`: flow runs of a deployment, taken by the workers of its work pool."""
     deployment: str = "grpo/train"
-    """Deployment of the flow `grpo`; the one of the same work pool named `grpo/resume` goes on with interrupted runs."""
+    """Deployment of the flow `grpo`; the one of the same work pool named `grpo/resume` resumes interrupted runs."""
     concurrency: int = Field(default=1, ge=1)
     """Runs at a time; of a deployment: runs handed out at a time, of which its work pool's limits take what they take."""
 

@@ -1,7 +1,7 @@
 """The search, as an Optuna study: a trial is an arm, its value the mean objective over seeds.
 
 Each suggestion is drawn with a generator of its own, seeded by (sweep seed, trial, key): it depends on the results so far and
-on nothing that a process remembers. So a killed sweep goes on with the suggestions that it would have made, also where it was
+on nothing that a process remembers. So a resumed sweep continues with the suggestions that it would have made, also if it was
 killed between two keys of one trial.
 """
 
@@ -20,13 +20,14 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.jsonfile import write_json
 from grpo_core.machine.locks import waited_lock
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid
-from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.file_models import StudyMark
+from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import Range, SweepConfig
 
@@ -66,12 +67,9 @@ class ArmSampler(BaseSampler):
         if self._grid:
             return _encode(self._grid[trial.number][param_name])
         seed = derived_seed(self._sweep.sampler_seed, trial.number, param_name)
-        return self._searcher(seed).sample_independent(study, trial, param_name, param_distribution)
-
-    def _searcher(self, seed: int) -> BaseSampler:
-        if self._sweep.sampler == "random":
-            return RandomSampler(seed=seed)
-        return TPESampler(seed=seed, multivariate=False, n_startup_trials=TPE_STARTUP)
+        tpe = TPESampler(seed=seed, multivariate=False, n_startup_trials=TPE_STARTUP)
+        searcher = tpe if self._sweep.sampler == "tpe" else RandomSampler(seed=seed)
+        return searcher.sample_independent(study, trial, param_name, param_distribution)
 
 
 def derived_seed(*parts: object) -> int:
@@ -93,15 +91,15 @@ class SweepStudy:
         self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
 
     @classmethod
-    def open(cls, sweep_dir: SweepDir, stored: StoredSweep) -> Self:
+    def open(cls, stored: StoredSweep) -> Self:
         """Return the study of a sweep, a new one where it has none.
 
         Raises:
             SweepError: its storage cannot be reached, or is not the one in which the study was created.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sweep, mark = stored.plan.sweep, sweep_dir.path / MARK
-        url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{sweep_dir.study_file.resolve()}"
+        sweep, mark = stored.plan.sweep, stored.dir.path / MARK
+        url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{stored.dir.study_file.resolve()}"
         where = kept_uri(url)
         sampler = ArmSampler(sweep)
         try:
@@ -114,7 +112,7 @@ class SweepStudy:
                 study = optuna.create_study(
                     study_name=stored.id, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
                 )
-                write_json(mark, {"study": stored.id, "where": where})
+                write_json(mark, StudyMark(study=stored.id, where=where).model_dump())
         except Exception as error:  # SQLAlchemy and its drivers raise unrelated types
             created = f"; it was created in {_created_in(mark)}" if mark.exists() else ""
             hint = f"correct `study` or {STUDY_VARIABLE}, or start its server"
@@ -135,13 +133,13 @@ class SweepStudy:
         return self._arm(self._study.ask())
 
     def open_arms(self) -> set[int]:
-        """Return the numbers of the arms whose value has not been told."""
+        """Return the numbers of the arms without a value."""
         return {trial.number for trial in self._study.get_trials(deepcopy=False) if not trial.state.is_finished()}
 
     def tell(
         self, arm: int, value: float | None, over_bound: float | None = None, pruned_at: tuple[int, float] | None = None
     ) -> None:
-        """Say what came of an arm.
+        """Report what came of an arm.
 
         Args:
             arm: its number.
@@ -198,6 +196,6 @@ def _alone(url: str) -> AbstractContextManager[None]:
 
 def _created_in(mark: Path) -> str:
     try:
-        return redact_uri(str(read_json(mark)["where"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return "a place that its study.json no longer tells"
+        return redact_uri(StudyMark.model_validate_json(mark.read_bytes()).where)
+    except (OSError, ValueError):
+        return "a place that its study.json no longer names"

@@ -1,1 +1,1 @@
-"""A sweep's parts: its folder (`opening`), its search (`study`), its runs (`running`, `local`, `deployed`), its report."""
+"""The tasks of a sweep: its folder (`opening`), its runs (`running`, started by `local` or `deployed`), its report."""

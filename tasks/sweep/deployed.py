@@ -1,6 +1,6 @@
 """Runs as flow runs of a deployment: taken by any worker of its pool, and not tied to the life of the sweep.
 
-A flow run is named by (sweep, arm, seed, attempt) in its idempotency key, so a sweep that goes on finds those of its earlier
+A flow run is named by (sweep, arm, seed, attempt) in its idempotency key, so a resumed sweep finds those of its earlier
 sessions instead of beginning them twice. The folders of the runs must be on a disk that sweep and workers share.
 """
 
@@ -19,9 +19,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.machine.locks import lock_holder
+from grpo_core.sweep.launcher import Ended, Job
 from tasks.away import prefect_may_be_away
-from tasks.sweep.launcher import Ended, Job
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class DeploymentLauncher:
         self._next_ask = 0.0
 
     def start(self, job: Job) -> None:
-        """Begin a run, or go on with one of an earlier session; while Prefect is away it waits.
+        """Begin a run, or resume one of an earlier session; while Prefect is away it waits.
 
         Raises:
             SweepError: there is no such deployment.
@@ -71,19 +70,20 @@ class DeploymentLauncher:
     def _begin(self, job: Job) -> None:
         known = self._attempts(job)
         newest = known[-1] if known else None
-        if newest is not None and _is_over(newest) and not _lives(job):
+        state = newest.state if newest is not None else None
+        if state is not None and state.is_final() and not state.is_completed() and not job.is_held:
             if len(known) == MOST_ATTEMPTS:
                 self._hopeless.append(Ended(job=job, failure=f"{MOST_ATTEMPTS} attempts have come to nothing"))
                 return
             newest = None
         if newest is None:
             newest = self._run(job, attempt=len(known) + 1)
-        elif _state(newest) == StateType.CANCELLING:
+        elif state is not None and state.type == StateType.CANCELLING:
             self._cancelling.add(str(newest.id))
         self._jobs[str(newest.id)] = job
 
     def poll(self) -> list[Ended]:
-        """Return the runs that have ended since this was last asked; nothing while Prefect is away."""
+        """Return the runs that have ended since the last poll; nothing while Prefect is away."""
         if time.monotonic() < self._next_ask:
             return []
         self._next_ask = time.monotonic() + ASK_SECONDS
@@ -96,11 +96,11 @@ class DeploymentLauncher:
                 runs = client.read_flow_runs(
                     flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id) for run_id in self._jobs]))
                 )
-        except Exception:  # an outage of any kind: the runs go on, and so does asking
+        except Exception:  # an outage of any kind: the runs continue, and are asked for again
             logger.warning("Prefect does not answer; the runs are asked for again", exc_info=True)
             return hopeless
         found = {str(run.id) for run in runs}
-        gone = [job for run_id, job in self._jobs.items() if run_id not in found and not _lives(job)]
+        gone = [job for run_id, job in self._jobs.items() if run_id not in found and not job.is_held]
         ended = [end for run in runs if (end := self._end(run)) is not None]
         ended += [Ended(job=job, failure="its flow run is gone from Prefect", crashed=True) for job in gone]
         for end in ended:
@@ -120,12 +120,15 @@ class DeploymentLauncher:
             return None
         if state.is_completed():
             return Ended(job=job)
-        if state.is_crashed() and _lives(job):
+        if state.is_crashed() and job.is_held:
             return None  # Prefect lost sight of it, for example in a long outage; its lock shows that it lives
-        said = f"flow run {run.name}: {state.name}: {state.message}"
         if state.is_cancelled() and str(run.id) not in self._cancelling:
             return Ended(job=job, cancelled=True)
-        return Ended(job=job, failure=said, crashed=state.is_crashed() or state.is_cancelled())
+        return Ended(
+            job=job,
+            failure=f"flow run {run.name}: {state.name}: {state.message}",
+            crashed=state.is_crashed() or state.is_cancelled(),
+        )
 
     def _attempts(self, job: Job) -> Sequence[FlowRun]:
         keys = [self._key(job, attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
@@ -137,7 +140,7 @@ class DeploymentLauncher:
     def _run(self, job: Job, attempt: int) -> FlowRun:
         parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}
         name = self._deployment
-        if job.goes_on:
+        if job.was_begun:
             name = f"{self._deployment.rpartition('/')[0]}/resume"
         else:
             parameters |= {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
@@ -150,17 +153,3 @@ class DeploymentLauncher:
 
     def _key(self, job: Job, attempt: int) -> str:
         return f"{self._sweep_id}/{job.arm}/{job.seed}/{attempt}"
-
-
-def _is_over(run: FlowRun) -> bool:
-    """Tell whether a flow run has ended without having come to its end."""
-    return run.state is not None and run.state.is_final() and not run.state.is_completed()
-
-
-def _lives(job: Job) -> bool:
-    """Tell whether a flow holds the run's folder, whatever Prefect believes of it."""
-    return lock_holder(job.run_dir.lock_file) is not None
-
-
-def _state(run: FlowRun) -> StateType | None:
-    return run.state.type if run.state is not None else None

@@ -1,7 +1,7 @@
 """Runs as processes of this machine: each is the command `grpo train` with an output file, and dies with the sweep.
 
 A run whose sweep was killed loses its lifeline and ends at once, as if it had been killed itself; its training finishes the
-step and checkpoints. Going on with the sweep goes on with it.
+step and checkpoints. Resuming the sweep resumes it.
 """
 
 import contextlib
@@ -17,11 +17,10 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL
 
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.locks import lock_holder
 from grpo_core.machine.private import append_private
+from grpo_core.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
+from grpo_core.sweep.launcher import Ended, Job
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
-from tasks.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
-from tasks.sweep.launcher import Ended, Job
 
 COMMAND = "flows.cli"
 STOPPED_EARLY = 3
@@ -57,12 +56,12 @@ class LocalLauncher:
         """Its write end is held by this process alone."""
 
     def start(self, job: Job) -> None:
-        """Begin a run, or go on with one that was begun before.
+        """Begin a run, or resume one that was begun before.
 
         The flow of an earlier session that still works on it has lost its lifeline, and is gone in a moment.
         """
         deadline = time.monotonic() + LOCK_SECONDS
-        while lock_holder(job.run_dir.lock_file) is not None and time.monotonic() < deadline:
+        while job.is_held and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         read_end, _ = self._lifeline
         gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
@@ -80,7 +79,7 @@ class LocalLauncher:
         self._children.append(_Child(job=job, process=process, gpu=gpu.get(VISIBLE_VARIABLE, ""), log_start=log_start))
 
     def poll(self) -> list[Ended]:
-        """Return the runs that have ended since this was last asked."""
+        """Return the runs that have ended since the last poll."""
         ended = [child for child in self._children if child.process.poll() is not None]
         self._children = [child for child in self._children if child not in ended]
         return [_end(child) for child in ended]
@@ -127,7 +126,7 @@ def prefect_api() -> str | None:
 
 
 def _arguments(job: Job) -> list[str]:
-    if job.goes_on:
+    if job.was_begun:
         return ["--resume", str(job.run_dir.path)]
     values = [f"{key}={json.dumps(value)}" for key, value in job.overrides.items()]
     return [str(job.base), *values, "--run-dir", str(job.run_dir.path)]
@@ -138,8 +137,8 @@ def _end(child: _Child) -> Ended:
     if code in (0, STOPPED_EARLY):
         return Ended(job=child.job)
     if code < 0:
-        said = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
-        return Ended(job=child.job, failure=said, crashed=True)
+        killed = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
+        return Ended(job=child.job, failure=killed, crashed=True)
     output = child.job.log_file.read_bytes()[child.log_start :].decode(errors="replace")
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]

@@ -1,8 +1,7 @@
-"""Tasks: make the folder of a new sweep, or find that of one that goes on; and the lock that keeps others out of it."""
+"""Tasks: make the folder of a new sweep, or find that of one that is resumed; and the lock that keeps others out of it."""
 
 import contextlib
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.starting import holding, make_folder, starting
-from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.folder import StoredSweep, SweepDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
@@ -29,9 +27,9 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         FolderError: it is not ours, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
-    mine = folder_of_this_flow_run(sweep_path)
-    if mine is not None:
-        return mine
+    own = folder_of_this_flow_run(sweep_path)
+    if own is not None:
+        return own
     plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
@@ -42,15 +40,13 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     with starting(SweepDir(path), "sweep"):
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
         claim(path)
-    sweep = plan.sweep
-    say(
-        f"{plan.num_arms} arms x {len(sweep.seeds)} seeds = {plan.num_runs} runs, {sweep.runs.concurrency} at a time, in {path}"
-    )
+    size = f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs"
+    say(f"{size}, {plan.sweep.runs.concurrency} at a time, in {path}")
     return path
 
 
 @contextlib.contextmanager
-def hold_sweep(sweep_path: Path) -> Iterator[None]:
+def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
     """Keep every other flow out of a sweep while inside, and count the time as one of its sessions.
 
     Raises:
@@ -59,19 +55,7 @@ def hold_sweep(sweep_path: Path) -> Iterator[None]:
         FolderError: another flow works on it, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
-    sweep_dir = SweepDir(sweep_path)
-    stored = sweep_dir.read()  # nothing is written into a folder that is no sweep's
+    stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
     refuse_code_of_sweep(stored.plan)
-    with holding(sweep_dir):
-        now = time.time()
-        write_json(sweep_dir.sessions_file, [*sweep_dir.sessions(), [now, now]])
-        try:
-            yield
-        finally:
-            sign_of_life(sweep_dir)
-
-
-def sign_of_life(sweep_dir: SweepDir) -> None:
-    """Write down that this session is at work: a kill takes at most the seconds since the last sign from the count."""
-    *earlier, last = sweep_dir.sessions()
-    write_json(sweep_dir.sessions_file, [*earlier, [last[0], time.time()]])
+    with holding(stored.dir), stored.dir.session():
+        yield stored

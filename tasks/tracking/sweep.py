@@ -6,19 +6,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.config import load_config
 from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.machine.jsonfile import read_json, write_private_json
+from grpo_core.machine.jsonfile import write_private_json
 from grpo_core.plain_text import for_code, for_markdown
-from grpo_core.sweep.arms import arm_overrides
-from grpo_core.sweep.axes import grid
-from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.folder import StoredSweep, SweepDir, mlflow_run_id
+from grpo_core.sweep.measures import MEASURES
 from tasks.process.cancellation import RunCancelledError
 from tasks.tracking import Status
 from tasks.tracking.description import NOTE, PARENT
@@ -35,41 +32,26 @@ MAX_CHARACTERS = 6000
 NOTE_SECONDS = 2.0
 LABEL = "sweep"
 """Label of a sweep and of its runs: the sweep's id."""
-FIGURES = (
-    "objective",
-    "accuracy",
-    "reward",
-    "kl_ref_seq",
-    "kl_init_seq",
-    "probe_kl_init",
-    "drift",
-    "zero_std_frac",
-    "advantage_rms_factor",
-    "effective_beta",
-)
-"""Columns of the results that each run gets as metrics `sweep/<name>`, so that the compare page has them."""
 
 
 @task(name="track-sweep", cache_policy=NO_CACHE)
-def track_sweep(sweep_path: Path) -> TrackedRun:
+def track_sweep(stored: StoredSweep) -> TrackedRun:
     """Return the sweep's MLflow run: a new one, or the one that it had before it was interrupted, running again.
 
     Raises:
         TrackingError: the store or server cannot be used.
     """
-    sweep_dir = SweepDir(sweep_path)
-    stored = sweep_dir.read()
-    config = load_config(str(stored.base), _first_arm(stored))
+    sweep_dir, config = stored.dir, stored.plan.configs[0]
     uri = tracking_uri(config, sweep_dir.path)
     try:
         with short_retries():
             client = make_client(uri)
-            known = _known(sweep_dir)
+            known = read_parent(sweep_dir)
             if known is not None and _is_there(client, known):
                 client.update_run(known.run_id, status="RUNNING")
                 return known
             experiment_id = find_experiment(client, uri, config.tracking.experiment, sweep_dir.path)
-            run = client.create_run(experiment_id, run_name=stored.name, tags=_tags(sweep_dir, stored))
+            run = client.create_run(experiment_id, run_name=stored.name, tags=_tags(stored))
             tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=stored.name)
             write_private_json(sweep_dir.tracking_file, asdict(tracked))
             _log_params(client, tracked, stored)
@@ -81,7 +63,7 @@ def track_sweep(sweep_path: Path) -> TrackedRun:
 
 
 def _is_there(client: Any, known: TrackedRun) -> bool:
-    """Tell whether the store holds a sweep's run: it may have been deleted, or the whole store replaced."""
+    """Return whether the store holds a sweep's run: it may have been deleted, or the whole store replaced."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -92,26 +74,16 @@ def _is_there(client: Any, known: TrackedRun) -> bool:
         raise
 
 
-def _first_arm(stored: StoredSweep) -> dict[str, Any]:
-    plan = stored.plan
-    return arm_overrides(plan.sweep, plan.base, next(grid(plan.sweep)))
-
-
-def read_parent(sweep_path: Path) -> TrackedRun | None:
+def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
     """Return where a sweep is tracked; None where it never was."""
-    return _known(SweepDir(sweep_path))
+    return read_tracking_file(sweep_dir.tracking_file) if sweep_dir.tracking_file.exists() else None
 
 
-def _known(sweep_dir: SweepDir) -> TrackedRun | None:
-    if not sweep_dir.tracking_file.exists():
-        return None
-    return read_tracking_file(sweep_dir.tracking_file)
-
-
-def _tags(sweep_dir: SweepDir, stored: StoredSweep) -> dict[str, str]:
+def _tags(stored: StoredSweep) -> dict[str, str]:
     from prefect.runtime import flow_run
 
-    sweep = stored.plan.sweep
+    sweep, preset, path = stored.plan.sweep, stored.plan.preset, str(stored.dir.path.resolve())
+    held = f"{sweep.hold} held; " if sweep.hold else ""
     values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
     rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
     lines = [
@@ -119,21 +91,17 @@ def _tags(sweep_dir: SweepDir, stored: StoredSweep) -> dict[str, str]:
         "",
         *("| key | values |", "|---|---|", *rows),
         "",
-        f"{stored.plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {_held(sweep.hold)}base "
-        f"{for_markdown(stored.plan.preset)}. Its runs are nested below. {for_code(f'grpo report {sweep_dir.path.resolve()}')}",
+        f"{stored.plan.num_arms} arms, seeds {', '.join(map(str, sweep.seeds))}; {held}base "
+        f"{for_markdown(preset)}. Its runs are nested below. {for_code(f'grpo report {path}')}",
     ]
     return {
         NOTE: "\n".join(lines),
         LABEL: stored.id,
-        "preset": stored.plan.preset,
-        "sweep_dir": str(sweep_dir.path.resolve()),
+        "preset": preset,
+        "sweep_dir": path,
         "prefect.flow_run_id": str(flow_run.id or ""),
         "mlflow.source.name": "grpo",
     }
-
-
-def _held(hold: str | None) -> str:
-    return f"{hold} held; " if hold else ""
 
 
 def _log_params(client: Any, tracked: TrackedRun, stored: StoredSweep) -> None:
@@ -144,7 +112,7 @@ def _log_params(client: Any, tracked: TrackedRun, stored: StoredSweep) -> None:
     client.log_batch(tracked.run_id, params=params)
 
 
-def drop_strays(tracked: TrackedRun, sweep_dir: SweepDir, stored: StoredSweep) -> None:
+def drop_strays(tracked: TrackedRun, stored: StoredSweep) -> None:
     """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
     client = make_client(tracked.uri)
     with short_retries():
@@ -152,16 +120,11 @@ def drop_strays(tracked: TrackedRun, sweep_dir: SweepDir, stored: StoredSweep) -
         if not empty:
             return
         time.sleep(NOTE_SECONDS)  # a run of a worker that has just been opened is noted in its folder now
-        known = _known_runs(sweep_dir, stored)
+        keys = [(arm, seed) for arm in stored.dir.read_arms() for seed in stored.plan.sweep.seeds]
+        known = {mlflow_run_id(stored.dir.run_dir(*key)) for key in keys}
         for run_id in empty:
             if run_id not in known:
                 client.delete_run(run_id)
-
-
-def _known_runs(sweep_dir: SweepDir, stored: StoredSweep) -> set[str]:
-    keys = [(arm, seed) for arm in sweep_dir.read_arms() for seed in stored.plan.sweep.seeds]
-    files = [sweep_dir.run_dir(*key).tracking_file for key in keys]
-    return {str(read_json(file)["run_id"]) for file in files if file.exists()}
 
 
 def _children(client: Any, tracked: TrackedRun) -> list[Any]:
@@ -177,11 +140,11 @@ def _children(client: Any, tracked: TrackedRun) -> list[Any]:
 
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
-    """Give one run of the sweep what its results say of it, as metrics for the compare page."""
+    """Log the results of one run of the sweep to it, as metrics for the compare page."""
     from mlflow.entities import Metric
 
     present = client.get_run(row["mlflow_run_id"]).data.metrics
-    figures = {f"sweep/{name}": float(row[name]) for name in FIGURES}
+    figures = {f"sweep/{key}": float(row[key]) for key, measure in MEASURES.items() if measure.in_mlflow}
     # A figure that is unknown now is written only over one that an earlier report knew, which would stay.
     fresh = {
         key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
@@ -191,22 +154,22 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     client.log_batch(row["mlflow_run_id"], metrics=metrics)
 
 
-def log_results(tracked: TrackedRun, sweep_dir: SweepDir, results: "Results", answer: tuple[str, ...]) -> None:
+def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
     """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
     with short_retries():
-        client.log_artifacts(tracked.run_id, str(sweep_dir.results), "results")
-        client.log_artifacts(tracked.run_id, str(sweep_dir.report), "report")
+        client.log_artifacts(tracked.run_id, str(stored.dir.results), "results")
+        client.log_artifacts(tracked.run_id, str(stored.dir.report), "report")
         client.log_text(
             tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
         )
-        client.log_artifact(tracked.run_id, str(sweep_dir.sweep_file))
+        client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
         client.set_tag(tracked.run_id, "answer", fitting_lines(answer, MAX_CHARACTERS))
         for row in results.runs.to_dict("records"):
             if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
                 _log_figures(client, row)
-        for status, count in results.runs["status"].value_counts().items():
-            client.log_metric(tracked.run_id, f"sweep/runs_{status}", int(count))
+        for status, count in results.statuses().items():
+            client.log_metric(tracked.run_id, f"sweep/runs_{status}", count)
 
 
 def fitting_lines(lines: Sequence[str], most: int) -> str:

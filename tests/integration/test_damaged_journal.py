@@ -199,20 +199,16 @@ def test_a_configuration_that_was_edited_is_refused_by_its_keys(run_dir: RunDir,
 
 def test_a_damaged_run_is_no_empty_row_of_a_sweep(run_dir: RunDir) -> None:
     from grpo_core.sweep.arms import Arm
-    from grpo_core.sweep.folder import Outcome
-    from grpo_core.sweep.results import run_row
+    from grpo_core.sweep.file_models import Outcome
+    from grpo_core.sweep.results import read_run, run_row
     from grpo_core.sweep.schema import ObjectiveConfig
 
-    class Stored:
-        class plan:  # noqa: N801
-            class sweep:  # noqa: N801
-                objective = ObjectiveConfig(metric="reward/mean")
-
+    objective = ObjectiveConfig(metric="reward/mean")
     outcome = Outcome(arm=0, seed=0, status="finished", cause=None, wall_seconds=1.0)
     arm = Arm(number=0, values={"loss.beta": 0.04})
-    assert run_row(Stored, run_dir, arm, 0, outcome)["status"] == "finished"  # type: ignore[arg-type]
+    assert run_row(read_run(run_dir, arm, 0), outcome, objective)["status"] == "finished"
     change_a_digit(run_dir, 5)
-    row = run_row(Stored, run_dir, arm, 0, outcome)  # type: ignore[arg-type]
+    row = run_row(read_run(run_dir, arm, 0), outcome, objective)
     assert row["status"] == "failed"
     assert "its digest is not that of its content" in row["cause"]
     assert row["objective"] != row["objective"]

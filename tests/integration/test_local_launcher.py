@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.run.folder import RunDir
-from tasks.sweep.launcher import Ended, Job
+from grpo_core.sweep.launcher import Ended, Job
 from tasks.sweep.local import LocalLauncher
 
 

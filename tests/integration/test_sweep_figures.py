@@ -19,7 +19,8 @@ from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, arm_config
 from grpo_core.sweep.axes import grid
-from grpo_core.sweep.folder import Outcome, SweepDir
+from grpo_core.sweep.file_models import Outcome
+from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
 from tasks.sweep.reporting import report_again
 

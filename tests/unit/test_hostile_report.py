@@ -11,9 +11,8 @@ import pytest
 from matplotlib.text import Text
 
 from grpo_core.plain_text import visible
-from grpo_core.sweep.report.files import write_report
-from grpo_core.sweep.report.literal import take_literally
-from grpo_core.sweep.statistics.facts import SweepFacts
+from grpo_core.sweep.report.files import take_literally, write_report
+from grpo_core.sweep.statistics.runs import SweepFacts
 
 LEVELS = (
     "$\\frac{1}$ $x$",

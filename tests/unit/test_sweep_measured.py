@@ -8,8 +8,10 @@ import pytest
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.config.loading import read_values
 from grpo_core.config.presets import find_config
+from grpo_core.metrics import is_registered
 from grpo_core.run.journal import Record
 from grpo_core.sweep.measured import is_measured, last_measured
+from grpo_core.sweep.measures import DRIFTS, MEASURES
 from grpo_core.sweep.results import measure
 from grpo_core.sweep.schema import ObjectiveConfig
 
@@ -83,3 +85,12 @@ def test_when_a_run_measures_a_metric_for_the_last_time(key: str, changes: dict[
     config = validate_config(apply_overrides(BASE, changes))
     assert last_measured(config, key) == wanted
     assert wanted == 0 or is_measured(config, key, wanted)
+
+
+def test_a_run_has_every_measure_and_each_is_of_a_registered_metric() -> None:
+    run = records("kl/init/seq", {30: 1.0})
+    assert measure(run, validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
+    assert measure([], validate_config(BASE), ObjectiveConfig(metric="reward/mean")).keys() == MEASURES.keys()
+    assert all(one.metric is None or is_registered(one.metric) for one in MEASURES.values())
+    assert all(one.heading for one in MEASURES.values() if one.table is not None)
+    assert all(MEASURES[key].drift and MEASURES[key].outcome for key in DRIFTS)

@@ -10,10 +10,9 @@ from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
 from grpo_core.sweep.axes import grid
-from grpo_core.sweep.describe import describe_plan
-from grpo_core.sweep.folder import Outcome
-from grpo_core.sweep.plan import load_sweep, make_plan
-from grpo_core.sweep.schedule import has_ended, next_run, original_of, runs_in_order
+from grpo_core.sweep.file_models import Outcome
+from grpo_core.sweep.plan import describe_plan, load_sweep, make_plan
+from grpo_core.sweep.schedule import arm_has_ended, next_run, original_of, runs_in_order
 
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 BASE: dict[str, Any] = {
@@ -177,8 +176,8 @@ def test_a_pruned_arm_has_no_further_runs() -> None:
     arms = {number: Arm(number=number, values={"loss.beta": float(number)}) for number in range(2)}
     outcomes = _ended((0, 0), status="pruned")
     assert (0, 1) not in list(runs_in_order(sweep, arms, outcomes))
-    assert has_ended(0, sweep, outcomes)
-    assert not has_ended(1, sweep, _ended((1, 0)))
+    assert arm_has_ended(0, sweep, outcomes)
+    assert not arm_has_ended(1, sweep, _ended((1, 0)))
 
 
 def test_an_arm_that_is_suggested_twice_runs_once() -> None:

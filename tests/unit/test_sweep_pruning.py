@@ -30,8 +30,8 @@ def test_a_later_rung_decides_on_later_rewards() -> None:
 def test_successive_halving_keeps_one_in_so_many_at_each_rung() -> None:
     assert rungs(HALVING, 9) == [2, 4, 8]
     others = [[0, value] for value in (0.1, 0.2, 0.3)]
-    assert prune_reason(HALVING, [0, 0.25], others, {}) is None  # second of four, two go on
-    assert "number 3 of 4 arms; the first 2 go on" in str(prune_reason(HALVING, [0, 0.15], others, {}))
+    assert prune_reason(HALVING, [0, 0.25], others, {}) is None  # second of four, two continue
+    assert "number 3 of 4 arms; the first 2 continue" in str(prune_reason(HALVING, [0, 0.15], others, {}))
 
 
 def test_equal_rewards_prune_nobody() -> None:

@@ -15,19 +15,17 @@ import pytest
 from matplotlib import pyplot
 from scipy import stats
 
+from grpo_core.sweep.display import estimate_text, p_words, plain
+from grpo_core.sweep.measures import OUTCOMES
 from grpo_core.sweep.report.cells import cost_table, difference_table
-from grpo_core.sweep.report.costs import machine_share
-from grpo_core.sweep.report.curves import kl_figure, level_curves_figure, panels_of
+from grpo_core.sweep.report.curves import kl_curves_figure, level_curves_figure, panels_of
 from grpo_core.sweep.report.drift_picture import frontier_figure
 from grpo_core.sweep.report.files import SweepReport, write_report
-from grpo_core.sweep.report.numbers import estimate_text, p_words, plain
+from grpo_core.sweep.report.pictures import machine_share
 from grpo_core.sweep.report.words import answer
-from grpo_core.sweep.statistics.bound import arms_within_bound, check_bound
-from grpo_core.sweep.statistics.effects import OUTCOMES
-from grpo_core.sweep.statistics.facts import SweepFacts
-from grpo_core.sweep.statistics.findings import best_arm, find
+from grpo_core.sweep.statistics.findings import best_arm, check_bound, find
 from grpo_core.sweep.statistics.paired import paired_estimate
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 FACTS = SweepFacts(
@@ -189,10 +187,10 @@ def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) ->
     means = frame.groupby("arm")["objective"].mean()
     best = means.loc[3:].idxmax()
     written = report(tmp_path, frame, BOUNDED)
-    name = SweepRuns(BOUNDED, frame).by_number[best].name
+    name = SweepRuns(BOUNDED, frame).arms[best].name
     assert written.answer[0].startswith(f"best of 5 arms: {name} (arm {best}): {means[best]:.3f} ±")
     assert line(written.answer, "over the bound").startswith(
-        "over the bound of 10 (kl/init/seq): 3 arms, among them β=0.01, G=4, sync 10 (arm 0) with the highest objective "
+        "over the bound of 10 (kl/init/seq): 3 arms, among them β=0.01 G=4 sync=10 (arm 0) with the highest objective "
         f"{means[0]:.3f} at 43.0 nats"
     )
     assert "(arm 0)" not in line(written.answer, "best of")
@@ -202,7 +200,7 @@ def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) ->
     assert "<small>kl/init/seq, at most 10</small>" in page
     # Without a bound the same frame has another best arm, and no column.
     free = report(tmp_path, frame)
-    assert free.answer[0].startswith("best of 8 arms: β=0.01, G=4, sync 10 (arm 0): ")
+    assert free.answer[0].startswith("best of 8 arms: β=0.01 G=4 sync=10 (arm 0): ")
     assert "kl/init/seq" not in free.page.read_text()
 
 
@@ -215,10 +213,10 @@ def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_i
     check = check_bound(SweepRuns(BOUNDED, frame))
     assert [arm.number for arm in check.over] == [1, 2]
     assert math.isnan(check.drifts[1])
-    assert [arm.number for arm in arms_within_bound(SweepRuns(BOUNDED, frame))] == [0, 3, 4, 5, 6, 7]
-    assert len(arms_within_bound(SweepRuns(FACTS, frame))) == 8
+    assert [arm.number for arm in check.within] == [0, 3, 4, 5, 6, 7]
+    assert len(check_bound(SweepRuns(FACTS, frame)).within) == 8
     words = words_of(frame, BOUNDED)
-    assert words[0].startswith("best of 5 arms: β=0.01, G=4, sync 10 (arm 0): ")
+    assert words[0].startswith("best of 5 arms: β=0.01 G=4 sync=10 (arm 0): ")
     said = line(words, "over the bound")
     assert "2 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
 
@@ -227,7 +225,7 @@ def test_every_arm_over_the_bound_or_within_it_is_said(tmp_path: Path) -> None:
     frame = bounded()
     over = report(tmp_path, frame, replace(FACTS, kl_bound=0.5, kl_metric="kl/ref/seq"))
     assert over.answer[0].startswith("every arm is over the bound of 0.5 (kl/ref/seq), so none is the best; ")
-    assert "sync 10 (arm 0) with the highest objective" in over.answer[0]
+    assert "sync=10 (arm 0) with the highest objective" in over.answer[0]
     assert line(over.answer, "β: ")
     assert "Arms against each other" in over.page.read_text()
     findings = find(SweepRuns(replace(FACTS, kl_bound=0.5), frame), OUTCOMES)
@@ -261,7 +259,7 @@ def test_arms_that_are_surely_worse_are_counted_out() -> None:
     facts = replace(FACTS, seeds=tuple(range(8)))
     words = words_of(pandas.DataFrame(rows), facts)
     assert words[1].startswith("arm by arm, after correction over 1 pair: better than the other arm, by 0.097 [0.094, 0.099]")
-    assert words[1].endswith(": β=0.5, G=8, sync never (arm 1)")
+    assert words[1].endswith(": β=0.5 G=8 sync=never (arm 1)")
     assert not [text for text in words[2:] if text.startswith("arm by arm")]
     assert line(words, "group size: ") == "group size: one level only, nothing to compare"
 
@@ -272,7 +270,7 @@ def test_an_arm_with_fewer_seeds_is_not_ranked() -> None:
     frame.loc[(frame["arm"] == 3) & (frame["seed"] == 0), ["status", "cause"]] = ["pruned", "median"]
     words = words_of(frame)
     assert words[0].startswith("best of 7 arms")
-    assert line(words, "1 arm with fewer").endswith("is not ranked: β=0.01, G=8, sync never (arm 3)")
+    assert line(words, "1 arm with fewer").endswith("is not ranked: β=0.01 G=8 sync=never (arm 3)")
     missing = line(words, "not in the statistics")
     assert missing.startswith(
         "not in the statistics: 3 runs (2 finished in a pruned arm, 1 pruned); 1 arm was pruned and leaves"
@@ -474,7 +472,7 @@ def test_the_differences_hold_every_pair_of_arms(tmp_path: Path) -> None:
 def test_kl_curves_have_a_panel_an_arm_with_its_seeds_and_syncs() -> None:
     frame = grid()
     sweep = SweepRuns(FACTS, frame)
-    figure = kl_figure(sweep, *curves(frame))
+    figure = kl_curves_figure(sweep, *curves(frame))
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == [f"{arm.number}: {arm.name}" for arm in sweep.arms]
     # Three seeds with two curves each, and the one sync of even arms.

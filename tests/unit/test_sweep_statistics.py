@@ -14,8 +14,7 @@ from scipy import stats
 from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
 from grpo_core.sweep.statistics.balanced import balanced_means
 from grpo_core.sweep.statistics.effects import arm_differences, knob_effects, mean_and_half_width
-from grpo_core.sweep.statistics.facts import SweepFacts
-from grpo_core.sweep.statistics.frontier import frontier
+from grpo_core.sweep.statistics.findings import frontier
 from grpo_core.sweep.statistics.interactions import find_interactions, simple_effects
 from grpo_core.sweep.statistics.paired import (
     BOOTSTRAP_FROM,
@@ -25,7 +24,7 @@ from grpo_core.sweep.statistics.paired import (
     smallest_t,
     t_interval,
 )
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 BETAS, GROUPS, SYNCS = (0.01, 0.5), (4, 8, 16), (10, None)
@@ -229,7 +228,7 @@ def test_the_family_of_the_knobs_holds_all_their_contrasts() -> None:
     smallest = min(effects.contrasts, key=lambda found: found.estimate.p)
     assert smallest.holm_p == pytest.approx(min(1, 5 * smallest.estimate.p))
     wanted = t_interval(smallest.differences, comparisons=5)
-    assert (smallest.together_low, smallest.together_high) == wanted
+    assert smallest.together == wanted
 
 
 def test_sampled_knobs_are_associated_and_not_contrasted() -> None:

@@ -12,15 +12,14 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from scipy import stats
 
+from grpo_core.sweep.measures import OUTCOMES
 from grpo_core.sweep.report.cells import interaction_table, outcome_table
 from grpo_core.sweep.report.drift_picture import frontier_figure
 from grpo_core.sweep.report.files import write_report
 from grpo_core.sweep.report.pictures import heat_figure
 from grpo_core.sweep.report.words import answer
-from grpo_core.sweep.statistics.effects import OUTCOMES
-from grpo_core.sweep.statistics.facts import SweepFacts
 from grpo_core.sweep.statistics.findings import best_arm, find
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 
 BETA, SYNC = "loss.beta", "reference.sync_steps"
 Objective = Callable[[float, int | None, int], float]
@@ -70,7 +69,7 @@ def crossed(beta: float, sync: int | None, seed: int) -> float:
 def test_an_interaction_is_said_with_the_effect_at_each_level() -> None:
     runs = sweep(crossed, (0, 1, 2, 3))
     noise = NOISE
-    gains = {"sync 5": [0.008 + one for one in noise], "sync never": [0.179 - one / 2 for one in noise]}
+    gains = {"sync=5": [0.008 + one for one in noise], "sync=never": [0.179 - one / 2 for one in noise]}
     at_levels = []
     for name, gain in gains.items():
         interval = stats.ttest_1samp(gain, 0).confidence_interval(0.95)
@@ -78,7 +77,7 @@ def test_an_interaction_is_said_with_the_effect_at_each_level() -> None:
     apart = [late - early for early, late in zip(*gains.values(), strict=True)]
     test = stats.ttest_1samp(apart, 0)
     by = f"{fmean(apart):.3f} [{test.confidence_interval(0.95).low:.3f}, {test.confidence_interval(0.95).high:.3f}]"
-    larger = f"the effect is larger at sync never than at sync 5 by {by} (Holm p < 0.0001)"
+    larger = f"the effect is larger at sync=never than at sync=5 by {by} (Holm p < 0.0001)"
     start = "interaction of β and sync period: "
     assert line(runs, start) == f"{start}β 0.1 minus 4 is {', '.join(at_levels)}; {larger}"
     # One contrast of contrasts: a family of its own, in which Holm changes nothing.
@@ -103,8 +102,8 @@ def test_a_mean_effect_that_holds_at_no_level_is_not_left_alone() -> None:
     (main,) = find(runs, ("objective",)).effects["objective"].of(BETA)
     assert main.estimate.high < 0
     sentence = line(runs, "interaction of β and sync period: β 0.1 minus 4 is ")
-    assert re.search(r" 0\.050 \[.*\] at sync 5, 0\.180 \[.*\] at sync never; ", sentence)
-    assert "larger at sync never than at sync 5 by 0.130 [-0." in sentence
+    assert re.search(r" 0\.050 \[.*\] at sync=5, 0\.180 \[.*\] at sync=never; ", sentence)
+    assert "larger at sync=never than at sync=5 by 0.130 [-0." in sentence
     assert sentence.endswith("is not established, but more than the mean effect: read each level")
 
 
@@ -122,12 +121,12 @@ def test_the_best_arm_says_which_arms_it_is_better_than_and_which_not() -> None:
     wobble = {(0.1, 5): (0, 0), (0.1, None): (0.03, -0.02), (4.0, 5): (0.004, -0.002), (4.0, None): (0.01, -0.01)}
     runs = sweep(lambda beta, sync, seed: means[beta, sync] + wobble[beta, sync][seed] + 0.01 * seed, (0, 1))
     found = words(runs)
-    assert found[0].startswith("best of 4 arms: β=0.1, sync 5 (arm 0): 0.773 ± 0.064 (± half the 95 % interval over 2 seeds)")
+    assert found[0].startswith("best of 4 arms: β=0.1 sync=5 (arm 0): 0.773 ± 0.064 (± half the 95 % interval over 2 seeds)")
     assert found[1] == "arm by arm, after correction over 6 pairs: better than none of 3 others"
     alone = "arm by arm, not established after correction (alone: the pair's own 95 % interval excludes 0): better than "
     assert found[2].startswith(f"{alone}2 of the 3 others, by 0.370 [0.243, 0.497] down to 0.067 [0.029, 0.105]: ")
-    assert found[2].endswith(": β=4, sync never (arm 3); β=4, sync 5 (arm 2)")
-    assert found[3] == "arm by arm, no difference established, not even alone: 1 of the 3 others: β=0.1, sync never (arm 1)"
+    assert found[2].endswith(": β=4 sync=never (arm 3); β=4 sync=5 (arm 2)")
+    assert found[3] == "arm by arm, no difference established, not even alone: 1 of the 3 others: β=0.1 sync=never (arm 1)"
 
 
 def test_a_better_mean_over_other_seeds_is_no_lead() -> None:

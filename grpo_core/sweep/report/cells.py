@@ -1,38 +1,31 @@
 """The tables of the page: headings with units, cells as people read them."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from grpo_core.sweep.report.numbers import (
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.display import (
     PLUS_MINUS,
     UNKNOWN,
-    duration,
+    bounds,
     estimate_text,
-    interval,
+    knob_name,
+    knob_title,
+    level_name,
     p_text,
     plain,
-    with_half_width,
 )
-from grpo_core.sweep.statistics.bound import is_within
+from grpo_core.sweep.measures import MEASURES, Measure
 from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, mean_and_half_width
-from grpo_core.sweep.statistics.facts import as_level, knob_name, knob_title, level_name
-from grpo_core.sweep.statistics.findings import DRIFTS, Best, Findings, drift_measure
+from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure
 from grpo_core.sweep.statistics.interactions import Interaction
-from grpo_core.sweep.statistics.runs import Arm, SweepRuns
+from grpo_core.sweep.statistics.runs import SweepRuns, as_level
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""
 WORDY = frozenset(["levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"])
 """Headings of columns of words."""
-OUTCOME_NAMES = {
-    "objective": "objective",
-    "accuracy": "held-out accuracy",
-    "reward": "reward, last steps",
-    "kl_init_seq": "KL to the initial policy, nats per completion (k3)",
-    "probe_kl_init": "exact KL to the initial policy, nats per token (last probe)",
-    "zero_std_frac": "share of groups with equal rewards",
-    "train_seconds": "seconds in training steps",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,31 +48,16 @@ class Table:
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
     """Return what each arm reached: means over its complete seeds, ± half of their 95 % interval."""
-    measures = {
-        "objective": ("objective", ""),
-        "accuracy": ("held-out accuracy", "share"),
-        "reward": ("reward, last steps", ""),
-        "kl_ref_seq": ("KL to the reference", "nats/completion"),
-        "kl_init_seq": ("KL to the initial policy", "nats/completion"),
-        "probe_kl_init": ("the same, exact", "nats/token, last probe"),
-    }
+    measures = [measure for measure in MEASURES.values() if measure.table == "reached"]
     if sweep.facts.kl_bound is not None:
-        measures["drift"] = ("drift", f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}")
+        unit = f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}"
+        measures.append(replace(MEASURES["drift"], unit=unit))
     return _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures, best)
 
 
 def cost_table(sweep: SweepRuns, best: Best | None) -> Table:
     """Return what each arm used, and what else differs between arms."""
-    measures = {
-        "steps": ("steps", ""),
-        "completions": ("completions", ""),
-        "tokens": ("tokens", "generated"),
-        "train_seconds": ("training steps", "time"),
-        "wall_seconds": ("whole run", "time"),
-        "zero_std_frac": ("groups with equal rewards", "share"),
-        "advantage_rms_factor": ("advantage RMS factor", ""),
-        "effective_beta": ("effective β", ""),
-    }
+    measures = [measure for measure in MEASURES.values() if measure.table == "used"]
     return _arm_table(sweep, "Arms: what they used and what else differs (means over seeds)", measures, best)
 
 
@@ -99,7 +77,7 @@ def contrast_table(effects: KnobEffects, knob: str) -> Table:
         for contrast in found
     ]
     return Table(
-        caption=f"{knob_name(knob)}: paired differences in the {OUTCOME_NAMES[effects.outcome]}",
+        caption=f"{knob_name(knob)}: paired differences in the {MEASURES[effects.outcome].outcome}",
         head=("levels", "difference [95 %]", "all at once", "p", "Holm p", "seeds", "matched pairs"),
         units=("", "unadjusted", "Bonferroni", "paired t", "all knobs", "", "of runs"),
         rows=tuple(rows),
@@ -125,7 +103,7 @@ def interaction_table(findings: Findings, outcome: str) -> Table:
     )
     some = f" (the first {len(shown)} of {len(found)}; all in interactions.parquet)" if len(found) > len(shown) else ""
     return Table(
-        caption=f"Interactions in the {OUTCOME_NAMES[outcome]}{some}",
+        caption=f"Interactions in the {MEASURES[outcome].outcome}{some}",
         head=("effect of", "between", "difference [95 %]", "all at once", "p", "Holm p", "matched fours"),
         units=("", "", "unadjusted", "Bonferroni", "paired t", "interactions", "of runs"),
         rows=rows,
@@ -147,7 +125,7 @@ def association_table(effects: KnobEffects) -> Table:
         for found in effects.associations
     ]
     return Table(
-        caption=f"Rank correlation of knobs without matched arms with the {OUTCOME_NAMES[effects.outcome]} (an association)",
+        caption=f"Rank correlation of knobs without matched arms with the {MEASURES[effects.outcome].outcome} (an association)",
         head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
         units=("", "-1 to 1", "permutation", "all knobs", "", "null"),
         rows=tuple(rows),
@@ -159,7 +137,7 @@ def secondary_table(findings: Findings) -> Table:
     """Return the contrasts in the other outcomes that stand after Holm's correction, each outcome its own family."""
     rows = [
         (
-            OUTCOME_NAMES[outcome],
+            MEASURES[outcome].outcome,
             f"{knob_name(found.knob or '')}: {found.second_name} − {found.first_name}",  # noqa: RUF001 - a minus
             estimate_text(found.estimate),
             p_text(found.holm_p),
@@ -222,51 +200,44 @@ def run_table(sweep: SweepRuns) -> Table:
     return Table(
         caption="All runs",
         head=("arm", "seed", "state", "objective", "drift", "run dir", "MLflow run"),
-        units=("", "", "", "", "" if measure is None else DRIFTS[measure], "", ""),
+        units=("", "", "", "", "" if measure is None else MEASURES[measure].drift, "", ""),
         rows=rows,
     )
 
 
-def _arm_table(sweep: SweepRuns, caption: str, measures: dict[str, tuple[str, str]], best: Best | None) -> Table:
-    known = {key: names for key, names in measures.items() if key == "drift" or any(sweep.values(key).values())}
-    knobs = sweep.facts.knobs
+def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure], best: Best | None) -> Table:
+    of_measure = [(measure, sweep.values(measure.key)) for measure in measures]
+    known = [(measure, values) for measure, values in of_measure if measure.key == "drift" or any(values.values())]
+    check = check_bound(sweep)
     seeds = {number: len(found) for number, found in sweep.values("objective").items()}
     planned = len(sweep.facts.seeds)
     rows = tuple(
         (
             str(arm.number),
-            *(level_name(knob, level) for knob, level in zip(knobs, arm.levels, strict=True)),
+            *(level_name(knob, level) for knob, level in arm.values.items()),
             f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}" + (" (pruned)" if arm.number in sweep.pruned else ""),
-            *(_figure(sweep, arm, key) for key in known),
+            *(_figure(arm, measure, values[arm.number], seeds[arm.number], check) for measure, values in known),
         )
         for arm in sweep.arms
     )
-    strong = frozenset(index for index, arm in enumerate(sweep.arms) if best is not None and arm == best.arm)
+    knobs = sweep.facts.knobs
     return Table(
         caption=caption,
-        head=("arm", *map(knob_name, knobs), "seeds", *(name for name, _ in known.values())),
-        units=("", *("" for _ in knobs), "complete", *(unit for _, unit in known.values())),
+        head=("arm", *map(knob_name, knobs), "seeds", *(measure.heading for measure, _ in known)),
+        units=("", *("" for _ in knobs), "complete", *(measure.unit for measure, _ in known)),
         rows=rows,
-        strong=strong,
+        strong=frozenset(index for index, arm in enumerate(sweep.arms) if best is not None and arm == best.arm),
     )
 
 
-def _figure(sweep: SweepRuns, arm: Arm, key: str) -> str:
-    known = sweep.values(key)[arm.number]
-    mean, half = mean_and_half_width(known.values())
-    if key == "drift":
-        drifts = sweep.complete.loc[sweep.complete["arm"] == arm.number, "drift"].tolist()
-        over = " (over)" if drifts and not is_within(drifts, sweep.facts.kl_bound) else ""
-        return (UNKNOWN if not drifts or any(map(math.isnan, drifts)) else with_half_width(mean, half)) + over
-    if key.endswith("_seconds"):
-        return duration(mean)
-    if key in ("steps", "completions", "tokens"):
-        return UNKNOWN if math.isnan(mean) else f"{mean:,.0f}"
-    if key in ("advantage_rms_factor", "effective_beta", "zero_std_frac"):
-        return plain(mean)
-    complete = len(sweep.values("objective")[arm.number])
+def _figure(arm: Arm, measure: Measure, known: Mapping[int, float], complete: int, check: BoundCheck) -> str:
+    text = measure.text(*mean_and_half_width(known.values()))
+    if measure.key == "drift":  # unknown in one run is unknown of the arm
+        is_known = not math.isnan(check.drifts.get(arm.number, math.nan))
+        return (text if is_known else UNKNOWN) + (" (over)" if arm in check.over else "")
     # A mean over fewer seeds than the row has is another figure than the rest of the row.
-    return with_half_width(mean, half) + (f" ({len(known)} of {complete})" if 0 < len(known) < complete else "")
+    is_partial = measure.shown == "spread" and 0 < len(known) < complete
+    return f"{text} ({len(known)} of {complete})" if is_partial else text
 
 
 def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:
@@ -283,10 +254,7 @@ def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:
 
 
 def _together(found: Comparison | Interaction, sign: int = 1) -> str:
-    if math.isnan(found.together_low):
-        return UNKNOWN
-    low, high = sorted((sign * found.together_low, sign * found.together_high))
-    return interval(sign * found.estimate.mean, low, high).split(" ", 1)[1]
+    return UNKNOWN if math.isnan(found.together[0]) else bounds(found.estimate.mean, *found.together, sign)[1]
 
 
 def _other(found: Comparison, arm: int) -> int:

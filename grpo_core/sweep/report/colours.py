@@ -9,8 +9,7 @@ from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.lines import Line2D
 
 from grpo_core.sweep.statistics.effects import MAX_LEVELS
-from grpo_core.sweep.statistics.facts import Level, is_number
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, is_number
 
 MARKERS = "osD^vP*X"
 FILLS = ("full", "none", "bottom")

@@ -1,23 +1,29 @@
 """KL over steps with its reference syncs, one panel per arm, or per level where there are many arms."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.sweep.display import knob_name, level_name
 from grpo_core.sweep.report.colours import PALETTE, Colours
 from grpo_core.sweep.statistics.balanced import balanced_runs
 from grpo_core.sweep.statistics.effects import MAX_LEVELS
-from grpo_core.sweep.statistics.facts import knob_name, level_name
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import SweepRuns, level_order
 
 MOST_PANELS = 24
 """Arms that get a panel of their own."""
-TO_REFERENCE, TO_INITIAL, SYNC = PALETTE[0], PALETTE[1], "0.55"
+Style = tuple[str, str, Literal["-", "--", ":"]]
+"""Label, colour and line of what is drawn."""
+CURVES: dict[str, Style] = {
+    "kl/ref/k3": ("to the current reference (k3)", PALETTE[0], "-"),
+    "kl/init/k3": ("to the initial policy (k3)", PALETTE[1], "--"),
+}
+SYNC: Style = ("reference sync", "0.55", ":")
 LEVEL_CURVES = {
     "reward/mean": "reward",
     "policy/entropy": "entropy, nats",
@@ -38,20 +44,15 @@ def panels_of(sweep: SweepRuns) -> list[Panel]:
     """Return a panel per arm; where there are too many, one per level of the first knob with few levels; else one."""
     if len(sweep.arms) <= MOST_PANELS:
         return [Panel(title=f"{arm.number}: {arm.name}", arms=(arm.number,)) for arm in sweep.arms]
-    for index, knob in enumerate(sweep.facts.knobs):
-        levels = sweep.levels(knob)
-        if 1 < len(levels) <= MAX_LEVELS:
-            return [
-                Panel(
-                    title=f"{knob_name(knob)} {level_name(knob, level)}",
-                    arms=tuple(arm.number for arm in sweep.arms if arm.levels[index] == level),
-                )
-                for level in levels
-            ]
-    return [Panel(title="all arms", arms=tuple(arm.number for arm in sweep.arms))]
+    knob = next((knob for knob in sweep.facts.knobs if 1 < len(sweep.levels(knob)) <= MAX_LEVELS), None)
+    by_title: dict[str, list[int]] = {}
+    for arm in sorted(sweep.arms, key=lambda arm: level_order(arm.values[knob] if knob else None)):
+        title = f"{knob_name(knob)} {level_name(knob, arm.values[knob])}" if knob else "all arms"
+        by_title.setdefault(title, []).append(arm.number)
+    return [Panel(title=title, arms=tuple(arms)) for title, arms in by_title.items()]
 
 
-def kl_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Figure:
+def kl_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Figure:
     """Return KL per token to the current reference and to the initial policy over steps, a line a run, syncs marked."""
     panels = panels_of(sweep)
     columns = min(3, len(panels))
@@ -67,13 +68,13 @@ def kl_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame
     for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
         axes.set_xlabel("step")
         axes.tick_params(labelbottom=True)
-    if _spans(steps):
-        grid.flat[0].set_yscale("symlog", linthresh=_threshold(steps))
-    handles = [
-        Line2D([], [], color=TO_REFERENCE, label="to the current reference (k3)"),
-        Line2D([], [], color=TO_INITIAL, linestyle="--", label="to the initial policy (k3)"),
-        Line2D([], [], color=SYNC, linestyle=":", label="reference sync"),
-    ]
+    keys = [key for key in CURVES if key in steps]
+    values = pandas.Series(steps[keys].to_numpy(dtype=float).ravel() if keys else [], dtype=float)
+    positive = values[values.gt(0) & values.lt(math.inf)]
+    if positive.max() > 20 * positive.median():  # a few runs would press all others against the axis
+        grid.flat[0].set_yscale("symlog", linthresh=float(positive.median()))
+    looks = [*CURVES.values(), SYNC]
+    handles = [Line2D([], [], color=colour, linestyle=style, label=label) for label, colour, style in looks]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize="small")
     return figure
 
@@ -118,29 +119,13 @@ def _kl_panel(axes: Axes, panel: Panel, steps: pandas.DataFrame, syncs: pandas.D
     crowded = len(panel.arms) > 1
     for _, run in runs.groupby(["arm", "seed"]):
         ordered = run.sort_values("step")
-        for key, colour, style in (("kl/ref/k3", TO_REFERENCE, "-"), ("kl/init/k3", TO_INITIAL, "--")):
+        for key, (_, colour, style) in CURVES.items():
             if key in ordered:
                 known = ordered[["step", key]].dropna()
                 axes.plot(known["step"], known[key], style, color=colour, linewidth=1, alpha=0.25 if crowded else 0.75)
     if len(syncs) and not crowded:
         # Half a step later: the sync happens after its step and holds from the next one.
         for step in sorted(set(syncs.loc[syncs["arm"].isin(panel.arms), "step"])):
-            axes.axvline(step + 0.5, color=SYNC, linestyle=":", linewidth=1)
+            axes.axvline(step + 0.5, color=SYNC[1], linestyle=SYNC[2], linewidth=1)
     axes.set_title(panel.title, fontsize=9)
     axes.grid(alpha=0.3)
-
-
-def _kl_values(steps: pandas.DataFrame) -> Sequence[float]:
-    keys = [key for key in ("kl/ref/k3", "kl/init/k3") if key in steps]
-    values = steps[keys].to_numpy(dtype=float).ravel().tolist() if keys else []
-    return [value for value in values if math.isfinite(value) and value > 0]
-
-
-def _spans(steps: pandas.DataFrame) -> bool:
-    """Return whether a few runs would press all others against the axis."""
-    values = pandas.Series(_kl_values(steps))
-    return len(values) > 0 and float(values.max()) > 20 * float(values.median())
-
-
-def _threshold(steps: pandas.DataFrame) -> float:
-    return float(pandas.Series(_kl_values(steps)).median()) or 1.0

@@ -7,15 +7,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.display import knob_name, knob_title, level_name
+from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.report.colours import FILLS, MARKERS, Colours, Look
-from grpo_core.sweep.statistics.bound import check_bound
 from grpo_core.sweep.statistics.effects import mean_and_half_width
-from grpo_core.sweep.statistics.facts import Level, knob_name, knob_title, level_name
-from grpo_core.sweep.statistics.frontier import frontier
-from grpo_core.sweep.statistics.runs import Arm, SweepRuns
+from grpo_core.sweep.statistics.findings import check_bound, frontier
+from grpo_core.sweep.statistics.runs import Level, SweepRuns
 
 MARGIN = 0.3
 """Room around the runs for the intervals of their means, as a share of what the runs span."""
+Point = tuple[float, float]
+"""Square root of a KL, and what was gained."""
+UNKNOWN: Point = (math.nan, math.nan)
 LABEL = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 
 
@@ -30,15 +34,14 @@ def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
     marks, fills = (_looks(sweep, place, looks) for place, looks in ((1, MARKERS), (2, FILLS)))
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    over = check_bound(sweep).over
+    over, looks = check_bound(sweep).over, []
+    for arm in sweep.arms:
+        first, second, third = (*arm.values.values(), None, None, None)[:3]
+        looks.append(Look(colour=colours.of(first), mark=marks.get(second, "o"), fill=fills.get(third, "full")))
     for axes, (cost, title) in zip(panels, FRONTIERS.items(), strict=True):
-        points = []
-        for arm in sweep.arms:
-            first, second, third = (*arm.levels, None, None, None)[:3]
-            look = Look(colour=colours.of(first), mark=marks.get(second, "o"), fill=fills.get(third, "full"))
-            point = _draw_arm(axes, sweep, arm, cost=cost, measure=measure, look=look)
-            points.append((math.nan, math.nan) if arm in over else point)
-        best = frontier(points)
+        runs = [_root_and_gain(sweep, arm, cost, measure) for arm in sweep.arms]
+        points = [_draw_arm(axes, of_arm, look) for of_arm, look in zip(runs, looks, strict=True)]
+        best = frontier([UNKNOWN if arm in over else point for arm, point in zip(sweep.arms, points, strict=True)])
         axes.plot(
             [points[index][0] for index in best], [points[index][1] for index in best], color="0.35", linewidth=1.2, zorder=1
         )
@@ -47,39 +50,30 @@ def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
             axes.annotate(
                 str(sweep.arms[index].number), points[index], offset, textcoords="offset points", zorder=4, bbox=LABEL
             )
-        _show_runs(axes, sweep, cost, measure)
+        _show_runs(axes, [run for of_arm in runs for run in of_arm])
         axes.set(xlabel=f"√(nats per completion) to the {title}")
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel(MEASURE_NAMES[measure])
+    panels[0].set_ylabel(MEASURES[measure].outcome)
     _legend(figure, sweep, colours, marks, fills)
     return figure
 
 
 FRONTIERS = {"kl_ref_seq": "current reference", "kl_init_seq": "initial policy"}
-MEASURE_NAMES = {"reward": "reward, last steps", "accuracy": "held-out accuracy", "objective": "objective"}
 
 
-def _means(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> tuple[float, float, float, float]:
-    """Return the means over seeds of sqrt(KL) and the measure, and half of their 95 % intervals, where both are known."""
-    points = _root_and_gain(sweep, arm, cost, measure)
-    x, x_half = mean_and_half_width(root for root, _ in points)
-    y, y_half = mean_and_half_width(gain for _, gain in points)
-    return x, y, x_half, y_half
-
-
-def _draw_arm(axes: Axes, sweep: SweepRuns, arm: Arm, *, cost: str, measure: str, look: Look) -> tuple[float, float]:
-    x, y, x_half, y_half = _means(sweep, arm, cost, measure)
-    if math.isnan(x):
-        return x, y
-    points = _root_and_gain(sweep, arm, cost, measure)
-    places, gains = [place for place, _ in points], [gain for _, gain in points]
-    axes.scatter(places, gains, s=14, marker=look.mark, color=look.colour, alpha=0.4, linewidths=0, zorder=2)
+def _draw_arm(axes: Axes, runs: Sequence[Point], look: Look) -> Point:
+    """Draw an arm's runs and their mean; return the mean."""
+    if not runs:
+        return UNKNOWN
+    roots, gains = zip(*runs, strict=True)
+    (x, x_half), (y, y_half) = mean_and_half_width(roots), mean_and_half_width(gains)
+    axes.scatter(roots, gains, s=14, marker=look.mark, color=look.colour, alpha=0.4, linewidths=0, zorder=2)
     axes.errorbar(x, y, yerr=_known(y_half), xerr=_known(x_half), color=look.colour, elinewidth=1, zorder=2)
     axes.add_line(look.line(x, y, edge="white" if look.fill == "full" else None))
     return x, y
 
 
-def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[tuple[float, float]]:
+def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[Point]:
     """Return (sqrt(KL), gain) of the runs in which both are known."""
     drift, gain = sweep.values(cost)[arm.number], sweep.values(measure)[arm.number]
     # k3 has no negative terms; a mean below 0 is rounding.
@@ -90,9 +84,8 @@ def _known(half: float) -> float | None:
     return None if math.isnan(half) else half
 
 
-def _show_runs(axes: Axes, sweep: SweepRuns, cost: str, measure: str) -> None:
+def _show_runs(axes: Axes, points: Sequence[Point]) -> None:
     """Set the limits by the runs: with two seeds an interval is 13 standard errors wide and would press all runs together."""
-    points = [point for arm in sweep.arms for point in _root_and_gain(sweep, arm, cost, measure)]
     for values, limits, set_limits in (
         ([x for x, _ in points], axes.get_xlim(), axes.set_xlim),
         ([y for _, y in points], axes.get_ylim(), axes.set_ylim),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pandas
 
+from grpo_core.sweep.display import level_name
 from grpo_core.sweep.statistics.effects import Comparison, KnobEffects
-from grpo_core.sweep.statistics.facts import level_name
 from grpo_core.sweep.statistics.interactions import Interaction
 
 FIGURES = (
@@ -95,7 +95,7 @@ def interactions_table(interactions: Sequence[Interaction]) -> pandas.DataFrame:
 
 def _figures(found: Comparison | Interaction) -> dict[str, object]:
     estimate = found.estimate
-    numbers = (estimate.mean, estimate.low, estimate.high, found.together_low, found.together_high, estimate.p, found.holm_p)
+    numbers = (estimate.mean, estimate.low, estimate.high, *found.together, estimate.p, found.holm_p)
     counts = (estimate.seeds, found.pairs, found.planned_pairs)
     return dict(zip(FIGURES, (*numbers, *counts, estimate.spread, estimate.method), strict=True))
 

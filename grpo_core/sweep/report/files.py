@@ -1,4 +1,4 @@
-"""`write_report`: a sweep's frames become pictures, Parquet tables and one page."""
+"""The report of a sweep's folder: its runs become tables, pictures, Parquet tables of effects, and one page."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,19 +10,23 @@ from typing import Any
 import matplotlib as mpl
 import pandas
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
-from grpo_core.sweep.report.costs import cost_figure
-from grpo_core.sweep.report.curves import kl_figure, level_curves_figure
-from grpo_core.sweep.report.drift_picture import MEASURE_NAMES, frontier_figure
+from grpo_core.sweep.display import knob_name
+from grpo_core.sweep.folder import StoredSweep
+from grpo_core.sweep.measures import MEASURES, OUTCOMES
+from grpo_core.sweep.report.curves import kl_curves_figure, level_curves_figure
+from grpo_core.sweep.report.drift_picture import frontier_figure
 from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
-from grpo_core.sweep.report.literal import take_literally
 from grpo_core.sweep.report.page import Picture, render_page
-from grpo_core.sweep.report.pictures import effect_figure, heat_figure
+from grpo_core.sweep.report.pictures import cost_figure, effect_figure, heat_figure
 from grpo_core.sweep.report.words import answer
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, OUTCOMES
-from grpo_core.sweep.statistics.facts import SweepFacts, knob_name
+from grpo_core.sweep.results import Results, collect
+from grpo_core.sweep.schedule import total_runs
+from grpo_core.sweep.statistics.effects import MAX_LEVELS
 from grpo_core.sweep.statistics.findings import Findings, find
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 
 DPI = 130
 STYLE: dict[Any, Any] = {"font.size": 10, "axes.titlesize": 10, "figure.facecolor": "white", "savefig.facecolor": "white"}
@@ -48,6 +52,56 @@ class _Drawing:
     section: str
     alt: str
     draw: Callable[[], Figure | None]
+
+
+def make_report(stored: StoredSweep) -> tuple[Results, SweepReport]:
+    """Write tables, figures and page of a sweep, finished or not; return the tables and what was written.
+
+    Raises:
+        FolderError: the folder is not ours.
+        SweepError: the sweep's own files are damaged.
+    """
+    stored.dir.require_ours()
+    results, folder = collect(stored), stored.dir.results
+    folder.mkdir(exist_ok=True)
+    for name, table in (("runs", results.runs), ("steps", results.steps), ("syncs", results.syncs)):
+        _storable(table).to_parquet(folder / f"{name}.parquet", index=False)
+    results.runs.to_csv(folder / "runs.csv", index=False)
+    facts = _facts(stored, results.notes)
+    return results, write_report(facts, results.runs, results.steps, results.syncs, stored.dir.report)
+
+
+def _storable(table: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a table whose columns have one type each: values of different kinds, and lists, become text."""
+    columns = [column for column in table if table[column].dtype == object]
+    mixed = [column for column in columns if len({type(value) for value in table[column] if value is not None}) > 1]
+    lists = [column for column in columns if any(isinstance(value, list | dict) for value in table[column])]
+    text = {str(column): table[column].map(str, na_action="ignore") for column in dict.fromkeys([*mixed, *lists])}
+    return table.assign(**text)
+
+
+def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
+    plan, sweep, objective = stored.plan, stored.plan.sweep, stored.plan.sweep.objective
+    words = objective.metric
+    if objective.kl_penalty is not None:
+        words += f" - {objective.kl_penalty:g} x {objective.kl_metric}"
+    if objective.kl_bound is not None:
+        words += f", where {objective.kl_metric} is at most {objective.kl_bound:g}"
+    return SweepFacts(
+        name=stored.name,
+        question=sweep.question,
+        knobs=sweep.knobs,
+        seeds=sweep.seeds,
+        objective=words,
+        hold=sweep.hold,
+        sampler=sweep.sampler,
+        concurrency=sweep.runs.concurrency,
+        elapsed_seconds=stored.dir.elapsed_seconds() or None,
+        notes=(*plan.notes, *notes),
+        planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
+        kl_bound=objective.kl_bound,
+        kl_metric=objective.kl_metric,
+    )
 
 
 def write_report(
@@ -130,7 +184,7 @@ def _frontier_drawings(sweep: SweepRuns) -> list[_Drawing]:
         _Drawing(
             name=f"frontier_{measure}",
             section="frontier",
-            alt=f"Scatter: {MEASURE_NAMES[measure]} of every run and arm against the square root of the KL, to the "
+            alt=f"Scatter: {MEASURES[measure].outcome} of every run and arm against the square root of the KL, to the "
             "current reference and to the initial policy. The figures are in the table of arms.",
             draw=partial(frontier_figure, sweep, measure),
         )
@@ -147,7 +201,7 @@ def _drift_drawings(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.Dat
             name="kl_curves",
             section="drift",
             alt="KL per token over steps to the current reference and to the initial policy, panel by panel, syncs marked.",
-            draw=partial(kl_figure, sweep, steps, syncs),
+            draw=partial(kl_curves_figure, sweep, steps, syncs),
         )
     ]
     found += [
@@ -173,6 +227,20 @@ def _save(drawing: _Drawing, folder: Path) -> Picture | None:
         path = folder / f"{drawing.name}.png"
         figure.savefig(path, dpi=DPI)
     return Picture(path=path, section=drawing.section, alt=drawing.alt)
+
+
+def take_literally(figure: Figure) -> None:
+    """Keep matplotlib from reading what stands between two dollar signs as mathematics; its own powers of ten stay."""
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    own = [
+        label
+        for axis in axes
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for label in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        if not any(text is label for label in own):
+            text.set_parse_math(False)
 
 
 def _keyed(frame: pandas.DataFrame) -> pandas.DataFrame:

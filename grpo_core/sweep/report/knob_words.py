@@ -2,25 +2,63 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from grpo_core.sweep.report.numbers import counted, estimate_text, p_words, plain
-from grpo_core.sweep.report.phrases import (
-    DRIFT,
-    HIGHER_IS_BETTER,
+from grpo_core.sweep.display import (
     MOST_LISTED,
-    Wording,
-    alone_words,
-    by_size,
-    claim_words,
-    listed,
-    open_words,
+    arm_name,
+    counted,
+    estimate_text,
+    first_few,
+    knob_name,
+    level_name,
+    p_words,
+    plain,
 )
+from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.statistics.effects import Association, Comparison
-from grpo_core.sweep.statistics.facts import Level, knob_name, level_name, setting_name
-from grpo_core.sweep.statistics.findings import DRIFTS, Findings, drift_measure
+from grpo_core.sweep.statistics.findings import Findings, drift_measure
 from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import PairedEstimate
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import Level, SweepRuns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """How a difference in one outcome is put; {high} and {low} are the levels with the larger and the smaller figure."""
+
+    claim: str
+    pair: str
+    """Without the amount."""
+
+
+HIGHER_IS_BETTER = Wording(claim="{high} beats {low} by {amount}", pair="{high} over {low}")
+DRIFT = Wording(claim="{low} holds it lower than {high} by {amount}", pair="{low} lower than {high}")
+
+
+def amount(found: Comparison) -> str:
+    """Return the difference, positive, with its interval."""
+    text = estimate_text(found.estimate, -1 if found.estimate.mean < 0 else 1)
+    if found.estimate.spread == "constant":
+        return f"{text}, the same in every seed (an interval of width 0, the t test's p is 0)"
+    return f"{text}, identical in every seed" if found.estimate.spread == "identical" else text
+
+
+def _put(found: Comparison, template: str) -> str:
+    """Return a difference in words, {high} the level with the larger figure: `0.1 beats 4 by 0.210 [0.191, 0.228]`."""
+    names = (found.first_name, found.second_name)
+    low, high = names[::-1] if found.estimate.mean < 0 else names
+    return template.format(high=high, low=low, amount=amount(found))
+
+
+def _alone_words(found: Comparison, wording: Wording) -> str:
+    """Return a difference that its own interval shows and the correction does not: `1 over 4 (alone: ..., Holm p = 0.08)`."""
+    return f"{_put(found, wording.pair)} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
+
+
+def _open_words(found: Comparison, wording: Wording) -> str:
+    """Return a difference whose own interval includes 0: `8 over 4 by 0.011 [-0.002, 0.024]`."""
+    return f"{_put(found, wording.pair)} by {amount(found)}"
 
 
 def knob_lines(findings: Findings) -> list[str]:
@@ -37,7 +75,7 @@ def drift_lines(findings: Findings) -> list[str]:
     varied = [knob for knob in findings.facts.knobs if len(findings.sweep.levels(knob)) > 1]
     known, runs = sum(map(len, findings.sweep.values(measure).values())), len(findings.sweep.complete)
     partly = "" if known == runs else f", known for {known} of {counted(runs, 'complete run')}"
-    unit = f"KL to the initial policy, {DRIFTS[measure]}{partly}"
+    unit = f"KL to the initial policy, {MEASURES[measure].drift}{partly}"
     lines = [f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}" for knob in varied]
     return lines + _interaction_lines(findings, measure, "drift, interaction of")
 
@@ -48,29 +86,29 @@ def _knob_words(findings: Findings, knob: str, outcome: str) -> str:
         return "one level only, nothing to compare"
     if (association := effects.association(knob)) is not None:
         return _association_words(association, "objective" if outcome == "objective" else "drift")
-    contrasts = effects.of(knob)
+    contrasts = sorted(effects.of(knob), key=lambda found: -abs(found.estimate.mean))
     if not contrasts:
         return "no matched pair of complete runs, so nothing can be compared"
-    tested = [found for found in contrasts if not math.isnan(found.estimate.p)]
+    tested = [found for found in contrasts if not math.isnan(found.p)]
     if not tested:
-        largest = by_size(contrasts)[0]
-        return f"one seed shows no spread, so nothing is established (largest difference {open_words(largest, wording)})"
-    claims = by_size([found for found in tested if found.is_claim])
+        largest = _open_words(contrasts[0], wording)
+        return f"one seed shows no spread, so nothing is established (largest difference {largest})"
+    claims = [found for found in tested if found.is_claim]
     texts = [_stands(found, wording) for found in claims[:MOST_LISTED]]
     if len(claims) > MOST_LISTED:
         texts.append(f"{len(claims) - MOST_LISTED} more differences stand in the table")
-    alone = by_size([found for found in tested if found.is_alone])
+    alone = [found for found in tested if found.is_alone]
     if alone:
-        texts.append("not established after correction: " + listed([alone_words(found, wording) for found in alone]))
-    rest = by_size([found for found in tested if not found.is_claim and not found.is_alone])
+        texts.append("not established after correction: " + first_few([_alone_words(found, wording) for found in alone]))
+    rest = [found for found in tested if not found.is_claim and not found.is_alone]
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
 
 
 def _stands(found: Comparison, wording: Wording) -> str:
-    positive = found.estimate.mean > 0
-    at_least = found.together_low if positive else -found.together_high
+    low, high = found.together
+    at_least = low if found.estimate.mean > 0 else -high
     surely = f", at least {plain(at_least)} with all comparisons at once" if at_least > 0 else ""
-    return f"{claim_words(found, wording)} (Holm {p_words(found.holm_p)}{surely})"
+    return f"{_put(found, wording.claim)} (Holm {p_words(found.holm_p)}{surely})"
 
 
 def _open_texts(rest: Sequence[Comparison], wording: Wording, alone_too: bool) -> list[str]:
@@ -79,13 +117,13 @@ def _open_texts(rest: Sequence[Comparison], wording: Wording, alone_too: bool) -
     others = [found for found in rest if found not in identical]
     texts = []
     if identical:
-        pairs = listed([f"{found.first_name} and {found.second_name}" for found in identical])
+        pairs = first_few([f"{found.first_name} and {found.second_name}" for found in identical])
         texts.append(f"identical in every seed between {pairs}")
     if others and alone_too:
-        texts.append("no difference established for " + listed([open_words(found, wording) for found in others]))
+        texts.append("no difference established for " + first_few([_open_words(found, wording) for found in others]))
     elif others:
         seeds = counted(min(found.estimate.seeds for found in others), "seed")
-        largest = f"{open_words(others[0], wording)}, Holm {p_words(others[0].holm_p)}"
+        largest = f"{_open_words(others[0], wording)}, Holm {p_words(others[0].holm_p)}"
         texts.append(f"no difference established with {seeds} (largest: {largest})")
     return texts
 
@@ -158,7 +196,7 @@ def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
 
 
 def _at(found: Interaction, level: Level) -> str:
-    return setting_name([found.other], [level])
+    return arm_name({found.other: level})
 
 
 def _sign(effects: dict[Level, PairedEstimate], found: Interaction) -> int:

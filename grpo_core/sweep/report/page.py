@@ -1,19 +1,19 @@
 """The page: one HTML file with its pictures inside, readable on a phone, on paper, and in the dark."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from grpo_core.plain_text import visible
+from grpo_core.sweep.arms import GROUP_SIZE
+from grpo_core.sweep.display import PLUS_MINUS, counted, knob_name, knob_title, level_name, significant
 from grpo_core.sweep.report import cells
-from grpo_core.sweep.report.costs import time_lines
-from grpo_core.sweep.report.held import held_words
-from grpo_core.sweep.report.numbers import PLUS_MINUS, counted, number
-from grpo_core.sweep.statistics.facts import GROUP_SIZE, knob_name, knob_title, level_name
-from grpo_core.sweep.statistics.findings import Best, Findings, best_arm
+from grpo_core.sweep.report.pictures import time_lines
+from grpo_core.sweep.report.words import held_words
+from grpo_core.sweep.statistics.findings import Findings, best_arm
 from grpo_core.sweep.statistics.paired import smallest_t
 
 
@@ -32,7 +32,7 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     """A heading, what it says, and what it shows."""
 
     anchor: str
@@ -42,12 +42,25 @@ class Section:
     tables: tuple[cells.Table, ...] = ()
 
 
+TITLES = {
+    "sampled": "Knobs without matched arms",
+    "pairs": "Pairs of knobs",
+    "frontier": "Reward against drift",
+    "drift": "KL over steps",
+    "curves": "Reward, entropy and length over steps",
+    "arms": "Arms",
+    "differences": "Arms against each other",
+    "secondary": "What else the knobs change",
+    "costs": "Where the time went",
+    "left-out": "Runs left out",
+    "method": "How it was computed",
+    "runs": "All runs",
+}
+"""Sections after those of each knob: anchor -> title; the pictures of a section carry its anchor."""
+
+
 def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Picture]) -> str:
     """Return the page as HTML."""
-    best = best_arm(findings)
-    sections = [
-        section for section in _sections(findings, best, pictures) if section.tables or section.pictures or section.words
-    ]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("grpo_core.sweep.report", "."),
         autoescape=True,
@@ -56,83 +69,77 @@ def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Pi
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: visible(value) if isinstance(value, str) else value,
     )
+    by_section: dict[str, tuple[Picture, ...]] = {}
+    for picture in pictures:
+        by_section[picture.section] = (*by_section.get(picture.section, ()), picture)
+    sections = [*_knob_sections(findings, by_section), *_sections(findings, by_section)]
+    shown = [section for section in sections if section.tables or section.pictures or section.words]
     return environment.get_template("report.html.j2").render(
-        facts=findings.facts, plan=_plan(findings), answer=answer, sections=sections
+        facts=findings.facts, plan=_plan(findings), answer=answer, sections=shown
     )
 
 
-def _sections(findings: Findings, best: Best | None, pictures: Sequence[Picture]) -> list[Section]:
-    sweep, effects = findings.sweep, findings.effects["objective"]
-
-    def of(name: str) -> tuple[Picture, ...]:
-        return tuple(picture for picture in pictures if picture.section == name)
-
-    found = [
-        Section(
+def _knob_sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -> list[PageSection]:
+    return [
+        PageSection(
             anchor=f"knob-{index}",
             title=f"Effect of {knob_name(knob)}",
             words=(_effect_note(findings, knob),),
-            pictures=of(f"effect {knob}"),
-            tables=_filled(cells.contrast_table(effects, knob)),
+            pictures=pictures.get(f"effect {knob}", ()),
+            tables=_filled(cells.contrast_table(findings.effects["objective"], knob)),
         )
         for index, knob in enumerate(findings.facts.knobs)
     ]
-    sampled = _filled(cells.association_table(effects))
-    differences = _filled(cells.difference_table(findings, best))
+
+
+def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -> list[PageSection]:
+    sweep, best = findings.sweep, best_arm(findings)
+    sampled = cells.association_table(findings.effects["objective"])
     crossed = _filled(*(cells.interaction_table(findings, outcome) for outcome in findings.interactions))
-    arms = _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best))
-    found += [
-        Section(anchor="sampled", title="Knobs without matched arms", tables=sampled),
-        Section(
-            anchor="pairs",
-            title="Pairs of knobs",
-            words=(*_when(of("pairs"), PAIRS_NOTE), *_when(crossed, INTERACTION_NOTE)),
-            pictures=of("pairs"),
-            tables=crossed,
-        ),
-        Section(
-            anchor="frontier",
-            title="Reward against drift",
-            words=_when(of("frontier"), FRONTIER_NOTE + _bound_note(findings)),
-            pictures=of("frontier"),
-        ),
-        Section(anchor="drift", title="KL over steps", words=_when(of("drift"), DRIFT_NOTE), pictures=of("drift")),
-        Section(
-            anchor="curves",
-            title="Reward, entropy and length over steps",
-            words=_when(of("curves"), CURVES_NOTE),
-            pictures=of("curves"),
-        ),
-        Section(anchor="arms", title="Arms", tables=arms),
-        Section(
-            anchor="differences",
-            title="Arms against each other",
-            words=_when(differences, _family_note(findings)),
-            tables=differences,
-        ),
-        Section(anchor="secondary", title="What else the knobs change", tables=_filled(cells.secondary_table(findings))),
-        Section(anchor="costs", title="Where the time went", words=_when(sweep.arms, *time_lines(sweep)), pictures=of("costs")),
-        Section(anchor="left-out", title="Runs left out", tables=_filled(cells.left_out_table(sweep))),
-        Section(anchor="method", title="How it was computed", words=METHOD),
-        Section(anchor="runs", title="All runs", tables=_filled(cells.run_table(sweep))),
+    differences = _filled(cells.difference_table(findings, best))
+    words = {
+        "pairs": (*_when("pairs" in pictures, PAIRS_NOTE), *_when(crossed, INTERACTION_NOTE)),
+        "frontier": _when("frontier" in pictures, FRONTIER_NOTE + _bound_note(findings)),
+        "drift": _when("drift" in pictures, DRIFT_NOTE),
+        "curves": _when("curves" in pictures, CURVES_NOTE),
+        "differences": _when(differences, _family_note(findings)),
+        "costs": _when(sweep.arms, *time_lines(sweep)),
+        "method": METHOD,
+    }
+    tables = {
+        "sampled": _filled(sampled),
+        "pairs": crossed,
+        "arms": _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best)),
+        "differences": differences,
+        "secondary": _filled(cells.secondary_table(findings)),
+        "left-out": _filled(cells.left_out_table(sweep)),
+        "runs": _filled(cells.run_table(sweep)),
+    }
+    return [
+        PageSection(
+            anchor=anchor,
+            title=title,
+            words=words.get(anchor, ()),
+            pictures=pictures.get(anchor, ()),
+            tables=tables.get(anchor, ()),
+        )
+        for anchor, title in TITLES.items()
     ]
-    return found
 
 
 def _plan(findings: Findings) -> list[tuple[str, str]]:
     facts, sweep = findings.facts, findings.sweep
     knobs = [f"{knob_title(knob)}: {_levels(findings, knob)}" for knob in facts.knobs]
+    held = [("Held", held_words(sweep))] if GROUP_SIZE in facts.knobs else []
     planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
-    plan = [
+    return [
         ("Objective", facts.objective),
         ("Knobs", "; ".join(knobs)),
         ("Seeds", f"{', '.join(map(str, facts.seeds))} (the same in every arm)"),
         ("Runs", f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
         ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
+        *held,
     ]
-    if GROUP_SIZE in facts.knobs:
-        plan.append(("Held", held_words(sweep)))
-    return plan
 
 
 def _levels(findings: Findings, knob: str) -> str:
@@ -166,8 +173,8 @@ def _family_note(findings: Findings) -> str:
     seeds, count = max(found.estimate.seeds for found in tested), len(tested)
     return (
         f"{counted(count, 'pair')}, one family: with {seeds} seeds the first difference stands once it is "
-        f"{number(smallest_t(seeds, count))} times its standard error. Arms are many and seeds few; the effects of knobs above "
-        "average over arms and show more."
+        f"{significant(smallest_t(seeds, count))} times its standard error. Arms are many and seeds few; the effects of knobs "
+        "above average over arms and show more."
     )
 
 
@@ -175,7 +182,7 @@ def _filled(*tables: cells.Table) -> tuple[cells.Table, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def _when(shown: Sequence[object], *words: str) -> tuple[str, ...]:
+def _when(shown: Sequence[object] | bool, *words: str) -> tuple[str, ...]:
     return words if shown else ()
 
 

@@ -7,13 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.report.colours import PALETTE, spans_decades
-from grpo_core.sweep.report.numbers import plain
 from grpo_core.sweep.statistics.balanced import balanced_means
 from grpo_core.sweep.statistics.effects import Comparison, arm_points, mean_and_half_width
-from grpo_core.sweep.statistics.facts import is_number, knob_name, knob_title, level_name, level_order
 from grpo_core.sweep.statistics.findings import Findings
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import SweepRuns, is_number, level_order
 
 
 def effect_figure(findings: Findings, knob: str) -> Figure:
@@ -49,7 +48,7 @@ def heat_figure(sweep: SweepRuns, rows: str, columns: str) -> Figure:
     for y, row in enumerate(cells):
         for x, (mean, half) in enumerate(row):
             dark = not math.isnan(mean) and mean < low + 0.55 * (high - low)
-            text = "none" if math.isnan(mean) else plain(mean) + ("" if math.isnan(half) else f"\n± {plain(half)}")
+            text = "none" if math.isnan(mean) else with_half_width(mean, half, "\n")
             axes.text(x, y, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
     figure.colorbar(image, label="mean objective")
     return figure
@@ -76,8 +75,8 @@ def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
     names = []
     for place, found in enumerate(contrasts):
         estimate, colour = found.estimate, PALETTE[1] if found.is_claim else "0.35"
-        if not math.isnan(found.together_low):
-            axes.plot([found.together_low, found.together_high], [place, place], color=colour, linewidth=1)
+        if not math.isnan(found.together[0]):
+            axes.plot(found.together, [place, place], color=colour, linewidth=1)
         if not math.isnan(estimate.low):
             axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=4, solid_capstyle="butt")
         axes.plot(estimate.mean, place, "o", color=colour, markeredgecolor="white", markersize=8)
@@ -97,12 +96,11 @@ def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
 def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     axes = figure.subplots()
-    points = sorted(arm_points(sweep, knob, sweep.values("objective")), key=lambda point: level_order(point[0]))
-    numbers = [(float(level), mean) for level, mean in points if is_number(level)]
-    index = sweep.facts.knobs.index(knob)
     values = sweep.values("objective")
+    points = sorted(arm_points(sweep, knob, values), key=lambda point: level_order(point[0]))
+    numbers = [(float(level), mean) for level, mean in points if is_number(level)]
     for arm in sweep.arms:
-        runs, level = values[arm.number].values(), arm.levels[index]
+        runs, level = values[arm.number].values(), arm.values[knob]
         if is_number(level):
             axes.scatter([float(level)] * len(runs), list(runs), s=10, color="0.6", linewidths=0)
     if numbers:
@@ -115,3 +113,49 @@ def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     axes.set(xlabel=knob_title(knob), ylabel="objective")
     axes.grid(alpha=0.3)
     return figure
+
+
+def machine_share(sweep: SweepRuns) -> float | None:
+    """Return the share of the machine's time spent in training steps: journalled seconds of all runs / (elapsed x concurrency).
+
+    None where the elapsed time or every training time is unknown.
+    """
+    elapsed, trained = sweep.facts.elapsed_seconds, float(sweep.table["train_seconds"].sum())
+    if not elapsed or not sweep.table["train_seconds"].notna().any():
+        return None
+    return trained / (elapsed * sweep.facts.concurrency)
+
+
+def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
+    """Return where wall-clock went, one line a fact."""
+    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
+    lines = [f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"]
+    if (share := machine_share(sweep)) is not None and sweep.facts.elapsed_seconds is not None:
+        times = f"{duration(trained)} / ({duration(sweep.facts.elapsed_seconds)} x {sweep.facts.concurrency} at a time)"
+        lines.append(f"share of the machine's time spent in training steps: {share:.0%} = {times}")
+    return tuple(lines)
+
+
+def cost_figure(sweep: SweepRuns) -> Figure:
+    """Return seconds and generated tokens per run, the mean of each arm's runs; the outlined bar is the whole run."""
+    figure = Figure(figsize=(9, 1.4 + 0.28 * len(sweep.arms)), layout="constrained")
+    seconds, tokens = figure.subplots(1, 2, sharey=True)
+    places = np.arange(len(sweep.arms))
+    means = {name: _means(sweep, name) for name in ("train_seconds", "wall_seconds", "tokens")}
+    seconds.barh(places, means["wall_seconds"], color="none", edgecolor="0.5", height=0.75, label="whole run")
+    seconds.barh(places, means["train_seconds"], color=PALETTE[0], height=0.55, label="training steps")
+    tokens.barh(places, means["tokens"], color=PALETTE[2], height=0.55)
+    seconds.set_yticks(places, [f"{arm.number}: {arm.name}" for arm in sweep.arms], fontsize=8)
+    seconds.set_ylim(len(places) - 0.4, -0.6)
+    seconds.set_xlabel("seconds per run")
+    tokens.set_xlabel("generated tokens per run")
+    for axes in (seconds, tokens):
+        axes.grid(alpha=0.3, axis="x")
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
+    return figure
+
+
+def _means(sweep: SweepRuns, measure: str) -> list[float]:
+    values = sweep.values(measure)
+    means = [mean_and_half_width(values[arm.number].values())[0] for arm in sweep.arms]
+    return [0.0 if math.isnan(mean) else mean for mean in means]

@@ -1,7 +1,7 @@
-"""Means over the other knobs that compare like with like, for pictures: of one figure a run, or of curves.
+"""Means over the other knobs that compare like with like: of one figure a run, or of curves.
 
-Within a seed only settings of the other knobs enter that are complete at every combination of the levels asked for. Where no
-seed has such a setting, every complete run enters.
+For pictures, only settings of the other knobs enter within a seed that are complete at every combination of the levels asked
+for. Where no seed has such a setting, every complete run enters.
 """
 
 import math
@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from grpo_core.sweep.statistics.facts import Level
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import Levels, Settings, SweepRuns
 
-Levels = tuple[Level, ...]
 Key = TypeVar("Key", bound=Hashable)
 Values = Mapping[int, Mapping[int, float]]
 """arm -> seed -> figure, as `SweepRuns.values` returns it."""
+Cells = Sequence[Mapping[Levels, float]]
+"""For each setting of the other knobs, in one seed: levels of some knobs -> mean."""
 
 
 def balanced_means(sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objective") -> dict[Levels, dict[int, float]]:
@@ -33,12 +33,23 @@ def balanced_means(sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objec
 
 def balanced_runs(sweep: SweepRuns, knobs: Sequence[str]) -> dict[Levels, list[tuple[int, int]]]:
     """Return levels of some knobs -> (arm, seed) of the runs whose mean compares like with like."""
-    found: dict[Levels, list[tuple[int, int]]] = {key: [] for key in _keys(sweep, knobs)}
-    for seed, settings in _balanced(sweep, knobs, sweep.values("objective")).items():
-        for arms in settings:
-            for key, numbers in arms.items():
-                found[key] += [(arm, seed) for arm in numbers]
-    return found
+    balanced = _balanced(sweep, knobs, sweep.values("objective"))
+    return {
+        key: [(arm, seed) for seed, settings in balanced.items() for arms in settings for arm in arms.get(key, ())]
+        for key in _keys(sweep, knobs)
+    }
+
+
+def cells_by_seed(settings: Settings, values: Values) -> list[Cells]:
+    """Return the mean of each cell's arms, seed by seed; cells of which no arm is known are left out."""
+    seeds = sorted({seed for of_arm in values.values() for seed in of_arm})
+    return [[cell_means(arms, values, seed) for arms in settings] for seed in seeds]
+
+
+def matched(by_seed: Iterable[Cells], keys: Sequence[Levels]) -> list[list[tuple[float, ...]]]:
+    """Return, for each seed with any, the figures of some cells at each setting of the other knobs that holds all of them."""
+    found = [[tuple(cell[key] for key in keys) for cell in cells if all(key in cell for key in keys)] for cells in by_seed]
+    return [of_seed for of_seed in found if of_seed]
 
 
 def cell_means(arms: Mapping[Key, Sequence[int]], values: Values, seed: int) -> dict[Key, float]:
@@ -53,22 +64,16 @@ def mean(values: Iterable[float]) -> float:
 
 
 def _keys(sweep: SweepRuns, knobs: Sequence[str]) -> list[Levels]:
-    indices = [sweep.facts.knobs.index(knob) for knob in knobs]
-    return list(dict.fromkeys(tuple(arm.levels[index] for index in indices) for arm in sweep.arms))
+    return list(dict.fromkeys(tuple(arm.values[knob] for knob in knobs) for arm in sweep.arms))
 
 
 def _balanced(sweep: SweepRuns, knobs: Sequence[str], values: Values) -> dict[int, list[dict[Levels, list[int]]]]:
     """Return seed -> settings of the other knobs that enter, each as levels -> arms."""
-    indices = [sweep.facts.knobs.index(knob) for knob in knobs]
-    rest: dict[Levels, dict[Levels, list[int]]] = {}
-    for arm in sweep.arms:
-        others = tuple(level for index, level in enumerate(arm.levels) if index not in indices)
-        rest.setdefault(others, {}).setdefault(tuple(arm.levels[index] for index in indices), []).append(arm.number)
-    count = len(_keys(sweep, knobs))
+    settings, count = sweep.settings(knobs), len(_keys(sweep, knobs))
     seeds = sorted({seed for found in values.values() for seed in found})
-    by_seed = {seed: [_known(cells, values, seed) for cells in rest.values()] for seed in seeds}
-    matched = {seed: [cells for cells in settings if len(cells) == count] for seed, settings in by_seed.items()}
-    return matched if any(matched.values()) else by_seed
+    by_seed = {seed: [_known(cells, values, seed) for cells in settings] for seed in seeds}
+    complete = {seed: [cells for cells in settings if len(cells) == count] for seed, settings in by_seed.items()}
+    return complete if any(complete.values()) else by_seed
 
 
 def _known(arms: Mapping[Key, Sequence[int]], values: Values, seed: int) -> dict[Key, list[int]]:

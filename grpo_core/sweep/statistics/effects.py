@@ -12,13 +12,14 @@ interactions for one outcome (`interactions.py`), and all pairs of arms.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import TypedDict, TypeVar
 
-from grpo_core.sweep.statistics.balanced import Values, cell_means, mean
-from grpo_core.sweep.statistics.facts import Level, is_number, level_name
+from grpo_core.sweep.display import level_name
+from grpo_core.sweep.statistics.balanced import Values, cells_by_seed, matched, mean
 from grpo_core.sweep.statistics.paired import (
     ALPHA,
     ROUNDING,
@@ -29,19 +30,50 @@ from grpo_core.sweep.statistics.paired import (
     rank_correlation,
     t_interval,
 )
-from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, is_number
 
 MAX_LEVELS = 8
 """A knob with more numeric levels than this is treated as continuous where a sampler drew them; a grid's levels were chosen."""
-OUTCOMES = ("objective", "accuracy", "reward", "kl_init_seq", "probe_kl_init", "zero_std_frac", "train_seconds")
-"""What effects.parquet says of each knob; the objective is the question, the rest explains it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A paired difference of an outcome, and what is left of it in its family."""
+class Statement:
+    """Something about an outcome that is tested, in a family of such statements."""
 
     outcome: str
+    holm_p: float = math.nan
+    """After Holm's correction in its family; NaN where nothing is tested."""
+    family_size: int = 1
+    """Statements of the family that are tested."""
+
+    @property
+    def p(self) -> float:
+        """The p-value by itself; NaN where nothing is tested."""
+        raise NotImplementedError
+
+    @property
+    def family_p(self) -> float:
+        """The p-value that enters Holm's correction."""
+        return self.p
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether it stands after Holm's correction."""
+        return self.holm_p <= ALPHA
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it would stand by itself although it does not after the correction: neither a result nor nothing."""
+        return not self.is_claim and self.p <= ALPHA
+
+
+AnyStatement = TypeVar("AnyStatement", bound=Statement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Statement):
+    """A paired difference of an outcome."""
+
     first: Level
     second: Level
     differences: tuple[float, ...]
@@ -51,23 +83,29 @@ class Difference:
     """Pairs of runs, or sets of four, that entered."""
     planned_pairs: int
     """Those that would have entered had every run been complete."""
-    holm_p: float = math.nan
-    together_low: float = math.nan
-    """Bonferroni interval, which holds with those of the whole family at once."""
-    together_high: float = math.nan
 
     @property
-    def is_claim(self) -> bool:
-        """Whether it stands after Holm's correction."""
-        return self.holm_p <= ALPHA
+    def p(self) -> float:
+        """The p-value of the paired t test."""
+        return self.estimate.p
+
+    @property
+    def family_p(self) -> float:
+        """As `p`, but of the sign test where every seed shows the same difference."""
+        return self.estimate.family_p
 
     @property
     def is_alone(self) -> bool:
-        """Whether its own interval excludes 0 although it does not stand after the correction: neither a result nor nothing."""
+        """Whether its own interval excludes 0 although it does not stand after the correction."""
         return not self.is_claim and self.estimate.excludes_zero
 
-
-OneDifference = TypeVar("OneDifference", bound=Difference)
+    @cached_property
+    def together(self) -> tuple[float, float]:
+        """Bonferroni interval, which holds with those of the whole family at once."""
+        if self.estimate.spread == "varies":
+            return t_interval(self.differences, comparisons=self.family_size)
+        # Two seeds that agree to the last digit bound nothing, unless they agree on 0.
+        return (0.0, 0.0) if self.estimate.spread == "identical" else (math.nan, math.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,27 +119,20 @@ class Comparison(Difference):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Association:
+class Association(Statement):
     """A sampled knob and an outcome over arm means."""
 
     knob: str
-    outcome: str
     correlation: RankCorrelation
     left_out: int
     """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
     reason: str
     """Why levels are not compared in matched pairs, in words."""
-    holm_p: float = math.nan
 
     @property
-    def is_claim(self) -> bool:
-        """Whether the correlation stands after Holm's correction."""
-        return self.holm_p <= ALPHA
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether its own p-value is small although it does not stand after the correction."""
-        return not self.is_claim and self.correlation.p <= ALPHA
+    def p(self) -> float:
+        """The permutation p-value."""
+        return self.correlation.p
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,23 +155,15 @@ class KnobEffects:
 def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
     """Return the effect of every knob on an outcome, adjusted over all of them."""
     values = sweep.values(outcome)
-    contrasts: list[Comparison] = []
-    associations: list[Association] = []
-    for knob in sweep.facts.knobs:
-        levels = sweep.levels(knob)
-        if len(levels) < 2:
-            continue
-        if reason := unmatched_reason(sweep, knob):
-            associations.append(_association(sweep, knob, outcome, values, reason))
-        else:
-            contrasts += _contrasts(sweep, knob, outcome, values)
-    adjusted = holm([*(found.estimate.family_p for found in contrasts), *(found.correlation.p for found in associations)])
-    size = sum(not math.isnan(p) for p in adjusted)
-    of_contrasts, of_associations = adjusted[: len(contrasts)], adjusted[len(contrasts) :]
+    found: list[Comparison | Association] = []
+    for knob in (knob for knob in sweep.facts.knobs if len(sweep.levels(knob)) > 1):
+        reason = unmatched_reason(sweep, knob)
+        found += [_association(sweep, knob, outcome, values, reason)] if reason else _contrasts(sweep, knob, outcome, values)
+    adjusted = as_family(found)
     return KnobEffects(
         outcome=outcome,
-        contrasts=tuple(in_family(found, p, size) for found, p in zip(contrasts, of_contrasts, strict=True)),
-        associations=tuple(replace(found, holm_p=p) for found, p in zip(associations, of_associations, strict=True)),
+        contrasts=tuple(one for one in adjusted if isinstance(one, Comparison)),
+        associations=tuple(one for one in adjusted if isinstance(one, Association)),
     )
 
 
@@ -149,9 +172,9 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
     values = sweep.values(outcome)
     found = []
     for first, second in combinations(sweep.arms, 2):
-        seeds = sorted(values[first.number].keys() & values[second.number].keys())
+        of_first, of_second = values[first.number], values[second.number]
+        seeds = sorted(of_first.keys() & of_second.keys())
         if seeds:
-            pairs = [[(values[first.number][seed], values[second.number][seed])] for seed in seeds]
             found.append(
                 Comparison(
                     knob=None,
@@ -161,12 +184,17 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
                     first_name=first.name,
                     second_name=second.name,
                     planned_pairs=max(len(sweep.facts.seeds), len(seeds)),
-                    **paired(pairs),
+                    **paired([[(of_first[seed], of_second[seed])] for seed in seeds]),
                 )
             )
-    adjusted = holm([comparison.estimate.family_p for comparison in found])
+    return as_family(found)
+
+
+def as_family(found: Sequence[AnyStatement]) -> tuple[AnyStatement, ...]:
+    """Return statements with the p-values and intervals that they have as one family."""
+    adjusted = holm([one.family_p for one in found])
     size = sum(not math.isnan(p) for p in adjusted)
-    return tuple(in_family(comparison, p, size) for comparison, p in zip(found, adjusted, strict=True))
+    return tuple(replace(one, holm_p=p, family_size=size) for one, p in zip(found, adjusted, strict=True))
 
 
 def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
@@ -178,23 +206,12 @@ def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
     return mean(known), (high - low) / 2
 
 
-class _Paired(TypedDict):
-    differences: tuple[float, ...]
-    estimate: PairedEstimate
-    pairs: int
-
-
-_Pairs = Sequence[Sequence[tuple[float, float]]]
-Cells = Mapping[Level, Sequence[int]]
-"""Level of a knob -> arms, at one setting of the other knobs."""
-_Combinations = dict[tuple[Level, ...], dict[Level, list[int]]]
-
-
-def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]]) -> list[Comparison]:
-    combos, found = list(_combinations(sweep, knob).values()), []
+def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: Values) -> list[Comparison]:
+    settings, found = sweep.settings([knob]), []
+    cells = cells_by_seed(settings, values)
     for first, second in combinations(sweep.levels(knob), 2):
-        shared = [arms for arms in combos if first in arms and second in arms]
-        if pairs := matched_pairs(shared, values, first, second):
+        if pairs := matched(cells, [(first,), (second,)]):
+            shared = sum((first,) in setting and (second,) in setting for setting in settings)
             found.append(
                 Comparison(
                     knob=knob,
@@ -203,30 +220,14 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict
                     second=second,
                     first_name=level_name(knob, first),
                     second_name=level_name(knob, second),
-                    planned_pairs=max(len(shared) * len(sweep.facts.seeds), sum(map(len, pairs))),
+                    planned_pairs=max(shared * len(sweep.facts.seeds), sum(map(len, pairs))),
                     **paired(pairs),
                 )
             )
     return found
 
 
-def matched_pairs(settings: Iterable[Cells], values: Values, first: Level, second: Level) -> list[list[tuple[float, float]]]:
-    """Return, for each seed with any, the (first, second) figures of the settings of the other knobs that hold both levels.
-
-    Args:
-        settings: for each setting of the other knobs, level -> arms.
-        values: arm -> seed -> figure.
-        first: a level.
-        second: the level that it is compared with.
-    """
-    shared = list(settings)
-    seeds = sorted({seed for arms in shared for number in arms.get(first, ()) for seed in values[number]})
-    cells = [[cell_means(arms, values, seed) for arms in shared] for seed in seeds]
-    pairs = [[(cell[first], cell[second]) for cell in of_seed if first in cell and second in cell] for of_seed in cells]
-    return [of_seed for of_seed in pairs if of_seed]
-
-
-def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, dict[int, float]], reason: str) -> Association:
+def _association(sweep: SweepRuns, knob: str, outcome: str, values: Values, reason: str) -> Association:
     points = arm_points(sweep, knob, values)
     # A reference that never syncs has the longest period; ranks need no more than that.
     longest = math.inf if knob == "reference.sync_steps" else None
@@ -237,14 +238,19 @@ def _association(sweep: SweepRuns, knob: str, outcome: str, values: dict[int, di
     return Association(knob=knob, outcome=outcome, correlation=correlation, left_out=left_out, reason=reason)
 
 
-def arm_points(sweep: SweepRuns, knob: str, values: dict[int, dict[int, float]]) -> list[tuple[Level, float]]:
+def arm_points(sweep: SweepRuns, knob: str, values: Values) -> list[tuple[Level, float]]:
     """Return (level, mean over seeds) of every arm with a complete run."""
-    index = sweep.facts.knobs.index(knob)
-    return [(arm.levels[index], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
+    return [(arm.values[knob], mean(values[arm.number].values())) for arm in sweep.arms if values[arm.number]]
 
 
-def paired(pairs: _Pairs, scale: float | None = None) -> _Paired:
-    """Return the differences of matched pairs, averaged within each seed, and what they say together.
+class _Paired(TypedDict):
+    differences: tuple[float, ...]
+    estimate: PairedEstimate
+    pairs: int
+
+
+def paired(pairs: Sequence[Sequence[tuple[float, ...]]], scale: float | None = None) -> _Paired:
+    """Return the differences of matched pairs, averaged within each seed, and what they show together.
 
     Args:
         pairs: for each seed, (first, second) figures.
@@ -259,43 +265,9 @@ def paired(pairs: _Pairs, scale: float | None = None) -> _Paired:
     }
 
 
-def in_family(found: OneDifference, p: float, size: int) -> OneDifference:
-    """Return a difference with its p value and interval in a family of so many.
-
-    Args:
-        found: the difference.
-        p: after Holm's correction.
-        size: of the family.
-    """
-    low, high = _together(found.differences, found.estimate, size)
-    return replace(found, holm_p=p, together_low=low, together_high=high)
-
-
-def _together(differences: Sequence[float], estimate: PairedEstimate, size: int) -> tuple[float, float]:
-    """Return the Bonferroni interval of a difference in a family of so many."""
-    if estimate.spread != "varies":
-        # Two seeds that agree to the last digit bound nothing, unless they agree on 0.
-        bound = 0.0 if estimate.spread == "identical" else math.nan
-        return bound, bound
-    return t_interval(differences, comparisons=size)
-
-
-def _combinations(sweep: SweepRuns, knob: str) -> _Combinations:
-    """Return, for each setting of the other knobs, level -> arms; more than one where a sampler drew the same arm twice."""
-    index = sweep.facts.knobs.index(knob)
-    return _grouped((arm.levels[:index] + arm.levels[index + 1 :], arm.levels[index], arm.number) for arm in sweep.arms)
-
-
-def _grouped(items: Iterable[tuple[tuple[Level, ...], Level, int]]) -> _Combinations:
-    found: _Combinations = {}
-    for combo, level, arm in items:
-        found.setdefault(combo, {}).setdefault(level, []).append(arm)
-    return found
-
-
 def unmatched_reason(sweep: SweepRuns, knob: str) -> str | None:
     """Return why the levels of a knob are not compared in matched pairs; None where arms have partners, complete or not."""
-    if not any(len(arms) > 1 for arms in _combinations(sweep, knob).values()):
+    if not any(len(arms) > 1 for arms in sweep.settings([knob])):
         return "no two arms agree in all other knobs"
     numbers = sum(is_number(level) for level in sweep.levels(knob))
     if sweep.facts.sampler != "grid" and numbers > MAX_LEVELS:

@@ -4,14 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_core.sweep.statistics.bound import check_bound
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.measures import DRIFTS
 from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, arm_differences, knob_effects, mean_and_half_width
-from grpo_core.sweep.statistics.facts import SweepFacts
 from grpo_core.sweep.statistics.interactions import Interaction, find_interactions
-from grpo_core.sweep.statistics.runs import Arm, SweepRuns
-
-DRIFTS = {"probe_kl_init": "exact, nats per token on the probe set", "kl_init_seq": "nats per completion, k3"}
-"""Measures of the drift from the initial policy, the better first."""
+from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +69,17 @@ class Best:
     """The ranked arms without the best one, in their order."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BoundCheck:
+    """The arms with complete runs, by whether they keep the bound."""
+
+    within: tuple[Arm, ...]
+    over: tuple[Arm, ...]
+    """Mean drift above the bound, or unknown while there is one."""
+    drifts: dict[int, float]
+    """Arm number -> mean drift over its complete runs; NaN where one of them has none."""
+
+
 def find(sweep: SweepRuns, outcomes: Sequence[str]) -> Findings:
     """Return the statistics of a sweep, with one family of knob effects per outcome."""
     drift = drift_measure(sweep)
@@ -114,3 +122,34 @@ def rank(sweep: SweepRuns, arms: Sequence[Arm]) -> tuple[list[Arm], int]:
     seeds = max(len(values[arm.number]) for arm in arms)
     full = [arm for arm in arms if len(values[arm.number]) == seeds]
     return sorted(full, key=lambda arm: (-mean_and_half_width(values[arm.number].values())[0], arm.number)), seeds
+
+
+def check_bound(sweep: SweepRuns) -> BoundCheck:
+    """Return which arms with complete runs keep `facts.kl_bound`, by the mean `drift` of these runs; all without a bound.
+
+    A run whose drift is unknown makes the mean unknown, and what is unknown keeps no bound.
+    """
+    runs = sweep.complete
+    by_arm = {arm.number: runs.loc[runs["arm"] == arm.number, "drift"].tolist() for arm in sweep.arms}
+    drifts = {number: math.fsum(of_arm) / len(of_arm) for number, of_arm in by_arm.items() if of_arm}
+    arms, bound = [arm for arm in sweep.arms if arm.number in drifts], sweep.facts.kl_bound
+    within = tuple(arm for arm in arms if bound is None or drifts[arm.number] <= bound)
+    return BoundCheck(within=within, over=tuple(arm for arm in arms if arm not in within), drifts=drifts)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the non-dominated points (cost, gain), by rising cost.
+
+    A point is dominated if another costs no more and gains no less, and is better in one of the two. Of equal points all stay.
+    Points with a NaN are left out.
+
+    >>> frontier([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9), (0.5, 0.1)])
+    [3, 0, 2]
+    """
+    order = sorted((cost, -gain, index) for index, (cost, gain) in enumerate(points) if cost == cost and gain == gain)  # noqa: PLR0124
+    kept: list[int] = []
+    for cost, loss, index in order:
+        last = points[kept[-1]] if kept else None
+        if last is None or -loss > last[1] or (cost, -loss) == last:
+            kept.append(index)
+    return kept

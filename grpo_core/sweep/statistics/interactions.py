@@ -7,20 +7,14 @@ are a family of their own under Holm's correction: looking for them makes no eff
 of even one false interaction is at most 5 % as well. Knobs without matched arms have none.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from grpo_core.sweep.statistics.balanced import Values, cell_means
-from grpo_core.sweep.statistics.effects import Difference, in_family, matched_pairs, paired, unmatched_reason
-from grpo_core.sweep.statistics.facts import Level
-from grpo_core.sweep.statistics.paired import PairedEstimate, holm
-from grpo_core.sweep.statistics.runs import SweepRuns
-
-Cell = tuple[Level, Level]
-Settings = Sequence[Mapping[Cell, Sequence[int]]]
-"""For each setting of the remaining knobs: levels of the two -> arms."""
+from grpo_core.sweep.statistics.balanced import cells_by_seed, matched
+from grpo_core.sweep.statistics.effects import Difference, as_family, paired, unmatched_reason
+from grpo_core.sweep.statistics.paired import PairedEstimate
+from grpo_core.sweep.statistics.runs import Level, SweepRuns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,36 +29,27 @@ class Interaction(Difference):
 
 def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Interaction, ...]:
     """Return every interaction of two matched knobs for an outcome, adjusted over all of them."""
-    values = sweep.values(outcome)
-    matched = [knob for knob in sweep.facts.knobs if len(sweep.levels(knob)) > 1 and not unmatched_reason(sweep, knob)]
-    pairs = combinations(matched, 2)
-    found = [interaction for knob, other in pairs for interaction in _of_knobs(sweep, outcome, values, knob, other)]
-    adjusted = holm([interaction.estimate.family_p for interaction in found])
-    size = sum(not math.isnan(p) for p in adjusted)
-    return tuple(in_family(interaction, p, size) for interaction, p in zip(found, adjusted, strict=True))
+    knobs = [knob for knob in sweep.facts.knobs if len(sweep.levels(knob)) > 1 and not unmatched_reason(sweep, knob)]
+    pairs = combinations(knobs, 2)
+    return as_family([interaction for knob, other in pairs for interaction in _of_knobs(sweep, outcome, knob, other)])
 
 
 def simple_effects(sweep: SweepRuns, found: Interaction) -> dict[Level, PairedEstimate]:
     """Return the effect of the interaction's knob, `second` minus `first`, at each level of the other one where it is known."""
-    values, settings = sweep.values(found.outcome), _settings(sweep, found.knob, found.other)
-    effects = {}
-    for level in sweep.levels(found.other):
-        at_level = [{knob: arms for (knob, other), arms in setting.items() if other == level} for setting in settings]
-        if pairs := matched_pairs(at_level, values, found.first, found.second):
-            effects[level] = paired(pairs)["estimate"]
-    return effects
+    cells = cells_by_seed(sweep.settings([found.knob, found.other]), sweep.values(found.outcome))
+    by_level = {level: matched(cells, [(found.first, level), (found.second, level)]) for level in sweep.levels(found.other)}
+    return {level: paired(pairs)["estimate"] for level, pairs in by_level.items() if pairs}
 
 
-def _of_knobs(sweep: SweepRuns, outcome: str, values: Values, knob: str, other: str) -> list[Interaction]:
-    settings, seeds = _settings(sweep, knob, other), sorted({seed for of_arm in values.values() for seed in of_arm})
-    cells = [[cell_means(setting, values, seed) for setting in settings] for seed in seeds]
+def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Interaction]:
+    values, settings = sweep.values(outcome), sweep.settings([knob, other])
+    cells = cells_by_seed(settings, values)
     scale = max((abs(value) for of_arm in values.values() for value in of_arm.values()), default=0.0)
     found = []
     for first, second in combinations(sweep.levels(knob), 2):
         for at_first, at_second in combinations(sweep.levels(other), 2):
             four = [(level, at) for at in (at_first, at_second) for level in (first, second)]
-            quadruples = [[_effects(cell, four) for cell in of_seed if all(key in cell for key in four)] for of_seed in cells]
-            known = [of_seed for of_seed in quadruples if of_seed]
+            known = [[_effects(figures) for figures in of_seed] for of_seed in matched(cells, four)]
             shared = sum(all(key in setting for key in four) for setting in settings)
             if known:
                 found.append(
@@ -83,16 +68,7 @@ def _of_knobs(sweep: SweepRuns, outcome: str, values: Values, knob: str, other: 
     return found
 
 
-def _effects(cell: Mapping[Cell, float], four: Sequence[Cell]) -> tuple[float, float]:
+def _effects(four: Sequence[float]) -> tuple[float, float]:
     """Return the effect of the knob at the first and at the second level of the other one."""
-    low_first, low_second, high_first, high_second = (cell[key] for key in four)
+    low_first, low_second, high_first, high_second = four
     return low_second - low_first, high_second - high_first
-
-
-def _settings(sweep: SweepRuns, knob: str, other: str) -> Settings:
-    one, two = sweep.facts.knobs.index(knob), sweep.facts.knobs.index(other)
-    found: dict[tuple[Level, ...], dict[Cell, list[int]]] = {}
-    for arm in sweep.arms:
-        rest = tuple(level for index, level in enumerate(arm.levels) if index not in (one, two))
-        found.setdefault(rest, {}).setdefault((arm.levels[one], arm.levels[two]), []).append(arm.number)
-    return list(found.values())

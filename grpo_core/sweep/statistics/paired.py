@@ -96,7 +96,7 @@ def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> Pair
     method: Literal["t", "BCa"] = "t"
     if count >= BOOTSTRAP_FROM and (bootstrapped := _bootstrap_interval(values)) is not None:
         (low, high), method = bootstrapped, "BCa"
-    p = _two_sided_p(values)
+    p = 2 * float(special.stdtr(count - 1, -abs(mean / standard_error(values))))
     return PairedEstimate(seeds=count, mean=mean, low=low, high=high, p=p, family_p=p, spread="varies", method=method)
 
 
@@ -173,11 +173,6 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
 @lru_cache
 def _t_quantile(df: int, comparisons: int) -> float:
     return float(special.stdtrit(df, 1 - ALPHA / (2 * comparisons)))
-
-
-def _two_sided_p(values: np.ndarray) -> float:
-    t = float(values.mean()) / standard_error(values)
-    return 2 * float(special.stdtr(len(values) - 1, -abs(t)))
 
 
 def _bootstrap_interval(values: np.ndarray) -> tuple[float, float] | None:

@@ -1,47 +1,77 @@
-"""The frame of runs, checked, with its knobs as levels that can be compared."""
+"""What a sweep asked, and the frame of its runs, checked, with its knobs as levels that can be compared."""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeGuard
 
 import pandas
 
-from grpo_core.sweep.statistics.facts import Level, SweepFacts, as_level, level_order, setting_name
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.measures import MEASURES
 
-MEASURES = (
-    "objective",
-    "accuracy",
-    "accuracy_before",
-    "reward",
-    "kl_ref",
-    "kl_init",
-    "kl_ref_seq",
-    "kl_init_seq",
-    "probe_kl_init",
-    "drift",
-    "zero_std_frac",
-    "advantage_rms_factor",
-    "effective_beta",
-    "steps",
-    "tokens",
-    "completions",
-    "train_seconds",
-    "wall_seconds",
-)
-"""Columns of figures; one that is missing is unknown everywhere."""
+Level = float | int | str | bool | None
+"""A value of a knob; None where the configuration says null."""
+Levels = tuple[Level, ...]
+Settings = Sequence[Mapping[Levels, Sequence[int]]]
+"""For each setting of the other knobs: levels of some knobs -> arms."""
+
 TEXTS = ("cause", "run_dir", "mlflow_run_id")
 REQUIRED = ("arm", "seed", "status", "objective")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One setting of all knobs."""
+class SweepFacts:
+    """What is known about a sweep besides its runs."""
 
-    number: int
-    levels: tuple[Level, ...]
-    """In the order of the knobs."""
     name: str
+    question: str
+    """What the sweep was to find out, in the words of who planned it; may be empty."""
+    knobs: tuple[str, ...]
+    """Dotted configuration keys, the most interesting first."""
+    seeds: tuple[int, ...]
+    """Planned seeds; every arm was to run with each."""
+    objective: str
+    """In words; higher is better."""
+    hold: str | None
+    """What a sweep over the group size held constant: `prompts`, `completions`, `tokens`, or None."""
+    sampler: str
+    concurrency: int
+    """Runs at the same time."""
+    elapsed_seconds: float | None
+    """From the first start to the last end."""
+    notes: tuple[str, ...]
+    """Warnings of the plan, one line each."""
+    planned_runs: int | None
+    kl_bound: float | None = None
+    """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
+    kl_metric: str = "kl/init/seq"
+    """The metric that the column `drift` of the runs is of their last steps: the mean, or of a probe the last one."""
+
+
+def as_level(value: Any) -> Level:
+    """Return a cell of a frame as a level: NaN is null, numpy scalars are Python's, lists and the like are their text.
+
+    >>> as_level(float("nan")) is None, as_level(10.0), as_level([0.9, 0.99])
+    (True, 10.0, '[0.9, 0.99]')
+    """
+    if value is None or value != value:  # noqa: PLR0124 - NaN, NaT
+        return None
+    value = value.item() if hasattr(value, "item") else value
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def is_number(level: Level) -> TypeGuard[float]:
+    """Return whether a level has a place on an axis."""
+    return isinstance(level, (int, float)) and not isinstance(level, bool) and math.isfinite(level)
+
+
+def level_order(level: Level) -> tuple[int, float, str]:
+    """Return a sort key: numbers by size, then text, null last (a reference that never syncs has the longest period)."""
+    if is_number(level):
+        return 0, float(level), ""
+    return (2, 0.0, "") if level is None else (1, 0.0, str(level))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +119,10 @@ class SweepRuns:
             table[column] = table[column].astype(object) if column in table else None
         self.facts = facts
         self.table = table
-        self.arms = tuple(self._arms())
+        rows = table.drop_duplicates("arm").sort_values("arm").to_dict("records")
+        self.arms = tuple(
+            Arm(number=int(row["arm"]), values={knob: as_level(row[knob]) for knob in facts.knobs}) for row in rows
+        )
 
     @cached_property
     def complete(self) -> pandas.DataFrame:
@@ -101,15 +134,8 @@ class SweepRuns:
     def pruned(self) -> dict[int, tuple[int, ...]]:
         """Pruned arms -> the seeds at which they were."""
         rows = self.table[self.table["status"] == "pruned"].sort_values(["arm", "seed"])
-        found: dict[int, tuple[int, ...]] = {}
-        for arm, seed in zip(rows["arm"].tolist(), rows["seed"].tolist(), strict=True):
-            found[int(arm)] = (*found.get(int(arm), ()), int(seed))
-        return found
-
-    @cached_property
-    def by_number(self) -> dict[int, Arm]:
-        """Arms by their number."""
-        return {arm.number: arm for arm in self.arms}
+        arms = rows["arm"].unique().tolist()
+        return {int(arm): tuple(map(int, rows.loc[rows["arm"] == arm, "seed"].tolist())) for arm in arms}
 
     def values(self, measure: str) -> dict[int, dict[int, float]]:
         """Return arm -> seed -> figure of the complete runs in which it is known."""
@@ -122,8 +148,15 @@ class SweepRuns:
 
     def levels(self, knob: str) -> list[Level]:
         """Return the values that a knob took, in order."""
-        index = self.facts.knobs.index(knob)
-        return sorted_levels(arm.levels[index] for arm in self.arms)
+        return sorted({arm.values[knob] for arm in self.arms}, key=level_order)
+
+    def settings(self, knobs: Sequence[str]) -> Settings:
+        """Return levels of some knobs -> arms, for each setting of the others; a sampler may have drawn an arm twice."""
+        found: dict[Levels, dict[Levels, list[int]]] = {}
+        for arm in self.arms:
+            others = tuple(level for knob, level in arm.values.items() if knob not in knobs)
+            found.setdefault(others, {}).setdefault(tuple(arm.values[knob] for knob in knobs), []).append(arm.number)
+        return list(found.values())
 
     def left_out(self) -> list[LeftOut]:
         """Return the runs that do not enter the statistics, each with why, planned runs without a row included."""
@@ -138,16 +171,6 @@ class SweepRuns:
                     found.append(LeftOut(arm=arm, seed=seed, reason=reason, kind=kind))
         return found
 
-    def _arms(self) -> Iterable[Arm]:
-        for row in self.table.drop_duplicates("arm").sort_values("arm").to_dict("records"):
-            levels = tuple(as_level(row[knob]) for knob in self.facts.knobs)
-            yield Arm(number=int(row["arm"]), levels=levels, name=setting_name(self.facts.knobs, levels))
-
-
-def sorted_levels(levels: Iterable[Level]) -> list[Level]:
-    """Return distinct levels in order, null last."""
-    return sorted(set(levels), key=level_order)
-
 
 def _why(row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> tuple[str, str]:
     """Return (kind, reason) of a run that is not complete, given the seeds at which its arm was pruned."""
@@ -155,12 +178,12 @@ def _why(row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> t
     of_arm = f"its arm was pruned at seed {', '.join(map(str, pruned_at))}" if pruned_at else ""
     if status == "finished":
         return ("finished in a pruned arm", of_arm) if of_arm else ("without an objective", NO_OBJECTIVE)
-    if status == "missing" and of_arm:
-        return status, f"missing: {of_arm}"
-    why = "the plan has it, the runs do not" if row is None else as_level(row["cause"]) or UNTOLD.get(status)
+    if row is None:
+        why: object = of_arm or "the plan has it, the runs do not"
+    else:
+        why = (status == "missing" and of_arm) or as_level(row["cause"]) or (status == "interrupted" and INTERRUPTED)
     return status, f"{status}: {why}" if why else status
 
 
-UNTOLD = {"interrupted": "begun, not ended, and not running now; a resumed sweep goes on with it"}
-"""What a state means that no cause explains."""
+INTERRUPTED = "begun, not ended, and not running now; a resumed sweep continues it"
 NO_OBJECTIVE = "finished, but its objective is unknown"

@@ -1,10 +1,11 @@
-"""What starts the runs of a sweep: `local` processes or a `deployed` flow; both are asked now and then what has ended."""
+"""What starts the runs of a sweep: `local` processes or a `deployed` flow; both are polled for what has ended."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 
 
@@ -28,9 +29,14 @@ class Job:
         return self.arm, self.seed
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it was begun before."""
+    def was_begun(self) -> bool:
+        """Whether it is to be resumed."""
         return self.run_dir.config_file.exists()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a flow works in its folder, whatever Prefect knows of it."""
+        return lock_holder(self.run_dir.lock_file) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +53,16 @@ class Ended:
 
 
 class Launcher(Protocol):
-    """Starts runs and tells of their ends."""
+    """Starts runs and reports their ends."""
 
     outlives_the_sweep: bool
-    """Whether runs go on by themselves when the sweep fails, to be found again when it goes on."""
+    """Whether runs continue by themselves when the sweep fails, to be found again when it is resumed."""
 
     def start(self, job: Job) -> None:
-        """Begin a run, or go on with one that was begun before."""
-        ...
+        """Begin a run, or resume one that was begun before."""
 
     def poll(self) -> list[Ended]:
-        """Return the runs that have ended since this was last asked."""
-        ...
+        """Return the runs that have ended since the last poll."""
 
     def interrupt(self) -> None:
         """Ask all runs under way to finish their step and checkpoint, and wait for it as long as there is time."""
-        ...

@@ -1,0 +1,212 @@
+"""What knobs, levels and arms are called, and how figures are written: in the command, Prefect, MLflow, tables and pictures."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grpo_core.plain_text import visible
+
+if TYPE_CHECKING:
+    from grpo_core.sweep.arms import Arm
+    from grpo_core.sweep.statistics.paired import PairedEstimate
+
+UNKNOWN = "-"
+PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"
+"""What ± is wherever a report has one: in words, tables and pictures; the width that the intervals in brackets have, too."""
+MOST_LISTED = 3
+"""Items of one kind that a line spells out; the tables have all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnobName:
+    """What a swept key is called."""
+
+    short: str
+    """In the names of arms and runs."""
+    name: str
+    """In a sentence."""
+    unit: str = ""
+    null: str = "null"
+    """What its level null means."""
+
+
+KNOB_NAMES = {
+    "loss.beta": KnobName(short="β", name="β"),
+    "rollout.group_size": KnobName(short="G", name="group size", unit="completions"),
+    "reference.sync_steps": KnobName(short="sync", name="sync period", unit="steps", null="never"),
+    "reference.mixup_alpha": KnobName(short="α", name="mixup α"),  # noqa: RUF001 - the letter alpha
+}
+"""Knobs that have a name of their own; others go by their dotted key, in names of arms by its last part."""
+
+
+def knob_name(knob: str) -> str:
+    """Return what a knob is called in a sentence."""
+    return KNOB_NAMES[knob].name if knob in KNOB_NAMES else visible(knob)
+
+
+def knob_title(knob: str) -> str:
+    """Return a knob's name with its key and unit, for headings and axes.
+
+    >>> knob_title("reference.sync_steps"), knob_title("optimizer.lr")
+    ('sync period (reference.sync_steps, steps)', 'optimizer.lr')
+    """
+    if knob not in KNOB_NAMES:
+        return visible(knob)
+    unit = KNOB_NAMES[knob].unit
+    return f"{knob_name(knob)} ({knob}{f', {unit}' if unit else ''})"
+
+
+def level_name(knob: str, level: Any) -> str:
+    """Return what a level is called.
+
+    >>> level_name("reference.sync_steps", None), level_name("loss.beta", 0.04), level_name("data.shuffle", True)
+    ('never', '0.04', 'true')
+    """
+    if level is None:
+        return KNOB_NAMES[knob].null if knob in KNOB_NAMES else "null"
+    if isinstance(level, bool):
+        return str(level).lower()
+    return f"{level:g}" if isinstance(level, float) else visible(str(level))
+
+
+def arm_name(values: Mapping[str, Any]) -> str:
+    """Return what an arm is called, from its swept values.
+
+    >>> arm_name({"loss.beta": 0.04, "rollout.group_size": 8, "reference.sync_steps": None, "optimizer.lr": 1e-05})
+    'β=0.04 G=8 sync=never lr=1e-05'
+    >>> arm_name({"rewards.0.weight": 1.0, "rewards.1.weight": 0.5})
+    'rewards.0.weight=1 rewards.1.weight=0.5'
+    """
+    last_parts = [knob.rpartition(".")[2] for knob in values]
+    shorts = {knob: knob if last_parts.count(last) > 1 else last for knob, last in zip(values, last_parts, strict=True)}
+    shorts |= {knob: known.short for knob, known in KNOB_NAMES.items()}
+    return " ".join(f"{visible(shorts[knob])}={level_name(knob, level)}" for knob, level in values.items())
+
+
+def arm_names(arms: Sequence["Arm"]) -> str:
+    """Return all arms by name: the first few with their settings, the others by number, as in the table of arms."""
+    spelt_out = len(arms) if len(arms) == MOST_LISTED + 1 else MOST_LISTED  # one more is as short as "arms 7"
+    rest = ["arms " + ", ".join(str(arm.number) for arm in arms[spelt_out:])] if arms[spelt_out:] else []
+    return "; ".join([*(f"{arm.name} (arm {arm.number})" for arm in arms[:spelt_out]), *rest])
+
+
+def arms_of(count: int, total: int) -> str:
+    """Return how many of the other arms.
+
+    >>> arms_of(2, 17), arms_of(17, 17), arms_of(0, 1), arms_of(1, 1)
+    ('2 of the 17 others', 'all 17 others', 'none of 1 other', 'the other arm')
+    """
+    if count == total:
+        return "the other arm" if total == 1 else f"all {total} others"
+    return f"{count} of the {total} others" if count else f"none of {counted(total, 'other')}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a figure to so many significant digits, at most `digits` decimals above 1; a dash where it is unknown.
+
+    >>> significant(0.71234), significant(0.00012345), significant(12345.6), significant(float("nan")), significant(-0.0)
+    ('0.712', '0.000123', '12346', '-', '0')
+    """
+    if math.isnan(value):
+        return UNKNOWN
+    if value == 0 or math.isinf(value):
+        return f"{abs(value) if value == 0 else value:g}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:.0f}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{min(decimals, 8)}f}" if abs(value) >= 1e-5 else f"{value:.{digits - 1}e}"
+
+
+def plain(value: float) -> str:
+    """Return a figure with three decimals where these are enough, so that figures side by side line up.
+
+    >>> plain(0.7), plain(0.0004), plain(123.4)
+    ('0.700', '0.000400', '123')
+    """
+    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 10 else significant(value)
+
+
+def with_half_width(mean: float, half: float, separator: str = " ") -> str:
+    """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval."""
+    return plain(mean) if math.isnan(half) else f"{plain(mean)}{separator}± {plain(half)}"
+
+
+def bounds(mean: float, low: float, high: float, sign: int = 1) -> tuple[str, str]:
+    """Return a mean and its interval, all with the decimals that the width calls for; turned round for `sign` -1.
+
+    >>> bounds(0.1234, 0.05, 0.19), bounds(0.00012, 0.00008, 0.00016), bounds(0.1234, 0.05, 0.19, -1)
+    (('0.123', '[0.050, 0.190]'), ('0.00012', '[0.00008, 0.00016]'), ('-0.123', '[-0.190, -0.050]'))
+    """
+    low, high = sorted((sign * low, sign * high))
+    largest = max(abs(mean), abs(low), abs(high))
+    decimals = 3 if largest == 0 or largest >= 0.01 else min(1 - math.floor(math.log10(largest)), 10)
+    decimals = decimals if largest < 10 else 2 if largest < 100 else 0
+    middle, left, right = (_signed(value, decimals) for value in (sign * mean, low, high))
+    return middle, f"[{left}, {right}]"
+
+
+def estimate_text(estimate: "PairedEstimate", sign: int = 1) -> str:
+    """Return a difference with its 95 % interval, turned round for `sign` -1; without it where there is none."""
+    if math.isnan(estimate.low):
+        return plain(sign * estimate.mean)
+    return " ".join(bounds(estimate.mean, estimate.low, estimate.high, sign))
+
+
+def p_text(p: float) -> str:
+    """Return a p-value to two digits, never as a bare 0 unless it is one.
+
+    >>> p_text(0.0234), p_text(1e-9), p_text(1.0), p_text(0.0)
+    ('0.023', '< 0.0001', '1', '0')
+    """
+    if math.isnan(p):
+        return UNKNOWN
+    return "< 0.0001" if 0 < p < 1e-4 else f"{p:.2g}"
+
+
+def p_words(p: float) -> str:
+    """Return a p-value as a sentence has it.
+
+    >>> p_words(0.0234), p_words(1e-9)
+    ('p = 0.023', 'p < 0.0001')
+    """
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with its unit.
+
+    >>> duration(12.3), duration(200), duration(7300), duration(float("nan"))
+    ('12 s', '3 min 20 s', '2 h 01 min', '-')
+    """
+    if math.isnan(seconds):
+        return UNKNOWN
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60:02} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def first_few(texts: Sequence[str], most: int = MOST_LISTED) -> str:
+    """Return the first few texts and how many more there are.
+
+    >>> first_few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _signed(value: float, decimals: int) -> str:
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if not float(text) else text
