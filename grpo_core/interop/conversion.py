@@ -37,9 +37,10 @@ def _conclude(key: str, value: Any, settings: Settings, system: System) -> Concl
         return no_counterpart(value.reason, differs=rule is not None)
     if rule is not None:
         return rule.conclude(settings, key)
-    for groups, conclude in ((system.dead, dead), (system.ignored, no_counterpart)):
-        if (group := _find(groups, key)) is not None:
-            return conclude(group.reason)
+    if (group := _find(system.dead, key)) is not None:
+        return dead(group.reason)
+    if (group := _find(system.ignored, key)) is not None:
+        return no_counterpart(group.reason)
     near = difflib.get_close_matches(key, [known for known in system.known() if "*" not in known], n=1, cutoff=0.8)
     return Conclusion(fate="unknown", remark=f"did you mean {near[0]}?" if near else "")
 

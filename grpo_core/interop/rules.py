@@ -48,7 +48,7 @@ def copied(
             return unset
         return mapped({ours: None if is_off else value}, remark if report is None else report)
 
-    export = (lambda config, _key: attrgetter(ours)(config) or 0) if zero_is_off else same(ours)
+    export: Export = (lambda config, _key: attrgetter(ours)(config) or 0) if zero_is_off else same(ours)
     return Rule(key, read, default, convert, ours, remark, needs=needs, unset=unset, export=export)
 
 
@@ -57,7 +57,7 @@ def renamed(  # noqa: PLR0917  (the tables read as columns)
     ours: str,
     read: Reader,
     default: Any,
-    names: Mapping[Any, Any],
+    names: dict[Any, Any],
     remark: str = "",
     *,
     remarks: Mapping[Any, str] = {},
@@ -97,7 +97,7 @@ def same(ours: str) -> Export:
     return lambda config, _key: attrgetter(ours)(config)
 
 
-def named(ours: str, names: Mapping[Any, Any]) -> Export:
+def named(ours: str, names: dict[Any, Any]) -> Export:
     """Return the way back of a key of ours by `names`: {their value: ours}; of several names of a value, the first counts."""
     theirs = {value: name for name, value in reversed(names.items())}
     return lambda config, _key: theirs[attrgetter(ours)(config)]

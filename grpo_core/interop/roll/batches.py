@@ -46,7 +46,7 @@ def count_devices(mapping: Any) -> int | None:
 
 def _devices_of(text: str) -> int | None:
     if found := RANGE.fullmatch(text):
-        first, last = (0, found[1]) if found[2] is None else (found[1], found[2])
+        first, last = ("0", found[1]) if found[2] is None else (found[1], found[2])
         return max(int(last) - int(first), 0)
     return len(re.findall(r"\d+", text)) if NUMBERS.fullmatch(text) else None
 
