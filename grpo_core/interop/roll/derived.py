@@ -2,6 +2,7 @@
 
 import math
 from pathlib import PurePath
+from typing import Any
 
 from grpo_core.interop.records import Conclusion, Settings, dead, mapped, no_counterpart
 
@@ -48,7 +49,7 @@ def normalisation(settings: Settings, key: str) -> Conclusion:
         remark = f"nearest: ROLL subtracts {SUBTRACTED[mean]}, here the group's mean is"
         remark += "; no running standard deviation here" if std == "running" else ""
     baseline, scale = {"advantage.baseline": "group_mean"}, {"advantage.scale": SCALES[std]}
-    targets = {
+    targets: dict[str, dict[str, Any]] = {
         "adv_estimator": {**baseline, **scale, **({} if std is None else {"advantage.advantage_eps": EPS})},
         "norm_mean_type": baseline,
         "norm_std_type": scale,
