@@ -20,9 +20,9 @@ def _load() -> Train:
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("trl") is None:
         raise ConfigError("training.engine: trl needs the package trl; install it with pip install 'grpo-flow[trl]'")
-    from grpo_core.backends.trl import train
+    from grpo_core.backends.trl import train_on_trl
 
-    return train
+    return train_on_trl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ from grpo_core.training.session import Session
 from grpo_core.training.step import prompts_for
 
 
-def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
+def train_on_trl(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
     """Run all steps on TRL; return the last counters and why the run was stopped early, if it was.
 
     Raises:
@@ -69,17 +69,16 @@ def build_trainer(session: Session, observer: "Observer") -> "ObservedTrainer":
         processing_class=session.explorer.tokenizer,
         rollout_func=observer.roll_out,
         optimizers=(session.live.optimizer, session.live.schedule),
-        callbacks=[_BeforeSync(observer)],  # TRL adds the one that synchronises behind it
+        callbacks=[_Steps(observer)],  # TRL adds the one that synchronises behind it; logging comes after both
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_AfterSync(observer))
     if trainer.ref_model is not None:
         session.reference.hand_over(trainer.ref_model)
     return trainer
 
 
 class ObservedTrainer(GRPOTrainer):
-    """TRL's trainer, unchanged in what it computes; it tells an observer what that was."""
+    """TRL's trainer, unchanged in what it computes; an observer sees what that was."""
 
     def __init__(self, observer: Observer, **arguments: Any) -> None:
         """Build TRL's trainer from its own arguments."""
@@ -107,17 +106,14 @@ class ObservedTrainer(GRPOTrainer):
         return loss
 
 
-class _BeforeSync(TrainerCallback):  # type: ignore[misc]
+class _Steps(TrainerCallback):  # type: ignore[misc]
+    """Calls the observer after each optimizer step, before the reference is synchronised, and once it is logged."""
+
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self._observer.before_sync()
-
-
-class _AfterSync(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> Any:  # noqa: ARG002
         if "grad_norm" in logs and self._observer.end_update(logs):

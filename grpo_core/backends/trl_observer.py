@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo_core.algorithm.kl import k3, kl_term
 from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_weights
 from grpo_core.errors import TrainingError
+from grpo_core.interop.trl.batches import updates_per_step
 from grpo_core.training import measure
 from grpo_core.training.batch import RolloutBatch
 from grpo_core.training.clock import Clock
@@ -23,20 +24,6 @@ from grpo_core.types import Conversation, RefSync
 
 ROWS = "grpo_flow_rows"
 """Key under which each tensor row keeps its number while TRL shuffles and cuts the batch."""
-
-
-@dataclass
-class _Update:
-    """Sums over the passes of the optimizer step under way."""
-
-    loss: float = 0.0
-    kl_loss: float = 0.0
-    ratio_sum: float = 0.0
-    ratio_max: float = 0.0
-    old_k3_sum: float = 0.0
-    clipped_low: float = 0.0
-    clipped_high: float = 0.0
-    tokens: int = 0
 
 
 class Observer:
@@ -57,7 +44,7 @@ class Observer:
         self._clock = Clock()
         self._probed: measure.Figures = {}
         self._reports: list[OptimizerStep] = []
-        self._update = _Update()
+        self._passes: list[dict[str, Any]] = []
         self._distance = 0.0
         self._pending: tuple[Tensor, float] | None = None
 
@@ -66,14 +53,9 @@ class Observer:
         """The step under way."""
         return self.state.step + 1
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps of one step."""
-        return self.session.config.loss.epochs_per_rollout * self.session.config.loss.minibatches
-
     def begin(self) -> None:
         """Start the clock of a step."""
-        self._clock, self._reports, self._update = Clock(), [], _Update()
+        self._clock, self._reports, self._passes = Clock(), [], []
 
     def roll_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:  # noqa: ARG002  (TRL's signature)
         """Sample and score the step's completions; return them as TRL's `rollout_func` does.
@@ -108,7 +90,7 @@ class Observer:
         self.batch, self.logps = batch, measure.StepLogps(old=old, ref=ref, initial=initial, entropy=entropy)
 
     def note_pass(self, loss: Tensor, per_token_logps: Tensor, inputs: dict[str, Tensor]) -> None:
-        """Add one pass: TRL's loss, and what its own log-probabilities say about ratios and KL.
+        """Add one pass: TRL's loss, and the ratios and KL of its own log-probabilities.
 
         Args:
             loss: TRL's share of the optimizer step's loss.
@@ -129,20 +111,24 @@ class Observer:
         weights = token_weights(mask, config.aggregation, denominators)
         used = surrogate_log_ratio(log_ratio, mask, config.ratio).exp()
         clipped_low, clipped_high = clipped_tokens(used, inputs["advantages"], mask, config)
-        update, ratio = self._update, used[mask]
-        update.loss += float(loss.detach())
-        update.kl_loss += float((weights * kl_term(ref_log_ratio, log_ratio, estimator, config.kl_correction)).sum())
-        update.ratio_sum += float(ratio.sum())
-        update.ratio_max = max(update.ratio_max, float(ratio.max()) if ratio.numel() else 0.0)
-        update.old_k3_sum += float(k3(log_ratio)[mask].sum())
-        update.clipped_low += clipped_low
-        update.clipped_high += clipped_high
-        update.tokens += int(mask.sum())
+        ratio = used[mask]
+        self._passes.append(
+            {
+                "loss": float(loss.detach()),
+                "kl_loss": float((weights * kl_term(ref_log_ratio, log_ratio, estimator, config.kl_correction)).sum()),
+                "ratio_sum": float(ratio.sum()),
+                "ratio_max": float(ratio.max()) if ratio.numel() else 0.0,
+                "old_k3_sum": float(k3(log_ratio)[mask].sum()),
+                "clipped_low": clipped_low,
+                "clipped_high": clipped_high,
+                "tokens": int(mask.sum()),
+            }
+        )
 
     def before_sync(self) -> None:
         """Measure, after the last optimizer step of a step, what a synchronisation is about to change."""
         session, reference = self.session, self.session.reference
-        if len(self._reports) + 1 < self.updates_per_step:
+        if len(self._reports) + 1 < updates_per_step(self.session.config):
             return
         with self._clock("sync"), self._evaluating():
             self._distance = reference.distance(session.policy)
@@ -154,8 +140,8 @@ class Observer:
     def end_update(self, figures: dict[str, float]) -> bool:
         """End an optimizer step with TRL's figures of it, and the step with its last one; return whether to stop."""
         self._reports.append(self._report(figures))
-        self._update = _Update()
-        if len(self._reports) < self.updates_per_step:
+        self._passes = []
+        if len(self._reports) < updates_per_step(self.session.config):
             return False
         with self._clock("sync"):
             sync = self._synced()
@@ -195,20 +181,11 @@ class Observer:
             self.session.policy.train(was_training)
 
     def _report(self, figures: dict[str, float]) -> OptimizerStep:
-        update, beta = self._update, self.session.config.loss.beta
-        return OptimizerStep(
-            loss=update.loss,
-            policy_loss=update.loss - beta * update.kl_loss,
-            kl_loss=update.kl_loss,
-            grad_norm=figures["grad_norm"],
-            lr=figures["learning_rate"],
-            ratio_sum=update.ratio_sum,
-            ratio_max=update.ratio_max,
-            old_k3_sum=update.old_k3_sum,
-            clipped_low=update.clipped_low,
-            clipped_high=update.clipped_high,
-            tokens=update.tokens,
-        )
+        """Return the optimizer step under way: sums over its passes, and TRL's figures."""
+        sums = {key: sum(one[key] for one in self._passes) for key in self._passes[0]}
+        sums["ratio_max"] = max(one["ratio_max"] for one in self._passes)
+        policy_loss = sums["loss"] - self.session.config.loss.beta * sums["kl_loss"]
+        return OptimizerStep(**sums, policy_loss=policy_loss, grad_norm=figures["grad_norm"], lr=figures["learning_rate"])
 
     def _synced(self) -> RefSync | None:
         """Return the synchronisation that TRL has just done, if it has."""

@@ -1,15 +1,16 @@
 """Import a run's settings from TRL or ROLL: the equivalent configuration, and what became of every key.
 
 `trl/` and `roll/` are tables of rules, `conversion.py` applies them, `report.py` renders the result; `tables.py` renders
-the tables themselves as docs/importing.md. To add a key: one rule, or one name in a group of `ignored.py`.
+the tables themselves as docs/importing.md, `option_table.py` the names of our keys elsewhere. TRL's table also works the other
+way round: `trl/engine.py` makes of a configuration what TRL's trainer is given. To add a key: one rule, or one name in a group
+of `ignored.py`.
 """
 
 from pathlib import Path
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
-from grpo_core.interop.conversion import convert_all, look_up, settle
+from grpo_core.interop.conversion import DEFAULTS, convert_all, settle
 from grpo_core.interop.reading import Unresolved, flatten_sections, read_source, resolve_references
 from grpo_core.interop.records import Entry, Fate, Imported, Settings, Source, System
 from grpo_core.interop.report import render, summary
@@ -29,7 +30,7 @@ def import_config(path: Path | str, source: str | None = None, processes: int | 
     Args:
         path: the file.
         source: `trl` or `roll`; None = by its keys.
-        processes: training processes of the source's run; None = as the file tells, else 1.
+        processes: training processes of the source's run; None = as the file implies, else 1.
 
     Raises:
         ConfigError: the file cannot be read, is neither system's, holds a value of the wrong type, or its own system
@@ -49,7 +50,6 @@ def import_config(path: Path | str, source: str | None = None, processes: int | 
     entries, nested, config = settle(convert_all(flat, settings, system))
     return Imported(
         path=path,
-        source=system.name,
         title=system.title,
         values=nested,
         config=config,
@@ -63,7 +63,7 @@ def detect_source(path: Path, values: dict[str, object]) -> Source:
     """Return whose settings these are, by the keys that only one of the systems has.
 
     Raises:
-        ConfigError: the keys do not tell.
+        ConfigError: the keys fit neither, or both alike.
     """
     tops = {name: {key.partition(".")[0] for key in system.known()} for name, system in SYSTEMS.items()}
     trl = len(values.keys() & (tops["trl"] - tops["roll"]))
@@ -74,19 +74,20 @@ def detect_source(path: Path, values: dict[str, object]) -> Source:
     if {"rollout", "loss", "optimizer", "training"} & values.keys():
         raise ConfigError(f"config {path}: looks like a configuration of this project ({keys}); `grpo check` reads it as it is")
     raise ConfigError(
-        f"config {path}: neither TRL's nor ROLL's settings as far as the keys tell ({keys}); "
-        "say which with --format trl or --format roll"
+        f"config {path}: the keys do not show whether these are TRL's or ROLL's settings ({keys}); "
+        "name the format with --format trl or --format roll"
     )
 
 
 def _left_to_fill_in(nested: dict[str, object]) -> tuple[str, ...]:
+    given = flatten_sections(nested)
     return tuple(
         f"{key} is not told by the file and stays at our default ({_default_text(key)}); set it"
         for key in TO_FILL_IN
-        if look_up(nested, key) is None
+        if key not in given
     )
 
 
 def _default_text(key: str) -> str:
-    value = look_up(RunConfig().model_dump(mode="json"), key)
+    value = DEFAULTS[key]
     return ", ".join(reward["fn"] for reward in value) if isinstance(value, list) else str(value)

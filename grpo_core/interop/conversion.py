@@ -3,13 +3,17 @@
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
-from grpo_core.interop.reading import Unresolved
-from grpo_core.interop.records import Entry, Fate, Group, Outcome, Settings, System, dead, no_counterpart
+from grpo_core.interop.reading import Unresolved, flatten_sections
+from grpo_core.interop.records import Conclusion, Entry, Group, Settings, System, dead, no_counterpart
+
+DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
+"""{our key: default}, in the order of the schema."""
 
 
 def convert_all(flat: Mapping[str, Any], settings: Settings, system: System) -> tuple[Entry, ...]:
@@ -18,63 +22,47 @@ def convert_all(flat: Mapping[str, Any], settings: Settings, system: System) -> 
     Raises:
         ConfigError: a value is of the wrong type, or the source system itself would refuse the file.
     """
-    entries = [_entry(key, value, _outcome(key, value, settings, system)) for key, value in flat.items()]
+    entries = [_entry(key, value, _conclude(key, value, settings, system)) for key, value in flat.items()]
     covered = {target: value for entry in entries for target, value in entry.targets.items()}
     return (*entries, *_defaults(flat, settings, system, covered))
 
 
-def _entry(key: str, value: Any, outcome: Outcome, *, is_default: bool = False) -> Entry:
-    return Entry(
-        key=key,
-        value=value,
-        fate=outcome.fate,
-        targets=outcome.targets,
-        remark=outcome.remark,
-        differs=outcome.differs,
-        is_default=is_default,
-    )
+def _entry(key: str, value: Any, conclusion: Conclusion, *, is_default: bool = False) -> Entry:
+    return Entry(key=key, value=value, is_default=is_default, **vars(conclusion))
 
 
-def _outcome(key: str, value: Any, settings: Settings, system: System) -> Outcome:
+def _conclude(key: str, value: Any, settings: Settings, system: System) -> Conclusion:
+    rule = system.find_rule(key)
     if isinstance(value, Unresolved):
-        return no_counterpart(value.reason, differs=system.has_rule(key))
-    if system.has_rule(key):
-        _ = settings[key]  # the type check comes first, whatever the rule looks at
-        return system.rule(key).convert(settings, key)
+        return no_counterpart(value.reason, differs=rule is not None)
+    if rule is not None:
+        return rule.conclude(settings, key)
     if (group := _find(system.dead, key)) is not None:
         return dead(group.reason)
     if (group := _find(system.ignored, key)) is not None:
         return no_counterpart(group.reason)
     near = difflib.get_close_matches(key, [known for known in system.known() if "*" not in known], n=1, cutoff=0.8)
-    return Outcome(fate="unknown", remark=f"did you mean {near[0]}?" if near else "")
+    return Conclusion(fate="unknown", remark=f"did you mean {near[0]}?" if near else "")
 
 
 def _find(groups: tuple[Group, ...], key: str) -> Group | None:
-    exact = next((group for group in groups if key in group.keys), None)
-    return exact or next((group for group in groups if group.holds(key)), None)
+    """Return the group that names the key itself, else the first one with a pattern that fits."""
+    matches = [group for group in groups if any(fnmatchcase(key, pattern) for pattern in group.keys)]
+    return next((group for group in matches if key in group.keys), matches[0] if matches else None)
 
 
 def _defaults(present: Collection[str], settings: Settings, system: System, covered: dict[str, Any]) -> list[Entry]:
     """Return the absent keys whose default makes the source's run another one than our defaults would."""
     entries = []
-    ours = RunConfig().model_dump(mode="json")
     for rule in system.rules:
         if rule.key in present or "*" in rule.key:
             continue
-        outcome = rule.convert(settings, rule.key)
-        news = {key: value for key, value in outcome.targets.items() if key not in covered and value != look_up(ours, key)}
-        if news or (outcome.fate == "no_counterpart" and rule.reports_default):
+        found = rule.conclude(settings, rule.key)
+        news = {key: value for key, value in found.targets.items() if key not in covered and value != DEFAULTS.get(key)}
+        if news or (found.fate == "no_counterpart" and rule.reports_default):
             covered.update(news)
-            entries.append(_entry(rule.key, rule.default, replace(outcome, targets=news), is_default=True))
+            entries.append(_entry(rule.key, rule.default, replace(found, targets=news), is_default=True))
     return entries
-
-
-def look_up(values: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a key path; None where there is none."""
-    node: Any = values
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
 
 
 def settle(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], dict[str, Any], RunConfig]:
@@ -97,17 +85,8 @@ def settle(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], dict[str, Any
 def nest(entries: tuple[Entry, ...]) -> dict[str, Any]:
     """Return the mapped values as nested sections, in the order of the schema."""
     targets = {key: value for entry in entries for key, value in entry.targets.items()}
-    known = list(_paths(RunConfig().model_dump(mode="json")))
-    ordered = sorted(targets, key=lambda key: known.index(key) if key in known else len(known))
-    return apply_overrides({}, {key: targets[key] for key in ordered})
-
-
-def _paths(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    return [
-        path
-        for key, value in values.items()
-        for path in (_paths(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else [f"{prefix}{key}"])
-    ]
+    order = {key: place for place, key in enumerate(DEFAULTS)}
+    return apply_overrides({}, {key: targets[key] for key in sorted(targets, key=lambda key: order.get(key, len(order)))})
 
 
 def _refusals(message: str, entries: tuple[Entry, ...]) -> dict[str, str]:
@@ -128,6 +107,5 @@ def _without(entry: Entry, refused: Mapping[str, str]) -> Entry:
         return entry
     kept = {key: value for key, value in entry.targets.items() if key not in lost}
     why = "; ".join(f"refused here, left at its default: {refused[key]}" for key in lost)
-    fate: Fate = "mapped" if kept else "no_counterpart"
     remark = f"{entry.remark}; {why}" if entry.remark and kept else why
-    return replace(entry, targets=kept, fate=fate, remark=remark, differs=True)
+    return replace(entry, targets=kept, fate="mapped" if kept else "no_counterpart", remark=remark, differs=True)

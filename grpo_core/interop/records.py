@@ -15,7 +15,7 @@ Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Conclusion:
     """What becomes of one key of the source."""
 
     fate: Fate
@@ -27,30 +27,31 @@ class Outcome:
     """The imported run behaves otherwise than the source's would."""
 
 
-def mapped(targets: Mapping[str, Any], remark: str = "", *, differs: bool = False) -> Outcome:
-    """Return the outcome of a key that has a counterpart."""
-    return Outcome(fate="mapped", targets=targets, remark=remark, differs=differs)
+def mapped(targets: Mapping[str, Any], remark: str = "", *, differs: bool = False) -> Conclusion:
+    """Return the conclusion about a key that has a counterpart."""
+    return Conclusion(fate="mapped", targets=targets, remark=remark, differs=differs)
 
 
-def no_counterpart(reason: str, *, differs: bool = False) -> Outcome:
-    """Return the outcome of a key that has none; `differs` where leaving it out changes the training."""
-    return Outcome(fate="no_counterpart", remark=reason, differs=differs)
+def no_counterpart(reason: str, *, differs: bool = False) -> Conclusion:
+    """Return the conclusion about a key that has none; `differs` where leaving it out changes the training."""
+    return Conclusion(fate="no_counterpart", remark=reason, differs=differs)
 
 
-def dead(reason: str) -> Outcome:
-    """Return the outcome of a key that does nothing in the source system itself."""
-    return Outcome(fate="dead", remark=reason)
+def dead(reason: str) -> Conclusion:
+    """Return the conclusion about a key that does nothing in the source system itself."""
+    return Conclusion(fate="dead", remark=reason)
 
 
+@dataclass(frozen=True)
 class Settings:
     """The typed values of a source file, with the source system's defaults where a key is absent."""
 
-    def __init__(self, path: Path, given: Mapping[str, Any], system: "System", processes: int | None) -> None:
-        """Keep the flat `given` values; `processes` is the number of training processes if the user told it."""
-        self.path = path
-        self.given = given
-        self.processes = processes
-        self._system = system
+    path: Path
+    given: Mapping[str, Any]
+    """The file's own values, flat."""
+    system: "System"
+    processes: int | None
+    """Training processes, if the user named their number."""
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key that has a rule.
@@ -58,7 +59,8 @@ class Settings:
         Raises:
             ConfigError: the file holds a value of the wrong type.
         """
-        rule = self._system.rule(key)
+        rule = self.system.find_rule(key)
+        assert rule is not None, key
         value = self.given.get(key, rule.default)
         try:
             return rule.read(value)
@@ -71,27 +73,42 @@ class Settings:
         return ConfigError(f"config {self.path}: {text}")
 
 
-Convert = Callable[[Settings, str], Outcome]
-"""From all settings and a key to what becomes of it."""
+Convert = Callable[[Settings, str], Conclusion]
+"""From all settings and a key to what becomes of it. Keys that depend on each other share one function."""
+Export = Callable[[RunConfig, str], Any]
+"""The way back: from a configuration and a key of the other system to that key's value."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
-    """How one key of a source system is read and converted."""
+    """How one key of another system is read and converted, in both directions. Positional: the tables read as columns."""
 
     key: str
     """Key in the source; `*` stands for any one name."""
+    read: Reader
+    """Type check; a ValueError names what was expected."""
     default: Any
     """What the source system uses where the key is absent."""
-    read: Reader
-    """Type check; a ValueError says what was expected."""
     convert: Convert
     ours: str
-    """Our keys, for the documentation."""
+    """Our keys, for the documentation, separated by commas."""
     remark: str = ""
-    """For the documentation, and for the report where the outcome has no remark of its own."""
-    reports_default: bool = False
+    """For the documentation."""
+    needs: tuple[str, str] | None = field(default=None, kw_only=True)
+    """(switch, why the key does nothing where that is off)."""
+    unset: Conclusion | None = field(default=None, kw_only=True)
+    """What becomes of a value that stands for nothing: null, empty, 0."""
+    export: Export | None = field(default=None, kw_only=True)
+    """None: the key is imported only."""
+    reports_default: bool = field(default=False, kw_only=True)
     """Without a counterpart, it is reported also where the key is absent."""
+
+    def conclude(self, settings: Settings, key: str) -> Conclusion:
+        """Return what becomes of a key that the rule is for."""
+        value = settings[key]  # the type check comes first, whatever else decides
+        if self.needs and not settings[self.needs[0]]:
+            return dead(self.needs[1])
+        return self.unset if self.unset and not value else self.convert(settings, key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +117,6 @@ class Group:
 
     reason: str
     keys: tuple[str, ...]
-
-    def holds(self, key: str) -> bool:
-        """Tell whether the key is one of the group."""
-        return any(fnmatchcase(key, pattern) for pattern in self.keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,40 +130,27 @@ class System:
     """Keys without a counterpart, by reason."""
     dead: tuple[Group, ...]
     """Keys that the system ships or documents and does not read."""
+    always: Mapping[str, str]
+    """What the system does in any case, without a key for it: {our key: what}."""
     assumptions: Callable[[Settings], tuple[str, ...]]
     """What the conversion had to assume about a file."""
 
-    def rule(self, key: str) -> Rule:
-        """Return the rule of a key.
-
-        Raises:
-            KeyError: it has none.
-        """
-        for rule in self.rules:
-            if rule.key == key or ("*" in rule.key and fnmatchcase(key, rule.key)):
-                return rule
-        raise KeyError(key)
-
-    def has_rule(self, key: str) -> bool:
-        """Tell whether a key has a rule."""
-        return any(rule.key == key or ("*" in rule.key and fnmatchcase(key, rule.key)) for rule in self.rules)
+    def find_rule(self, key: str) -> Rule | None:
+        """Return the rule of a key, if it has one."""
+        return next((rule for rule in self.rules if fnmatchcase(key, rule.key)), None)
 
     def known(self) -> tuple[str, ...]:
         """Return every key and pattern."""
         groups = (*self.dead, *self.ignored)
-        return tuple(rule.key for rule in self.rules) + tuple(key for group in groups for key in group.keys)
+        return (*(rule.key for rule in self.rules), *(key for group in groups for key in group.keys))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One line of the report."""
+class Entry(Conclusion):
+    """One line of the report: a key, its value, and the conclusion about it."""
 
     key: str
     value: Any
-    fate: Fate
-    targets: Mapping[str, Any]
-    remark: str
-    differs: bool = False
     is_default: bool = False
     """The key is absent from the file; the value is the source system's default."""
 
@@ -160,7 +160,6 @@ class Imported:
     """A converted configuration and what became of every key of its source."""
 
     path: Path
-    source: Source
     title: str
     """Name and version of the source system."""
     values: Mapping[str, Any]
@@ -172,7 +171,7 @@ class Imported:
     notes: tuple[str, ...]
     """What had to be assumed, or is left to fill in."""
     warnings: tuple[str, ...]
-    """What `grpo check` says about the result."""
+    """The warnings of `grpo check` about the result."""
 
     def listed(self, fate: Fate) -> tuple[Entry, ...]:
         """Return the entries of one list."""

@@ -33,12 +33,12 @@ def summary(imported: Imported) -> str:
 
 
 def _head(imported: Imported) -> list[str]:
-    lines = _comment(f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.", "#   ")
-    for text in imported.notes:
-        lines += _comment(f"note: {text}", "#   ")
-    for text in imported.warnings:
-        lines += _comment(f"`grpo check` warns: {text}", "#   ")
-    return lines
+    texts = (
+        f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.",
+        *(f"note: {text}" for text in imported.notes),
+        *(f"`grpo check` warns: {text}" for text in imported.warnings),
+    )
+    return [line for text in texts for line in _comment(text, "#   ")]
 
 
 def _lists(imported: Imported) -> list[str]:

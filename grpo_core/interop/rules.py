@@ -1,39 +1,140 @@
 """Builders of the common kinds of rule, and the arithmetic that several systems need."""
 
 import math
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from grpo_core.interop.readers import Reader
-from grpo_core.interop.records import Convert, Group, Outcome, Rule, Settings, mapped, no_counterpart
+from grpo_core.config.schema import RunConfig
+from grpo_core.interop.readers import Reader, number
+from grpo_core.interop.records import Conclusion, Export, Group, Rule, Settings, dead, mapped, no_counterpart
 
 OFF = "off in the file, nothing to replace"
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+ALL_KEPT = no_counterpart("all are kept there; here the newest training.keep_checkpoints")
+NO_SCHEDULE = "optimizer.schedule is constant, linear or cosine; it stays constant"
 
 
-def rule(  # noqa: PLR0917  (the tables read as columns)
-    key: str, read: Reader, default: Any, convert: Convert, ours: str, remark: str = "", *, reports_default: bool = False
+def copied(
+    key: str,
+    ours: str,
+    read: Reader,
+    default: Any,
+    remark: str = "",
+    *,
+    report: str | None = None,
+    zero_is_off: bool = False,
+    needs: tuple[str, str] | None = None,
+    unset: Conclusion | None = None,
 ) -> Rule:
-    """Return a rule; see `Rule` for what its parts are."""
-    return Rule(key=key, default=default, read=read, convert=convert, ours=ours, remark=remark, reports_default=reports_default)
+    """Return the rule of a key whose value is ours as it is.
+
+    Args:
+        key: theirs.
+        ours: ours.
+        read: type check.
+        default: theirs.
+        remark: for the documentation, and for the report unless it has its own.
+        report: remark of the report.
+        zero_is_off: what is null here is written as 0 there, or below it.
+        needs: see `Rule`.
+        unset: see `Rule`.
+    """
+
+    def convert(settings: Settings, name: str) -> Conclusion:
+        value = settings[name]
+        is_off = zero_is_off and value is not None and value <= 0
+        if is_off and unset:
+            return unset
+        return mapped({ours: None if is_off else value}, remark if report is None else report)
+
+    export: Export = (lambda config, _key: attrgetter(ours)(config) or 0) if zero_is_off else same(ours)
+    return Rule(key, read, default, convert, ours, remark, needs=needs, unset=unset, export=export)
 
 
-def copied(key: str, ours: str, read: Reader, default: Any, remark: str = "") -> Rule:
-    """Return the rule of a key whose value is ours as it is."""
+def renamed(  # noqa: PLR0917  (the tables read as columns)
+    key: str,
+    ours: str,
+    read: Reader,
+    default: Any,
+    names: dict[Any, Any],
+    remark: str = "",
+    *,
+    remarks: Mapping[Any, str] = {},
+    otherwise: str = "",
+    export: Export | None = None,
+) -> Rule:
+    """Return the rule of a key whose values have other names here.
 
-    def convert(settings: Settings, name: str) -> Outcome:
-        return mapped({ours: settings[name]}, remark)
+    Args:
+        key: theirs.
+        ours: ours.
+        read: type check.
+        default: theirs.
+        names: {their value: ours}.
+        remark: for the documentation.
+        remarks: {their value: remark of the report}.
+        otherwise: why any further value has no counterpart.
+        export: the way back, if it is not the first of the names of a value.
+    """
 
-    return Rule(key=key, default=default, read=read, convert=convert, ours=ours, remark=remark)
+    def convert(settings: Settings, name: str) -> Conclusion:
+        value = settings[name]
+        if value in names:
+            return mapped({ours: names[value]}, remarks.get(value, ""))
+        return no_counterpart(otherwise, differs=True)
+
+    return Rule(key, read, default, convert, ours, remark, export=export or named(ours, names))
 
 
-def feature(key: str, read: Reader, default: Any, reason: str, *, off: tuple[Any, ...] | None = None) -> Rule:
+def without(switch: str, reason: str = "") -> tuple[str, str]:
+    """Return `Rule.needs` of a key that does nothing without a switch."""
+    return switch, reason or f"does nothing without {switch}"
+
+
+def same(ours: str) -> Export:
+    """Return the way back of a key of ours whose values are the other system's."""
+    return lambda config, _key: attrgetter(ours)(config)
+
+
+def named(ours: str, names: dict[Any, Any]) -> Export:
+    """Return the way back of a key of ours by `names`: {their value: ours}; of several names of a value, the first counts."""
+    theirs = {value: name for name, value in reversed(names.items())}
+    return lambda config, _key: theirs[attrgetter(ours)(config)]
+
+
+def feature(
+    key: str,
+    read: Reader,
+    default: Any,
+    reason: str,
+    *,
+    off: tuple[Any, ...] | None = None,
+    differs: bool = True,
+    needs: tuple[str, str] | None = None,
+) -> Rule:
     """Return the rule of a feature that does not exist here: harmless where it is off (its default, or one of `off`)."""
 
-    def convert(settings: Settings, name: str) -> Outcome:
-        value = settings[name]
-        is_off = value in (off if off is not None else (default,))
-        return no_counterpart(OFF if is_off else reason, differs=not is_off)
+    def convert(settings: Settings, name: str) -> Conclusion:
+        is_off = settings[name] in ((default,) if off is None else off)
+        return no_counterpart(OFF if is_off else reason, differs=differs and not is_off)
 
-    return Rule(key=key, default=default, read=read, convert=convert, ours="", remark=reason)
+    return Rule(key, read, default, convert, "", reason, needs=needs)
+
+
+def adam_betas(first: str, second: str) -> tuple[Rule, Rule]:
+    """Return the rules of the keys that hold AdamW's decay rates."""
+
+    def convert(settings: Settings, _key: str) -> Conclusion:
+        return mapped({"optimizer.adam_betas": [settings[first], settings[second]]})
+
+    def export(config: RunConfig, key: str) -> float:
+        return config.optimizer.adam_betas[key == second]
+
+    return (
+        Rule(first, number, 0.9, convert, "optimizer.adam_betas", export=export),
+        Rule(second, number, 0.999, convert, "optimizer.adam_betas", export=export),
+    )
 
 
 def group(reason: str, names: str) -> Group:
@@ -57,3 +158,12 @@ def warmup_updates(amount: float, total: int | None) -> int | None:
     if amount >= 1 or amount == 0:
         return int(amount)
     return None if total is None else math.ceil(total * amount)
+
+
+def warmup_steps(updates: int | None, *, is_ignored: bool, remark: str = "") -> Conclusion:
+    """Return what becomes of a warm-up of so many optimizer steps; None = unknown."""
+    if is_ignored and updates != 0:
+        return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
+    if updates is None:
+        return no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
+    return mapped({"optimizer.warmup_steps": updates}, remark)

@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from grpo_core.algorithm import gradients
+from grpo_core.config.loading import known_keys
+from grpo_core.config.trl_limits import FIXED, FIXED_KL
 from grpo_core.interop import option_table
+from grpo_core.interop.roll.keys import ROLL
+from grpo_core.interop.trl.keys import GRPO_CONFIG, TRL
+from grpo_core.interop.vlm_r1 import ALWAYS, VLM_R1
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
-TABLES = {"gradients": gradients.gradient_table, "options": option_table.markdown_table}
+TABLES = {"gradients": gradients.gradient_table, "options": option_table.render_options}
 
 
 def segment(name: str) -> re.Pattern[str]:
@@ -29,16 +34,32 @@ def test_a_table_is_the_codes(name: str) -> None:
     assert found[2] == wanted
 
 
-def test_every_key_of_the_algorithm_has_its_names_elsewhere() -> None:
-    assert option_table.NAMES.keys() == option_table.algorithm_keys().keys()
+def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_project() -> None:
+    exported = {key for rule in GRPO_CONFIG if rule.export for key in rule.ours.split(", ")}
+    own = {"rollout.max_prompt_tokens", "reference.kl_init_every", "probe.every_steps", "probe.num_prompts"}
+    parts_of_refused_ones = {
+        *("advantage.reward_shift", "advantage.reward_scale"),  # of reward_norm
+        *("loss.sampler_level", "loss.sampler_bound"),  # of sampler_correction
+    }
+    groups = [exported, FIXED.keys(), FIXED_KL.keys(), own, parts_of_refused_ones]
+    algorithm = option_table.algorithm_keys().keys()
+    assert [key for key in algorithm if sum(key in group for group in groups) != 1] == []
 
 
 def test_names_in_trl_are_names_in_trl() -> None:
     from trl.trainer.grpo_config import GRPOConfig
 
-    names = {name for cell, _, _ in option_table.NAMES.values() for name in re.findall(r"`([a-z_0-9]+)`", cell)}
-    fields = GRPOConfig.__dataclass_fields__.keys() | {"get_soft_overlong_punishment"}
-    assert names - fields == set()
+    cells = [option_table.names_elsewhere(key)[0] for key in option_table.algorithm_keys()]
+    names = {name for cell in cells for name in re.findall(r"`([a-z_0-9]+)`", cell)}
+    older_or_of_the_script = {"max_prompt_length", "warmup_ratio", "reward_funcs"}
+    assert names - GRPOConfig.__dataclass_fields__.keys() == older_or_of_the_script
+    assert len(names) > 30
+
+
+def test_our_keys_in_the_tables_of_other_systems_exist() -> None:
+    ours = {key for row in (*TRL.rules, *ROLL.rules, *VLM_R1) if row.ours for key in row.ours.split(", ")}
+    always = {key for system in (TRL.always, ROLL.always, ALWAYS) for key in system}
+    assert (ours | always) - known_keys() == {"rewards[].fn", "rewards[].weight"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from grpo_core.config import load_config
 from grpo_core.errors import ConfigError
 from grpo_core.interop import SYSTEMS, Imported, import_config, render
 from grpo_core.interop.reading import flatten_sections
+from grpo_core.interop.roll.batches import count_devices
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
@@ -248,6 +249,9 @@ def test_defaults_are_of_the_type_that_is_read(name: str) -> None:
         ({"use_vllm": True}, {"loss.sampler_correction": "mask", "loss.sampler_level": "sequence", "loss.sampler_bound": 3.0}),
         ({"reward_funcs": ["get_soft_overlong_punishment"]}, {"filtering.overlong_buffer_tokens": 256}),
         ({"save_strategy": "no"}, {"training.checkpoint_every": None}),
+        ({"eval_strategy": "steps", "eval_steps": 0, "logging_steps": 20}, {"evaluation.every_steps": 20}),
+        ({"eval_strategy": "steps"}, {"evaluation.every_steps": 10}),
+        ({"top_k": -1}, {"rollout.top_k": None}),
     ],
 )
 def test_values_of_trl(convert: Convert, settings: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -290,6 +294,12 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
     ("base", "settings", "key", "said"),
     [
         (TRL_BASE, {"loss_type": "cispo"}, "loss_type", "no_counterpart: clipped weights"),
+        (
+            TRL_BASE,
+            {"loss_type": "luspo", "mask_truncated_completions": True},
+            "mask_truncated_completions",
+            "mapped: under luspo they still count in TRL's denominators",
+        ),
         (TRL_BASE, {"delta": 3.0}, "delta", "mapped: above 1 + epsilon_high, as it must be here, it acts on negative"),
         (TRL_BASE, {"delta": 1.1}, "delta", "no_counterpart: refused here, left at its default: loss.dual_clip: 1.1"),
         (TRL_BASE, {"sync_ref_model": True, "beta": 0}, "sync_ref_model", "mapped: TRL itself refuses it with beta 0"),
@@ -348,7 +358,7 @@ def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
     [
         ("a.yaml", "pg_clip: abc\nadv_estimator: grpo\n", "pg_clip: expected a number, got 'abc'; correct it in the file"),
         ("a.yaml", "num_generations: true\n", "num_generations: expected a whole number of at least 1, got True"),
-        ("a.yaml", "loss_type: gpro\n", "loss_type: expected one of grpo, bnpo"),
+        ("a.yaml", "loss_type: gpro\n", "loss_type: expected one of grpo, dapo, bnpo"),
         ("a.yaml", "num_generations: 5\n", "num_generations: 5 does not divide the generation batch of 8 completions"),
         ("a.yaml", "generation_batch_size: 12\n", "generation_batch_size: 12 is no multiple of"),
         ("a.yaml", "reward_funcs: [a.b]\nreward_weights: [1, 2]\n", "reward_weights: 2 weights for 1 rewards"),
@@ -359,7 +369,7 @@ def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
         ("a.yaml", "a: [1\n", "is not valid YAML"),
         ("a.yaml", "", "is empty"),
         ("a.yaml", "- 1\n", "expected keys with values, got a list"),
-        ("a.yaml", "seed: 1\ncolour: red\n", "say which with --format"),
+        ("a.yaml", "seed: 1\ncolour: red\n", "name the format with --format"),
         ("a.yaml", "loss:\n  beta: 0\n", "looks like a configuration of this project"),
         ("a.yaml", "rollout_batch_size: 4\nsequence_length: 10\n", "sequence_length: 10 leaves nothing for the completion"),
         ("a.yaml", "\xff", "is not UTF-8 text"),
@@ -422,3 +432,21 @@ def test_the_documented_tables_are_these() -> None:
         [sys.executable, "-m", "grpo_core.interop.tables"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "docs" / "importing.md").read_text() == printed
+
+
+@pytest.mark.parametrize(
+    ("mapping", "devices"),
+    [
+        ([0, 1, 2], 3),
+        ("list(range(8))", 8),
+        ("list(range(2, 8)) + [0]", 7),
+        ("[0, 1,]", 2),
+        ("list(range(4, 2))", 0),
+        ("range(8)", None),
+        ("[0, 1", None),
+        ("list(range(2)) + x", None),
+        (None, None),
+    ],
+)
+def test_devices_are_counted_in_the_usual_forms_and_not_guessed_in_others(mapping: Any, devices: int | None) -> None:
+    assert count_devices(mapping) == devices

@@ -1,12 +1,20 @@
-"""What `training.engine: trl` refuses, by name, and that it refuses nothing else."""
+"""What `training.engine: trl` refuses by name, and that everything else survives the way to TRL and back."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from grpo_core.config import apply_overrides, load_config, preset_names, validate_config
+from grpo_core.config import RunConfig, apply_overrides, load_config, preset_names, validate_config
+from grpo_core.config.flat import flatten
 from grpo_core.errors import ConfigError
+from grpo_core.interop import import_config
+from grpo_core.interop.trl.batches import in_passes, rows_per_minibatch
 from grpo_core.interop.trl.engine import trl_arguments
+from grpo_core.interop.trl.keys import GRPO_CONFIG, export_config
 
 REFUSED = [
     ({"advantage.baseline": "leave_one_out"}, "advantage.baseline: leave_one_out", "the group's mean"),
@@ -18,8 +26,9 @@ REFUSED = [
     ({"filtering.drop_zero_variance_groups": True}, "filtering.drop_zero_variance_groups: True", "no such option"),
     ({"filtering.overlong_buffer_tokens": 4}, "filtering.overlong_buffer_tokens: 4", "no such option"),
     ({"filtering.mask_truncated_completions": True}, "filtering.mask_truncated_completions: True", "in the denominator"),
-    ({"loss.kl_estimator": "k2"}, "loss.kl_estimator: k2 in the loss", "k3 in the loss"),
-    ({"loss.kl_estimator": "k1", "loss.kl_placement": "reward"}, "loss.kl_estimator: k1 in the reward", "k3 in the loss"),
+    ({"loss.kl_estimator": "k2"}, "loss.kl_estimator: k2", "k3 in the loss"),
+    ({"loss.kl_estimator": "k1", "loss.kl_placement": "reward"}, "loss.kl_estimator: k1", "k3 in the loss"),
+    ({"loss.kl_estimator": "k1", "loss.kl_placement": "reward"}, "loss.kl_placement: reward", "k3 in the loss"),
     (
         {"loss.kl_correction": "importance", "loss.ratio": "sequence", "loss.epochs_per_rollout": 2},
         "loss.kl_correction: importance",
@@ -87,3 +96,100 @@ def test_reference_syncs_are_counted_in_trls_optimizer_steps(tmp_path: Any) -> N
     found = trl_arguments(config, prompt_width=10, on_cpu=True, output=tmp_path)
     assert (found["sync_ref_model"], found["ref_model_sync_steps"], found["ref_model_mixup_alpha"]) == (True, 30, 1.0)
     assert found["max_steps"] == 600
+
+
+EXPORTED = {key for rule in GRPO_CONFIG if rule.export for key in rule.ours.split(", ")} - {"rewards[].weight"}
+"""Reward weights are given to TRL, but without the functions, which are objects, they cannot be imported."""
+
+
+def divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+@st.composite
+def accepted_by_trl(draw: st.DrawFn) -> RunConfig:
+    """A configuration that the engine accepts; every key that it exports varies, all others are at their defaults."""
+    positive = st.integers(1, 40)
+    small = st.floats(1e-6, 0.9)
+    prompts, group_size, epochs = draw(positive), draw(st.integers(2, 8)), draw(st.integers(1, 4))
+    minibatches, steps, beta = draw(st.sampled_from(divisors(prompts * group_size))), draw(positive), draw(st.just(0.0) | small)
+    sync_steps = draw(maybe(positive)) if beta else None
+    aggregation = draw(st.sampled_from(["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]))
+    ratio = draw(st.sampled_from(["token", "sequence"]))
+    overrides = {
+        "model.dtype": draw(st.sampled_from(["float32", "bfloat16"])),
+        "rollout.num_prompts_per_step": prompts,
+        "rollout.group_size": group_size,
+        "rollout.max_completion_tokens": draw(positive),
+        "rollout.temperature": draw(st.floats(0.1, 2)),
+        "rollout.top_p": draw(st.floats(0.1, 1)),
+        "rollout.top_k": draw(maybe(positive)),
+        "advantage.scale": draw(st.sampled_from(["group_std", "batch_std", "none"])),
+        "filtering.mask_truncated_completions": draw(st.booleans()) if aggregation == "token-mean" else False,
+        "loss.beta": beta,
+        "loss.kl_correction": draw(st.sampled_from(["none", "importance"])) if ratio == "token" or not beta else "none",
+        "loss.ratio": ratio,
+        "loss.clip_eps": draw(small),
+        "loss.clip_eps_high": draw(maybe(small)),
+        "loss.dual_clip": draw(maybe(st.floats(2, 9))),
+        "loss.aggregation": aggregation,
+        "loss.epochs_per_rollout": epochs,
+        "loss.minibatches": minibatches,
+        "reference.sync_steps": sync_steps,
+        "reference.mixup_alpha": draw(st.floats(0.01, 1)) if sync_steps else 1.0,
+        "optimizer.lr": draw(small),
+        "optimizer.schedule": draw(st.sampled_from(["constant", "linear", "cosine"])),
+        "optimizer.warmup_steps": draw(st.integers(0, steps * epochs * minibatches - 1)),
+        "optimizer.weight_decay": draw(small),
+        "optimizer.adam_betas": [draw(small), draw(small)],
+        "optimizer.max_grad_norm": draw(maybe(small)),
+        "training.steps": steps,
+        "training.seed": draw(st.integers(0, 2**31)),
+        "training.checkpoint_every": draw(maybe(positive)),
+        "training.keep_checkpoints": draw(positive),
+        "evaluation.every_steps": draw(maybe(positive)),
+        "tracking.run_name": draw(maybe(st.sampled_from(["a run", "beta 0.1"]))),
+    }
+    assert overrides.keys() == EXPORTED
+    on_trl(overrides)
+    return validate_config(apply_overrides({}, overrides))
+
+
+def back_from_trl(config: RunConfig, folder: Path, rows_per_pass: int | None = None) -> RunConfig:
+    """Return what is imported of the settings that the engine gives to TRL."""
+    cut = in_passes(config, rows_per_pass or rows_per_minibatch(config))
+    path = folder / "settings.json"
+    path.write_text(json.dumps({**export_config(config), **cut}))
+    return import_config(path).config
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), config=accepted_by_trl())
+def test_importing_what_is_exported_gives_the_configuration_again(
+    data: st.DataObject, config: RunConfig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows_per_pass = data.draw(st.sampled_from(divisors(rows_per_minibatch(config))))
+    assert back_from_trl(config, tmp_path_factory.getbasetemp(), rows_per_pass) == config
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_survives_the_way_to_trl_and_back(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    before, after = flatten(config), flatten(back_from_trl(config, tmp_path))
+    assert {key: after[key] for key in EXPORTED} == {key: before[key] for key in EXPORTED}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_engine_gives_trl_what_is_exported_but_for_what_this_project_does_itself(name: str, tmp_path: Path) -> None:
+    config = load_config(name, {"optimizer.max_grad_norm": None})
+    arguments, exported = trl_arguments(config, prompt_width=10, on_cpu=True, output=tmp_path), export_config(config)
+    cut = in_passes(config, arguments["per_device_train_batch_size"])
+    changed = {key for key, value in exported.items() if arguments[key] != {**exported, **cut}[key]}
+    assert changed <= {"save_strategy", "eval_strategy", "max_grad_norm", *cut}
+    assert {key: arguments[key] for key in cut} == cut
+    assert (arguments["save_strategy"], arguments["eval_strategy"]) == ("no", "no")
+    assert arguments["max_grad_norm"] == float("inf")  # 0 would leave the norm out of TRL's log

@@ -1,12 +1,11 @@
-"""ROLL's batches, optimizer and run: minibatches from batch sizes and devices, schedule, checkpoints, evaluations."""
+"""ROLL's minibatches, from batch sizes and devices, and the warm-up, which is counted in them."""
 
-import ast
 import re
 from typing import Any
 
 from grpo_core.interop.readers import optional, positive, text
-from grpo_core.interop.records import Outcome, Rule, Settings, dead, mapped, no_counterpart
-from grpo_core.interop.rules import warmup_updates
+from grpo_core.interop.records import Conclusion, Rule, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rules import warmup_steps, warmup_updates
 
 ARGS = "actor_train.training_args"
 STRATEGY = "actor_train.strategy_args.strategy_name"
@@ -18,18 +17,16 @@ MEGATRON_SIZES = (
 )
 ULYSSES = "actor_train.model_args.ulysses_size"
 RANGE = re.compile(r"list\(\s*range\(\s*(\d{1,6})\s*(?:,\s*(\d{1,6})\s*)?\)\s*\)")
+NUMBERS = re.compile(r"\[[\d\s,]*\]")
 
 
-def _splits_devices(_settings: Settings, _key: str) -> Outcome:
+def _splits_devices(_settings: Settings, _key: str) -> Conclusion:
     return no_counterpart("one training process here; it enters through the data-parallel size behind loss.minibatches")
 
 
 MODEL_PARALLEL = (
-    Rule(key=STRATEGY, default=None, read=optional(text), convert=_splits_devices, ours="", remark="one training process here"),
-    *(
-        Rule(key=key, default=1, read=optional(positive), convert=_splits_devices, ours="", remark="one training process here")
-        for key in (*MEGATRON_SIZES, ULYSSES)
-    ),
+    Rule(STRATEGY, optional(text), None, _splits_devices, "", "one training process here"),
+    *(Rule(key, optional(positive), 1, _splits_devices, "", "one training process here") for key in (*MEGATRON_SIZES, ULYSSES)),
 )
 
 
@@ -43,27 +40,19 @@ def count_devices(mapping: Any) -> int | None:
     """
     if isinstance(mapping, list):
         return len(mapping)
-    if not isinstance(mapping, str):
-        return None
-    count = 0
-    for part in mapping.split("+"):
-        found = RANGE.fullmatch(part.strip())
-        if found:
-            first, last = (int(found[1]), int(found[2])) if found[2] else (0, int(found[1]))
-            count += max(last - first, 0)
-            continue
-        try:
-            devices = ast.literal_eval(part.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
-        if not isinstance(devices, list):
-            return None
-        count += len(devices)
-    return count
+    counts = [_devices_of(part.strip()) for part in mapping.split("+")] if isinstance(mapping, str) else [None]
+    return sum(count for count in counts if count is not None) if None not in counts else None
+
+
+def _devices_of(text: str) -> int | None:
+    if found := RANGE.fullmatch(text):
+        first, last = ("0", found[1]) if found[2] is None else (found[1], found[2])
+        return max(int(last) - int(first), 0)
+    return len(re.findall(r"\d+", text)) if NUMBERS.fullmatch(text) else None
 
 
 def data_parallel(settings: Settings) -> int | None:
-    """Return over how many processes ROLL spreads one batch; None where the file does not tell."""
+    """Return over how many processes ROLL spreads one batch; None if the file does not state it."""
     if settings.processes is not None:
         return settings.processes
     devices = count_devices(settings["actor_train.device_mapping"])
@@ -87,77 +76,28 @@ def read_minibatches(settings: Settings) -> tuple[int, str]:
     return max(rows // batch, 1), remark
 
 
-def minibatches(settings: Settings, _key: str) -> Outcome:
+def minibatches(settings: Settings, _key: str) -> Conclusion:
     """Convert the batch sizes and devices, all of them together."""
     count, remark = read_minibatches(settings)
     return mapped({"loss.minibatches": count}, remark, differs="rounded" in remark)
 
 
-def assumptions(settings: Settings) -> tuple[str, ...]:
-    """Say whether the number of processes had to be assumed."""
+def assumed_data_parallel(settings: Settings) -> tuple[str, ...]:
+    """Return a note if the number of processes was assumed."""
     if data_parallel(settings) is not None:
         return ()
     return ("1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)",)
 
 
-def total_updates(settings: Settings) -> int:
-    """Return the optimizer steps of the whole run."""
-    updates, _ = read_minibatches(settings)
-    return int(settings["max_steps"] * settings["ppo_epochs"] * updates)
-
-
-def schedule(settings: Settings, key: str) -> Outcome:
-    """Convert the learning-rate schedule."""
-    names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
-    if settings[key] not in names:
-        return no_counterpart("optimizer.schedule is constant, linear or cosine; it stays constant", differs=True)
-    return mapped({"optimizer.schedule": names[settings[key]]}, "ends at 0" if settings[key] in ("linear", "cosine") else "")
-
-
-def warmup(settings: Settings, key: str) -> Outcome:
-    """Convert the warm-up; 0 leaves it to the ratio."""
-    if settings[key] <= 0 and settings[f"{ARGS}.warmup_ratio"] > 0:
+def actor_warmup(settings: Settings, key: str) -> Conclusion:
+    """Convert the warm-up: optimizer steps, or a share of all of them where these are 0."""
+    updates, ratio = settings[f"{ARGS}.warmup_steps"], settings[f"{ARGS}.warmup_ratio"]
+    is_ignored = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
+    if key.endswith("warmup_ratio"):
+        if updates > 0:
+            return dead("warmup_steps overrides it")
+        total = int(settings["max_steps"] * settings["ppo_epochs"] * read_minibatches(settings)[0])
+        return warmup_steps(warmup_updates(min(ratio, 0.999999), total), is_ignored=is_ignored)
+    if updates <= 0 < ratio:
         return dead("0 leaves it to warmup_ratio")
-    return _warmup(settings, int(settings[key]))
-
-
-def warmup_ratio(settings: Settings, key: str) -> Outcome:
-    """Convert the warm-up as a share of all optimizer steps."""
-    if settings[f"{ARGS}.warmup_steps"] > 0:
-        return dead("warmup_steps overrides it")
-    return _warmup(settings, warmup_updates(min(settings[key], 0.999999), total_updates(settings)) or 0)
-
-
-def _warmup(settings: Settings, updates: int) -> Outcome:
-    plain = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
-    if plain and updates:
-        return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
-    return mapped({"optimizer.warmup_steps": updates})
-
-
-def adam_betas(settings: Settings, _key: str) -> Outcome:
-    """Convert both decay rates."""
-    return mapped({"optimizer.adam_betas": [settings[f"{ARGS}.adam_beta1"], settings[f"{ARGS}.adam_beta2"]]})
-
-
-def max_grad_norm(settings: Settings, key: str) -> Outcome:
-    """Convert gradient clipping: 0 is off there."""
-    return mapped({"optimizer.max_grad_norm": settings[key] or None})
-
-
-def save_steps(settings: Settings, key: str) -> Outcome:
-    """Convert how often checkpoints are written."""
-    return mapped({"training.checkpoint_every": settings[key] if settings[key] > 0 else None})
-
-
-def keep_checkpoints(settings: Settings, key: str) -> Outcome:
-    """Convert how many checkpoints are kept."""
-    if settings[key] <= 0:
-        return no_counterpart("all are kept there; here the newest training.keep_checkpoints")
-    return mapped({"training.keep_checkpoints": settings[key]})
-
-
-def eval_steps(settings: Settings, key: str) -> Outcome:
-    """Convert how often the policy is evaluated."""
-    period = settings[key] if settings[key] > 0 else None
-    return mapped({"evaluation.every_steps": period}, "greedy, on prompts held out by data.eval_fraction")
+    return warmup_steps(int(updates), is_ignored=is_ignored)

@@ -1,10 +1,15 @@
-"""TRL's batches and what is counted in them: prompts, minibatches, length, schedule, checkpoints, evaluations."""
+"""TRL's batches and what is counted in them: prompts, minibatches, length, warm-up, checkpoints, evaluations.
+
+Each function converts the keys that depend on each other; `export_...` is its way back.
+"""
 
 import math
 from dataclasses import dataclass
 
-from grpo_core.interop.records import Outcome, Settings, dead, mapped, no_counterpart
-from grpo_core.interop.rules import in_steps, warmup_updates
+from grpo_core.config.consistency import optimizer_steps
+from grpo_core.config.schema import RunConfig
+from grpo_core.interop.records import Conclusion, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rules import in_steps, warmup_steps, warmup_updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +25,7 @@ class Batch:
 
 
 def num_processes(settings: Settings) -> int:
-    """Return the number of training processes: as told, as a resolved configuration implies it, else 1.
+    """Return the number of training processes: as given, as a resolved configuration implies it, else 1.
 
     Raises:
         ConfigError: the file's own figures contradict it.
@@ -38,6 +43,12 @@ def num_processes(settings: Settings) -> int:
     return int(implied)
 
 
+def assumed_processes(settings: Settings) -> tuple[str, ...]:
+    """Return a note if the number of processes was assumed."""
+    known = settings.processes or (settings["generation_batch_size"] and settings["steps_per_generation"])
+    return () if known else ("1 training process is assumed (a file does not tell; --processes N does)",)
+
+
 def read_batch(settings: Settings) -> Batch:
     """Return what TRL's batch sizes amount to.
 
@@ -46,24 +57,27 @@ def read_batch(settings: Settings) -> Batch:
     """
     micro, group_size = settings["per_device_train_batch_size"] * num_processes(settings), settings["num_generations"]
     accumulated, mu = settings["gradient_accumulation_steps"], settings["num_iterations"]
-    windows = settings["steps_per_generation"]
+    windows, generation = settings["steps_per_generation"], settings["generation_batch_size"]
     if windows is None:
-        generation = settings["generation_batch_size"]
         windows = accumulated if generation is None else generation // micro
         if generation is not None and (generation % micro or generation == 0):
             raise settings.refuse(
                 f"generation_batch_size: {generation} is no multiple of per_device_train_batch_size x processes = {micro}"
-                "; TRL refuses it as well (--processes tells how many processes there are)"
+                "; TRL refuses it as well (--processes N sets the number of processes)"
             )
     rows = micro * windows
     if rows % group_size:
         raise settings.refuse(
             f"num_generations: {group_size} does not divide the generation batch of {rows} completions "
-            f"({micro} per micro-step x {windows}); TRL refuses it as well (--processes tells how many processes there are)"
+            f"({micro} per micro-step x {windows}); TRL refuses it as well (--processes N sets the number of processes)"
         )
-    sizes = f"{rows} completions of one generation batch / {group_size} generations"
     if windows >= accumulated:
-        return _windows(rows // group_size, windows, accumulated, mu, sizes)
+        minibatches, is_uneven = math.ceil(windows / accumulated), windows % accumulated != 0
+        sizes = f"{rows} completions of one generation batch / {group_size} generations"
+        if is_uneven:
+            sizes += f"; {windows} micro-steps are not whole optimizer steps of {accumulated}, here they are equal shares"
+        updates = minibatches * mu
+        return Batch(prompts=rows // group_size, minibatches=minibatches, updates=updates, remark=sizes, differs=is_uneven)
     if mu == 1 and accumulated % windows == 0:
         whole = f"TRL generates {accumulated // windows} times for one optimizer step, which is one step here"
         return Batch(prompts=micro * accumulated // group_size, minibatches=1, updates=1, remark=whole)
@@ -71,130 +85,113 @@ def read_batch(settings: Settings) -> Batch:
     return Batch(prompts=rows // group_size, minibatches=1, updates=mu, remark=crossing, differs=True)
 
 
-def _windows(prompts: int, windows: int, accumulated: int, mu: int, sizes: str) -> Batch:
-    minibatches, rest = divmod(windows, accumulated)
-    uneven = (
-        f"; {windows} micro-steps are not whole optimizer steps of {accumulated}, here they are equal shares" if rest else ""
-    )
-    minibatches += bool(rest)
-    return Batch(
-        prompts=prompts, minibatches=minibatches, updates=minibatches * mu, remark=f"{sizes}{uneven}", differs=bool(rest)
-    )
-
-
-def batch(settings: Settings, _key: str) -> Outcome:
+def batch(settings: Settings, _key: str) -> Conclusion:
     """Convert the batch sizes, all of them together."""
     found = read_batch(settings)
     targets = {"rollout.num_prompts_per_step": found.prompts, "loss.minibatches": found.minibatches}
     return mapped(targets, found.remark, differs=found.differs)
 
 
-def assumptions(settings: Settings) -> tuple[str, ...]:
-    """Say how many processes were assumed."""
-    known = settings.processes or (settings["generation_batch_size"] and settings["steps_per_generation"])
-    return () if known else ("1 training process is assumed (a file does not tell; --processes N does)",)
+def export_batch(config: RunConfig, key: str) -> int:
+    """Return a batch size of one process that makes each optimizer step in one pass; see `in_passes`."""
+    return in_passes(config, rows_per_minibatch(config))[key]
 
 
-def schedule(settings: Settings, key: str) -> Outcome:
-    """Convert the learning-rate schedule."""
-    names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
-    if settings[key] not in names:
-        return no_counterpart("optimizer.schedule is constant, linear or cosine; it stays constant", differs=True)
-    return mapped({"optimizer.schedule": names[settings[key]]})
+def in_passes(config: RunConfig, rows_per_pass: int) -> dict[str, int]:
+    """Return the batch sizes of one process that computes `rows_per_pass` completions at once, a divisor of a minibatch."""
+    passes = rows_per_minibatch(config) // rows_per_pass
+    return {
+        "per_device_train_batch_size": rows_per_pass,
+        "gradient_accumulation_steps": passes,
+        "steps_per_generation": passes * config.loss.minibatches,
+    }
 
 
-def total_updates(settings: Settings) -> int | None:
+def rows_per_minibatch(config: RunConfig) -> int:
+    """Return the completions of one optimizer step."""
+    return config.rollout.num_prompts_per_step * config.rollout.group_size // config.loss.minibatches
+
+
+def updates_per_step(config: RunConfig) -> int:
+    """Return the optimizer steps of one step, in which TRL counts."""
+    return config.loss.epochs_per_rollout * config.loss.minibatches
+
+
+def known_length(settings: Settings) -> int | None:
     """Return the optimizer steps of the whole run; None where they depend on the size of the data."""
     return settings["max_steps"] if settings["max_steps"] > 0 else None
 
 
-def warmup(settings: Settings, key: str) -> Outcome:
-    """Convert the warm-up."""
-    return _warmup(settings, settings[key])
-
-
-def warmup_ratio(settings: Settings, key: str) -> Outcome:
-    """Convert the warm-up of older TRL, which warmup_steps overrides."""
-    if settings["warmup_steps"] > 0:
-        return dead("warmup_steps overrides it")
-    return _warmup(settings, settings[key])
-
-
-def _warmup(settings: Settings, amount: float) -> Outcome:
-    if settings["lr_scheduler_type"] == "constant" and amount:
-        return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
-    updates = warmup_updates(amount, total_updates(settings))
-    if updates is None:
-        return no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
-    return mapped({"optimizer.warmup_steps": updates}, "" if amount >= 1 or amount == 0 else f"{amount:g} of max_steps")
-
-
-def steps(settings: Settings, _key: str) -> Outcome:
+def length(settings: Settings, key: str) -> Conclusion:
     """Convert the length of the run."""
-    total, updates = total_updates(settings), read_batch(settings).updates
+    total, found = known_length(settings), read_batch(settings)
+    if key == "num_train_epochs":
+        reason = f"set training.steps to {settings[key]:g} x prompts of the data / {found.prompts}"
+        return no_counterpart(reason, differs=True) if total is None else dead("max_steps overrides it")
     if total is None:
         reason = "the length is num_train_epochs passes over data of unknown size; set training.steps (it stays at its default)"
         return no_counterpart(reason, differs=True)
-    count = math.ceil(total / updates)
-    uneven = "" if count * updates == total else f", rounded up: {count * updates} optimizer steps instead of {total}"
-    remark = "" if updates == 1 else f"optimizer steps there, steps of {updates} optimizer steps here{uneven}"
-    return mapped({"training.steps": count}, remark, differs=bool(uneven))
+    count = math.ceil(total / found.updates)
+    is_uneven = count * found.updates != total
+    remark = "" if found.updates == 1 else f"optimizer steps there, steps of {found.updates} optimizer steps here"
+    if is_uneven:
+        remark += f", rounded up: {count * found.updates} optimizer steps instead of {total}"
+    return mapped({"training.steps": count}, remark, differs=is_uneven)
 
 
-def epochs(settings: Settings, key: str) -> Outcome:
-    """Say what becomes of the number of passes over the data."""
-    if total_updates(settings) is not None:
-        return dead("max_steps overrides it")
-    prompts = read_batch(settings).prompts
-    return no_counterpart(f"set training.steps to {settings[key]:g} x prompts of the data / {prompts}", differs=True)
+def export_length(config: RunConfig, _key: str) -> int:
+    """Return the optimizer steps of the whole run."""
+    return optimizer_steps(config)
 
 
-def _period(settings: Settings, amount: float, ours: str, what: str) -> Outcome:
+def warmup(settings: Settings, key: str) -> Conclusion:
+    """Convert the warm-up; `warmup_ratio` is older TRL's, and `warmup_steps` overrides it."""
+    if key == "warmup_ratio" and settings["warmup_steps"] > 0:
+        return dead("warmup_steps overrides it")
+    amount, is_ignored = settings[key], settings["lr_scheduler_type"] == "constant"
+    remark = "" if amount >= 1 or amount == 0 else f"{amount:g} of max_steps"
+    return warmup_steps(warmup_updates(amount, known_length(settings)), is_ignored=is_ignored, remark=remark)
+
+
+def checkpoints(settings: Settings, key: str) -> Conclusion:
+    """Convert when checkpoints are written."""
+    strategy = settings["save_strategy"]
+    if strategy == "steps":
+        return _period(settings, settings["save_steps"], "training.checkpoint_every", "a checkpoint")
+    if key == "save_steps":
+        return dead(f"does nothing with save_strategy {strategy}")
+    if strategy == "no":
+        return mapped({"training.checkpoint_every": None}, "a final checkpoint is written in any case")
+    return no_counterpart("checkpoints are written every training.checkpoint_every steps, and at the end")
+
+
+def evaluations(settings: Settings, key: str) -> Conclusion:
+    """Convert when the policy is evaluated during training."""
+    strategy = settings["eval_strategy"]
+    if strategy == "steps":
+        every = settings["eval_steps"] or settings.given.get("logging_steps")  # as in transformers
+        return _period(settings, every if isinstance(every, int | float) else 10, "evaluation.every_steps", "an evaluation")
+    if key == "eval_steps":
+        return dead(f"does nothing with eval_strategy {strategy}")
+    if strategy == "no":
+        return mapped({"evaluation.every_steps": None}, "before and after training it is evaluated in any case")
+    return no_counterpart("set evaluation.every_steps")
+
+
+def _period(settings: Settings, amount: float, ours: str, what: str) -> Conclusion:
+    total = known_length(settings)
     if amount <= 0:
         return no_counterpart("not a period; TRL refuses it as well")
-    total = total_updates(settings)
     if amount < 1 and total is None:
         return no_counterpart(f"a share of steps that depend on the size of the data; set {ours}")
-    count, remark = in_steps(amount if amount >= 1 or total is None else amount * total, read_batch(settings).updates, what)
+    count, remark = in_steps(amount if amount >= 1 else amount * (total or 0), read_batch(settings).updates, what)
     return mapped({ours: count}, remark)
 
 
-def save_strategy(settings: Settings, key: str) -> Outcome:
-    """Convert when checkpoints are written."""
-    if settings[key] == "no":
-        return mapped({"training.checkpoint_every": None}, "a final checkpoint is written in any case")
-    if settings[key] != "steps":
-        return no_counterpart("checkpoints are written every training.checkpoint_every steps, and at the end")
-    return _period(settings, settings["save_steps"], "training.checkpoint_every", "a checkpoint")
-
-
-def save_steps(settings: Settings, key: str) -> Outcome:
-    """Convert how often checkpoints are written."""
-    if settings["save_strategy"] != "steps":
-        return dead(f"does nothing with save_strategy {settings['save_strategy']}")
-    return _period(settings, settings[key], "training.checkpoint_every", "a checkpoint")
-
-
-def keep_checkpoints(settings: Settings, key: str) -> Outcome:
-    """Convert how many checkpoints are kept."""
-    if settings[key] is None:
-        return no_counterpart("all are kept there; here the newest training.keep_checkpoints")
-    return mapped({"training.keep_checkpoints": settings[key]})
-
-
-def eval_strategy(settings: Settings, key: str) -> Outcome:
-    """Convert when the policy is evaluated during training."""
-    if settings[key] == "no":
-        return mapped({"evaluation.every_steps": None}, "before and after training it is evaluated in any case")
-    if settings[key] != "steps":
-        return no_counterpart("set evaluation.every_steps")
-    # transformers falls back on logging_steps, 10 in TRL.
-    every = settings["eval_steps"] if settings["eval_steps"] is not None else settings.given.get("logging_steps", 10)
-    return _period(settings, every if isinstance(every, int | float) else 10, "evaluation.every_steps", "an evaluation")
-
-
-def eval_steps(settings: Settings, _key: str) -> Outcome:
-    """Convert how often the policy is evaluated."""
-    if settings["eval_strategy"] != "steps":
-        return dead(f"does nothing with eval_strategy {settings['eval_strategy']}")
-    return eval_strategy(settings, "eval_strategy")
+def export_period(config: RunConfig, key: str) -> str | int:
+    """Return when checkpoints are written or the policy is evaluated, in optimizer steps."""
+    kind, _, part = key.partition("_")
+    steps = {"save": config.training.checkpoint_every, "eval": config.evaluation.every_steps}[kind]
+    if part == "strategy":
+        return "no" if steps is None else "steps"
+    return (steps or 1) * updates_per_step(config)
