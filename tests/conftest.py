@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from grpo_core.machine.hardware import avoid_broken_kernels
+from tests.shapes import check_shapes
 
+check_shapes()
 # Kernels are chosen at the first product of a process, which in a test need not be a training's.
 avoid_broken_kernels()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.algorithm.kl import Correction, Estimator, kl_term
@@ -51,7 +52,7 @@ class Denominators:
     """L_max: the constant of Dr. GRPO."""
 
     @classmethod
-    def of(cls, loss_mask: Tensor, max_completion_tokens: int) -> "Denominators":
+    def of(cls, loss_mask: Bool[Tensor, "B T"], max_completion_tokens: int) -> "Denominators":
         """Count over the [B, T] loss mask of a whole optimizer step; an empty mask counts as 1, never 0."""
         return cls(
             sequences=max(int(loss_mask.any(dim=1).sum()), 1),
@@ -64,19 +65,19 @@ class Denominators:
 class LossTerms:
     """One (micro-)batch's share of the step's loss; shares add up."""
 
-    total: Tensor
+    total: Float[Tensor, ""]
     """Scalar with gradient: policy + beta * kl."""
-    policy: Tensor
+    policy: Float[Tensor, ""]
     """Scalar: the surrogate's share."""
-    kl: Tensor
+    kl: Float[Tensor, ""]
     """Scalar: the estimator's share before beta."""
-    ratio: Tensor
+    ratio: Float[Tensor, "B T"]
     """[B, T] the ratio that the surrogate used, no gradient."""
-    log_ratio: Tensor
+    log_ratio: Float[Tensor, "B T"]
     """[B, T] log rho_t of each token, no gradient."""
 
 
-def surrogate_log_ratio(log_ratio: Tensor, loss_mask: Tensor, level: Ratio) -> Tensor:
+def surrogate_log_ratio(log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], level: Ratio) -> Float[Tensor, "B T"]:
     """Return the [B, T] log ratios that the surrogate uses: each token's own, or eq. (3) for every token of a completion.
 
     Args:
@@ -92,12 +93,12 @@ def surrogate_log_ratio(log_ratio: Tensor, loss_mask: Tensor, level: Ratio) -> T
 
 
 def clipped_surrogate(
-    log_ratio: Tensor,
-    advantages: Tensor,
+    log_ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
     clip_eps: float | None,
     clip_eps_high: float | None,
     dual_clip: float | None = None,
-) -> Tensor:
+) -> Float[Tensor, "B T"]:
     """Return the [B, T] per-token policy loss of eq. (1).
 
     Args:
@@ -120,8 +121,8 @@ def clipped_surrogate(
 
 
 def token_weights(
-    loss_mask: Tensor, aggregation: Aggregation, denominators: Denominators, dtype: torch.dtype = torch.float32
-) -> Tensor:
+    loss_mask: Bool[Tensor, "B T"], aggregation: Aggregation, denominators: Denominators, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B T"]:
     """Return the [B, T] weights of eq. (2) in `dtype`; 0 where the mask is 0."""
     mask = loss_mask.to(dtype)
     if aggregation == "token-mean":
@@ -136,21 +137,21 @@ def token_weights(
 
 def grpo_loss(
     *,
-    per_token_logps: Tensor,
-    old_per_token_logps: Tensor,
-    ref_per_token_logps: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
+    per_token_logps: Float[Tensor, "B T"],
+    old_per_token_logps: Float[Tensor, "B T"],
+    ref_per_token_logps: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
     denominators: Denominators,
     beta: float,
     kl_estimator: Estimator = "k3",
     kl_correction: Correction = "none",
-    full_kl: Tensor | None = None,
+    full_kl: Float[Tensor, "B T"] | None = None,
     clip_eps: float | None = 0.2,
     clip_eps_high: float | None = None,
     dual_clip: float | None = None,
     ratio: Ratio = "token",
-    sampler_weights: Tensor | None = None,
+    sampler_weights: Float[Tensor, "B T"] | None = None,
     aggregation: Aggregation = "seq-mean-token-mean",
 ) -> LossTerms:
     """Return eq. (2) over the rows given, as a share of the optimizer step that `denominators` describes.

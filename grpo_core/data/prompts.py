@@ -95,18 +95,18 @@ def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
         return (*_opening(config), {"role": "user", "content": value})
     if isinstance(value, np.ndarray):  # a list column of a parquet file
         value = value.tolist()
-    if (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-            for turn in value
-        )
-    ):
+    if value and is_conversation(value):
         return (*_opening(config), *value)
     raise DataError(
         f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
         f"(role and content, both text), got {shown(value)}"
+    )
+
+
+def is_conversation(value: Any) -> bool:
+    """Return whether a value is a list of chat messages, each with a role and a content, both text."""
+    return isinstance(value, list) and all(
+        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in value
     )
 
 

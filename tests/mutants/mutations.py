@@ -49,7 +49,8 @@ SHAPING = "grpo_core/algorithm/shaping.py"
 REFERENCE = "grpo_core/policy/reference.py"
 BATCH = "grpo_core/training/batch.py"
 FILTERING = "grpo_core/training/filtering.py"
-FORWARD = "grpo_core/training/forward.py"
+FORWARD = "grpo_core/policy/forward.py"
+POLICY = "grpo_core/policy/policy.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
 UPDATE = "grpo_core/training/update.py"
 MEASURED = "grpo_core/sweep/measured.py"
@@ -496,8 +497,8 @@ MUTATIONS = (
     Mutation(
         "entropy-with-gradient",
         LOGPROBS,
-        "with torch.no_grad():\n        entropy",
-        "with torch.enable_grad():\n        entropy",
+        "with torch.no_grad():\n            entropy",
+        "with torch.enable_grad():\n            entropy",
         ("test_logprobs",),
         "A [N, V] tensor more would be kept for the backward pass.",
     ),
@@ -700,8 +701,8 @@ MUTATIONS = (
     Mutation(
         "reference-is-the-policy",
         REFERENCE,
-        "self.model = frozen_copy(initial_policy)",
-        "self.model = initial_policy",
+        "self.policy = initial_policy.frozen_copy()",
+        "self.policy = initial_policy",
         ("test_reference",),
         "Every KL would be 0.",
     ),
@@ -716,8 +717,8 @@ MUTATIONS = (
     Mutation(
         "initial-policy-not-copied",
         REFERENCE,
-        "self.initial = frozen_copy(self.model)",
-        "self.initial = self.model",
+        "self.initial = self.policy.frozen_copy()",
+        "self.initial = self.policy",
         ("test_reference",),
         "It would move with the reference, and the drift from the start be that since the last sync.",
     ),
@@ -740,34 +741,34 @@ MUTATIONS = (
     ),
     Mutation(
         "micro-batch-over-the-budget",
-        BATCH,
-        "_cost(batch, candidate, lengths) <= max_tokens",
-        "_cost(batch, pieces[-1], lengths) <= max_tokens",
+        FORWARD,
+        "_cost(completions, candidate, lengths) <= max_tokens",
+        "_cost(completions, pieces[-1], lengths) <= max_tokens",
         ("test_batch",),
         "The last row would go beyond the memory that was granted.",
     ),
     # Forward passes
     Mutation(
         "forward-without-temperature",
-        FORWARD,
-        "ids[mask], settings.temperature)\n    return",
-        "ids[mask], 1.0)\n    return",
+        POLICY,
+        "ids[mask], self.temperature)",
+        "ids[mask], 1.0)",
         ("test_update",),
         "Log-probabilities would be of a policy that never sampled.",
     ),
     Mutation(
         "exact-kl-without-temperature",
-        FORWARD,
-        "ref_hidden, heads[1], temperature=settings.temperature",
-        "ref_hidden, heads[1], temperature=1.0",
+        POLICY,
+        "ref_hidden, ref_head, temperature=self.temperature",
+        "ref_hidden, ref_head, temperature=1.0",
         ("test_update",),
         "The KL would be of policies that never sampled.",
     ),
     Mutation(
         "exact-kl-policies-exchanged",
-        FORWARD,
-        "token_full_kl(hidden, heads[0], ref_hidden, heads[1]",
-        "token_full_kl(ref_hidden, heads[1], hidden, heads[0]",
+        POLICY,
+        "token_full_kl(hidden, head, ref_hidden, ref_head",
+        "token_full_kl(ref_hidden, ref_head, hidden, head",
         ("test_update",),
         "KL(ref || policy), and its gradient cut off.",
     ),
@@ -775,7 +776,7 @@ MUTATIONS = (
     Mutation(
         "old-logps-are-always-the-current-ones",
         UPDATE,
-        "logps.detach() if old_logps is None else old_logps[list(piece)]",
+        "logps.detach() if old_logps is None else old_logps[piece]",
         "logps.detach()",
         ("test_update",),
         "Every ratio is 1: no clip, and stale samples taken for fresh ones.",
@@ -799,9 +800,8 @@ MUTATIONS = (
     Mutation(
         "denominators-of-the-micro-batch",
         UPDATE,
-        "denominators=denominators,\n                full_kl=full_kl,\n            )\n            share",
-        "denominators=Denominators.of(batch.loss_mask[piece], self.max_completion_tokens),\n"
-        "                full_kl=full_kl,\n            )\n            share",
+        "self._loss(batch, piece, figures, denominators)",
+        "self._loss(batch, piece, figures, Denominators.of(rollouts.loss_mask[piece], 8))",
         ("test_update",),
         "The gradient would grow with the number of micro-batches.",
     ),
@@ -809,15 +809,15 @@ MUTATIONS = (
         "denominators-of-all-minibatches",
         UPDATE,
         "denominators = Denominators.of(mask,",
-        "denominators = Denominators.of(batch.loss_mask,",
+        "denominators = Denominators.of(rollouts.loss_mask,",
         ("test_update",),
         "The step would shrink with the number of minibatches.",
     ),
     Mutation(
         "filtered-rows-in-the-loss",
         UPDATE,
-        "loss_mask=batch.loss_mask[list(piece)]",
-        "loss_mask=batch.completion_mask[list(piece)]",
+        "loss_mask=rollouts.loss_mask[piece]",
+        "loss_mask=rollouts.completion_mask[piece]",
         ("test_update",),
         "What filtering leaves out would be trained on.",
     ),
@@ -872,8 +872,8 @@ MUTATIONS = (
     Mutation(
         "sampler-weights-of-the-current-policy",
         UPDATE,
-        "sampler_weights=self._sampler_weights(batch, piece, old)",
-        "sampler_weights=self._sampler_weights(batch, piece, logps)",
+        "                old.detach(),\n",
+        "                logps.detach(),\n",
         ("test_update",),
         "The ratio of a stale sample would count twice.",
     ),
@@ -888,8 +888,8 @@ MUTATIONS = (
     Mutation(
         "gradients-left-behind",
         UPDATE,
-        "        self.schedule.step()\n        self.optimizer.zero_grad(set_to_none=True)",
-        "        self.schedule.step()",
+        "        self.live.schedule.step()\n        optimizer.zero_grad(set_to_none=True)",
+        "        self.live.schedule.step()",
         ("test_update",),
         "Every step would be pushed by all before it.",
     ),
@@ -920,7 +920,7 @@ MUTATIONS = (
     Mutation(
         "unscorable-completions-whitened",
         UPDATE,
-        "            scorable=batch.scorable,\n",
+        "            scorable=rollouts.scorable,\n",
         "            scorable=None,\n",
         ("test_update",),
         "A completion that nobody could score would be pushed away or pulled.",
@@ -928,10 +928,10 @@ MUTATIONS = (
     Mutation(
         "rate-reported-after-the-step",
         UPDATE,
-        '        lr = self.optimizer.param_groups[0]["lr"]\n        usable = bool(mask.any()) and _are_finite(terms)\n'
+        '        lr = self.live.optimizer.param_groups[0]["lr"]\n        usable = bool(mask.any()) and _are_finite(terms)\n'
         "        grad_norm = self._apply(usable)\n",
         "        usable = bool(mask.any()) and _are_finite(terms)\n        grad_norm = self._apply(usable)\n"
-        '        lr = self.optimizer.param_groups[0]["lr"]\n',
+        '        lr = self.live.optimizer.param_groups[0]["lr"]\n',
         ("test_update",),
         "optim/lr would be the next step's.",
     ),
