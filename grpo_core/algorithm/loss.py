@@ -156,25 +156,13 @@ def grpo_loss(
 ) -> LossTerms:
     """Return eq. (2) over the rows given, as a share of the optimizer step that `denominators` describes.
 
-    Args:
-        per_token_logps: [B, T] current policy, with gradient.
-        old_per_token_logps: [B, T] policy that made the rollouts (the trainer's own forward pass). Where nothing was
-            updated in between, pass `per_token_logps.detach()`: the ratio is 1 and carries the gradient.
-        ref_per_token_logps: [B, T] reference.
-        advantages: [B], or [B, T] where they differ from token to token (KL in the reward, whitening).
-        loss_mask: [B, T] bool.
-        denominators: of the whole optimizer step.
-        beta: weight of the KL term; at 0 the estimator is measured and does not enter the total.
-        kl_estimator: which estimator enters the loss.
-        kl_correction: see `kl.kl_term`.
-        full_kl: [B, T] exact KL over the vocabulary, with gradient; what the estimator `full` takes.
-        clip_eps: see `clipped_surrogate`.
-        clip_eps_high: see `clipped_surrogate`.
-        dual_clip: see `clipped_surrogate`.
-        ratio: see `surrogate_log_ratio`.
-        sampler_weights: [B, T] pi_old / pi_sampler, truncated or masked, no gradient: they weigh the surrogate where the
-            sampler's numbers differ from the trainer's (`mismatch.py`). None = the sampler is the policy.
-        aggregation: see the module docstring.
+    `per_token_logps`, of the current policy, carry the gradient. `old_per_token_logps` are the trainer's own, of the policy
+    that made the rollouts; where nothing was updated in between, pass `per_token_logps.detach()`: the ratio is 1 and carries
+    the gradient. `advantages` are one a completion, or one a token where they differ (KL in the reward, whitening). At `beta` 0
+    the KL is measured and does not enter the total. `kl_estimator`, `kl_correction` and `full_kl` are those of `kl.kl_term`,
+    `clip_eps`, `clip_eps_high` and `dual_clip` those of `clipped_surrogate`, `ratio` the level of `surrogate_log_ratio`;
+    `aggregation` is one of the module's table. `sampler_weights` (pi_old / pi_sampler, see `mismatch.py`) multiply the
+    surrogate where the sampler's numbers differ from the trainer's; None = the sampler is the policy.
     """
     # Masked before any exponential: an infinity at a masked position would make its zero weight a NaN gradient.
     log_ratio = torch.where(loss_mask, per_token_logps - old_per_token_logps, 0.0)

@@ -15,8 +15,9 @@ from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.clock import Clock
 from grpo_core.training.loop import conclude
+from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
-from grpo_core.training.step import StepResult, advance, explore, initial_logps, probe, prompts_for, step_figures
+from grpo_core.training.step import StepResult, advance, initial_logps, probe, prompts_for, step_figures
 from grpo_core.training.update import OptimizerStep, clipped_tokens
 from grpo_core.types import Conversation, RefSync
 

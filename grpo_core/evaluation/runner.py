@@ -45,10 +45,6 @@ class EvalResult:
         """Return the figures for the journal, without intervals."""
         return {key: estimate.value for key, estimate in self.estimates.items()}
 
-    def greedy_correct(self) -> dict[int, bool]:
-        """Return, by prompt id, whether the greedy completion is correct."""
-        return {row.prompt_id: row.correct for row in self.completions if row.sample == -1}
-
     def as_json(self) -> dict[str, Any]:
         """Return the figures and intervals, without the completions."""
         return {"num_prompts": self.num_prompts, "estimates": {key: asdict(value) for key, value in self.estimates.items()}}

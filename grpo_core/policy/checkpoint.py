@@ -72,7 +72,8 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     """
     target = folder / str(checkpoint_name(state.step))
     scratch = folder / f".{target.name}.partial"
-    remove_leftovers(folder)
+    for leftover in list_leftovers(folder):
+        shutil.rmtree(leftover)
     with whole_or_gone(f"checkpoint {target.name}", scratch):
         _write(scratch, live, state, mark)
     shutil.rmtree(target, ignore_errors=True)
@@ -82,23 +83,17 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     return target
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed has left half-written or half-removed."""
-    for path in list_leftovers(folder):
-        shutil.rmtree(path)
-
-
 def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
     live.policy.model.save_pretrained(folder / "policy")
     live.policy.tokenizer.save_pretrained(folder / "policy")
-    _save_weights(live.reference.policy.model, folder / "reference.safetensors")
+    _save_weights(live.reference.policy.model, folder / REFERENCE_FILE)
     if live.reference.initial is not None:
-        _save_weights(live.reference.initial.model, folder / "initial.safetensors")
-    with (folder / "optimizer.pt").open("wb") as stream:  # given a path, torch does not report why it could not write
+        _save_weights(live.reference.initial.model, folder / INITIAL_FILE)
+    with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
         torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
-    (folder / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
     if mark is not None:
         (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
     digests = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}

@@ -66,11 +66,11 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the model and every tensor of its completions are."""
-        return self.model.device
+        return torch.device(self.model.device)
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield the weights."""
-        return self.model.parameters()
+        yield from self.model.parameters()
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""

@@ -46,10 +46,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         load: imports the engine; called once signals are heeded, since imports take seconds.
         arguments: of the command line; None = this process's.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULES[engine]}", description=__doc__)
-    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(arguments)
+    options = _parse(engine, arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
     run_dir = RunDir(options.run_dir)
@@ -84,6 +81,13 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     finally:
         stop.close()
         journal.close()
+
+
+def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULES[engine]}", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(arguments)
 
 
 def _open_journal(run_dir: RunDir) -> Journal:

@@ -7,7 +7,6 @@ from torch import Tensor
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.masking import is_eos
 from grpo_core.algorithm.shaping import shape_rewards
-from grpo_core.config import AdvantageConfig
 from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey, SamplingSettings
 from grpo_core.rewards.base import ScoredCompletions, score
@@ -32,13 +31,19 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
     truncated = ~(is_eos(sampled.completion_ids, session.policy.eos_token_ids) & mask).any(dim=1)
     buffer = config.filtering.overlong_buffer_tokens
     penalty = overlong_penalty(sampled.lengths().cpu(), config.rollout.max_completion_tokens, buffer)
-    shaped = _shaped(rewards - penalty, size, config.advantage)
+    shaping = config.advantage
+    shaped = shape_rewards(
+        rewards - penalty,
+        size,
+        norm=shaping.reward_norm,
+        shift=shaping.reward_shift,
+        scale=shaping.reward_scale,
+        clip=shaping.reward_clip,
+    )
     kept, figures = filter_rows(config.filtering, shaped, truncated, size)
     if buffer is not None:
         figures["filter/overlong_penalty"] = float(penalty.mean())
-    advantages = group_relative_advantages(
-        shaped, size, config.advantage.baseline, config.advantage.scale, config.advantage.advantage_eps
-    )
+    advantages = group_relative_advantages(shaped, size, shaping.baseline, shaping.scale, shaping.advantage_eps)
     return Rollouts(
         **vars(sampled),
         texts=tuple(texts),
@@ -59,14 +64,3 @@ def as_tensors(scores: ScoredCompletions) -> tuple[Float[Tensor, " B"], dict[str
         for name, values in scores.breakdown.items()
     }
     return total, by_function
-
-
-def _shaped(rewards: Tensor, group_size: int, shaping: AdvantageConfig) -> Tensor:
-    return shape_rewards(
-        rewards,
-        group_size,
-        norm=shaping.reward_norm,
-        shift=shaping.reward_shift,
-        scale=shaping.reward_scale,
-        clip=shaping.reward_clip,
-    )

@@ -16,9 +16,10 @@ from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
 from grpo_core.training.clock import Clock
+from grpo_core.training.rollout import explore
 from grpo_core.training.session import open_session
 from grpo_core.training.signals import StopRequest
-from grpo_core.training.step import explore, prompts_for, update
+from grpo_core.training.step import prompts_for, update
 
 # What TRL and transformers say about each other's names is not about this project.
 pytestmark = [
