@@ -35,12 +35,17 @@ class TokenFigures:
     full_kl: Float[Tensor, "b T"] | None = None
     """Exact KL(policy || reference), in nats; None where no reference was given."""
 
+    def detach(self) -> "TokenFigures":
+        """Return the same without gradient, so that the graph of the pass can be freed."""
+        exact = None if self.full_kl is None else self.full_kl.detach()
+        return TokenFigures(logps=self.logps.detach(), entropy=self.entropy, full_kl=exact)
+
     @classmethod
     def join(cls, parts: Sequence["TokenFigures"]) -> "TokenFigures":
-        """Return the rows of several passes as one, without gradient."""
-        exact = [part.full_kl.detach() for part in parts if part.full_kl is not None]
+        """Return the rows of several passes as one."""
+        exact = [part.full_kl for part in parts if part.full_kl is not None]
         return cls(
-            logps=torch.cat([part.logps.detach() for part in parts]),
+            logps=torch.cat([part.logps for part in parts]),
             entropy=torch.cat([part.entropy for part in parts]),
             full_kl=torch.cat(exact) if exact else None,
         )

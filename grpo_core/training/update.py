@@ -116,7 +116,7 @@ class Updater:
             share = self._loss(batch, piece, figures, denominators)
             share.total.backward()  # type: ignore[no-untyped-call]
             terms.append(share)
-            passes.append(figures)
+            passes.append(figures.detach())
         lr = self.live.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)
