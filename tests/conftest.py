@@ -12,7 +12,9 @@ import pytest
 
 from grpo_core.machine.hardware import avoid_broken_kernels
 from tests.longest_files import Recorder, put_longest_first
+from tests.shapes import check_shapes
 
+check_shapes()
 # Kernels are chosen at the first product of a process, which in a test need not be a training's.
 avoid_broken_kernels()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,7 +1,17 @@
-"""The algorithm as pure tensor functions; imports torch and nothing else.
+"""The algorithm as pure tensor functions; imports torch, jaxtyping for the shapes, and nothing else.
 
-Legend for every module here: `P` prompts, `G` completions of one prompt, `B = P * G` rows in prompt-major order
-(row `p * G + g`), `T` completion tokens, `V` vocabulary, `N` loss tokens.
+Shapes are part of every signature: `Float[Tensor, "B T"]` is a floating-point tensor of B rows and T columns, and a letter has
+one size within a call. The tests check them at run time. The letters, here and in `policy/` and `training/`:
+
+| letter        | axis                                                                              |
+|---------------|-----------------------------------------------------------------------------------|
+| `P`, `G`      | prompts; completions of one prompt (the group)                                    |
+| `B = P * G`   | rows: completions of a step, prompt-major (row `p * G + g`); `b` some of them     |
+| `T`           | tokens of the longest completion, padded on the right; `t` of the longest of `b`  |
+| `S`           | tokens of the longest prompt, padded on the left                                  |
+| `N`           | tokens that a mask selects, row after row                                         |
+| `H`, `V`      | hidden size; vocabulary                                                           |
+| `*shape`      | any axes                                                                          |
 
 | module       | what it holds                                     | source                                  |
 |--------------|---------------------------------------------------|-----------------------------------------|

@@ -16,6 +16,7 @@ Departures from (1): a group whose scorable rewards are all equal, or with fewer
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 Baseline = Literal["group_mean", "leave_one_out"]
@@ -23,8 +24,12 @@ Scale = Literal["group_std", "batch_std", "none"]
 
 
 def group_relative_advantages(
-    rewards: Tensor, group_size: int, baseline: Baseline = "group_mean", scale: Scale = "group_std", eps: float = 1e-4
-) -> Tensor:
+    rewards: Float[Tensor, " B"],
+    group_size: int,
+    baseline: Baseline = "group_mean",
+    scale: Scale = "group_std",
+    eps: float = 1e-4,
+) -> Float[Tensor, " B"]:
     """Return [B] advantages in the dtype of `rewards`.
 
     Args:
@@ -54,7 +59,7 @@ def group_relative_advantages(
     return torch.where(informative, centred, 0.0).view(-1).to(rewards.dtype)
 
 
-def group_std(rewards: Tensor, group_size: int) -> Tensor:
+def group_std(rewards: Float[Tensor, " B"], group_size: int) -> Float[Tensor, " P"]:
     """Return [P] Bessel-corrected standard deviations of the scorable rewards in fp64; 0 where fewer than two."""
     groups = rewards.to(torch.float64).view(-1, group_size)
     stds = [_bessel_std(group[group.isfinite()]) for group in groups]

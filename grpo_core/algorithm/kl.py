@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Sampled = Literal["k3", "k1", "k2"]
@@ -30,17 +31,17 @@ Estimator = Literal["k3", "k1", "k2", "full"]
 Correction = Literal["none", "importance"]
 
 
-def k1(ref_log_ratio: Tensor) -> Tensor:
+def k1(ref_log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return eq. (1), same shape."""
     return -ref_log_ratio
 
 
-def k2(ref_log_ratio: Tensor) -> Tensor:
+def k2(ref_log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return eq. (2), same shape."""
     return ref_log_ratio.square() / 2
 
 
-def k3(ref_log_ratio: Tensor) -> Tensor:
+def k3(ref_log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return eq. (3), same shape; expm1 keeps the precision where the two policies nearly agree."""
     return torch.expm1(ref_log_ratio) - ref_log_ratio
 
@@ -48,7 +49,7 @@ def k3(ref_log_ratio: Tensor) -> Tensor:
 ESTIMATORS: dict[Sampled, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def per_token_kl(ref_log_ratio: Tensor, estimator: Sampled) -> Tensor:
+def per_token_kl(ref_log_ratio: Float[Tensor, "*shape"], estimator: Sampled) -> Float[Tensor, "*shape"]:
     """Return the named estimator of KL(policy || reference) for each token, in nats.
 
     >>> per_token_kl(torch.tensor([0.0, 1.0]), "k2")
@@ -57,7 +58,7 @@ def per_token_kl(ref_log_ratio: Tensor, estimator: Sampled) -> Tensor:
     return ESTIMATORS[estimator](ref_log_ratio)
 
 
-def full_kl(all_logps: Tensor, ref_all_logps: Tensor) -> Tensor:
+def full_kl(all_logps: Float[Tensor, "*shape V"], ref_all_logps: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape"]:
     """Return eq. (4) over the last dimension of two [..., V] tensors of log-probabilities, in nats.
 
     >>> full_kl(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log())  # (log 2 + log 2/3) / 2
@@ -67,8 +68,12 @@ def full_kl(all_logps: Tensor, ref_all_logps: Tensor) -> Tensor:
 
 
 def kl_term(
-    ref_log_ratio: Tensor, log_ratio: Tensor, estimator: Estimator, correction: Correction = "none", full: Tensor | None = None
-) -> Tensor:
+    ref_log_ratio: Float[Tensor, "B T"],
+    log_ratio: Float[Tensor, "B T"],
+    estimator: Estimator,
+    correction: Correction = "none",
+    full: Float[Tensor, "B T"] | None = None,
+) -> Float[Tensor, "B T"]:
     """Return the [B, T] KL term of a loss.
 
     Args:
@@ -92,7 +97,7 @@ def kl_term(
     return (ratio.detach() if estimator == "k2" else ratio) * sampled
 
 
-def kl_to_go(k1_per_token: Tensor, loss_mask: Tensor) -> Tensor:
+def kl_to_go(k1_per_token: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Return [B, T] the sum of k1 from each token to the end of its completion: KL as a reward, as return-to-go (ROLL).
 
     >>> kl_to_go(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]))

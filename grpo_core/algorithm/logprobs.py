@@ -6,19 +6,26 @@ recomputed in the backward pass instead of kept.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grpo_core.algorithm.kl import full_kl
 
 CHUNK_TOKENS = 2048
+Result = TypeVar("Result")
 
 
 def token_logps(
-    hidden: Tensor, head: Callable[[Tensor], Tensor], token_ids: Tensor, temperature: float, chunk_tokens: int = CHUNK_TOKENS
-) -> tuple[Tensor, Tensor]:
+    hidden: Float[Tensor, "N H"],
+    head: Callable[[Tensor], Tensor],
+    token_ids: Int[Tensor, " N"],
+    temperature: float,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return log pi(token) of the temperature-scaled policy and the entropy of the distribution it came from.
 
     Args:
@@ -31,38 +38,33 @@ def token_logps(
     Returns:
         ([N] log-probabilities in fp32 with gradient, [N] entropies in nats without gradient).
     """
-    pieces = [
-        (hidden[start : start + chunk_tokens], token_ids[start : start + chunk_tokens])
-        for start in range(0, hidden.shape[0], chunk_tokens)
-    ]
-    if not pieces:
-        empty = hidden.new_zeros(0, dtype=torch.float32)
-        return empty, empty.detach()
-    recompute = len(pieces) > 1 and torch.is_grad_enabled()
-    results = [
-        checkpoint(_chunk_logps, states, head, ids, temperature, use_reentrant=False)
-        if recompute
-        else _chunk_logps(states, head, ids, temperature)
-        for states, ids in pieces
-    ]
-    return torch.cat([logps for logps, _ in results]), torch.cat([entropy for _, entropy in results])
+
+    def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        all_logps = _all_logps(states, head, temperature)
+        logps = all_logps.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            entropy = -(all_logps.exp() * all_logps).sum(dim=-1)
+        return logps, entropy
+
+    logps, entropies = zip(*_in_chunks(chunk, hidden, token_ids, chunk_tokens), strict=True)
+    return torch.cat(logps), torch.cat(entropies)
 
 
 def token_full_kl(
-    hidden: Tensor,
+    hidden: Float[Tensor, "N H"],
     head: Callable[[Tensor], Tensor],
-    ref_hidden: Tensor,
+    ref_hidden: Float[Tensor, "N H_ref"],
     ref_head: Callable[[Tensor], Tensor],
     *,
     temperature: float,
     chunk_tokens: int = CHUNK_TOKENS,
-) -> Tensor:
+) -> Float[Tensor, " N"]:
     """Return [N] exact KL(policy || reference) over the vocabulary at each position, in nats, with gradient for the policy.
 
     Args:
         hidden: [N, H] last hidden states of the policy.
         head: its projection to the vocabulary.
-        ref_hidden: [N, H'] those of the reference at the same positions.
+        ref_hidden: [N, H_ref] those of the reference at the same positions.
         ref_head: its projection.
         temperature: both policies are scaled by it.
         chunk_tokens: how many tokens are projected at once; it changes memory, not the result.
@@ -72,25 +74,19 @@ def token_full_kl(
         ref_all_logps = _all_logps(ref_states, ref_head, temperature).detach()
         return full_kl(_all_logps(states, head, temperature), ref_all_logps)
 
-    starts = range(0, hidden.shape[0], chunk_tokens)
-    pieces = [(hidden[start : start + chunk_tokens], ref_hidden[start : start + chunk_tokens]) for start in starts]
-    if not pieces:
-        return hidden.new_zeros(0, dtype=torch.float32)
-    recompute = len(pieces) > 1 and torch.is_grad_enabled()
-    return torch.cat([checkpoint(chunk, *piece, use_reentrant=False) if recompute else chunk(*piece) for piece in pieces])
+    return torch.cat(_in_chunks(chunk, hidden, ref_hidden, chunk_tokens))
+
+
+def _in_chunks(function: Callable[[Tensor, Tensor], Result], first: Tensor, second: Tensor, chunk_tokens: int) -> list[Result]:
+    """Apply `function` to `chunk_tokens` rows of both at once; where there are several chunks, the backward pass recomputes."""
+    starts = range(0, max(len(first), 1), chunk_tokens)
+    pieces = [(first[start : start + chunk_tokens], second[start : start + chunk_tokens]) for start in starts]
+    if len(pieces) > 1 and torch.is_grad_enabled():
+        return [checkpoint(function, *piece, use_reentrant=False) for piece in pieces]
+    return [function(*piece) for piece in pieces]
 
 
 def _all_logps(hidden: Tensor, head: Callable[[Tensor], Tensor], temperature: float) -> Tensor:
     """At least fp32: the difference of two log-probabilities is what KL and ratios are made of."""
     logits = head(hidden)
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
-
-
-def _chunk_logps(
-    hidden: Tensor, head: Callable[[Tensor], Tensor], token_ids: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    all_logps = _all_logps(hidden, head, temperature)
-    logps = all_logps.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
-        entropy = -(all_logps.exp() * all_logps).sum(dim=-1)
-    return logps, entropy

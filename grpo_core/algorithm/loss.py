@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.algorithm.kl import Correction, Estimator, kl_term
@@ -51,7 +52,7 @@ class Denominators:
     """L_max: the constant of Dr. GRPO."""
 
     @classmethod
-    def of(cls, loss_mask: Tensor, max_completion_tokens: int) -> "Denominators":
+    def of(cls, loss_mask: Bool[Tensor, "B T"], max_completion_tokens: int) -> "Denominators":
         """Count over the [B, T] loss mask of a whole optimizer step; an empty mask counts as 1, never 0."""
         return cls(
             sequences=max(int(loss_mask.any(dim=1).sum()), 1),
@@ -64,19 +65,19 @@ class Denominators:
 class LossTerms:
     """One (micro-)batch's share of the step's loss; shares add up."""
 
-    total: Tensor
+    total: Float[Tensor, ""]
     """Scalar with gradient: policy + beta * kl."""
-    policy: Tensor
+    policy: Float[Tensor, ""]
     """Scalar: the surrogate's share."""
-    kl: Tensor
+    kl: Float[Tensor, ""]
     """Scalar: the estimator's share before beta."""
-    ratio: Tensor
+    ratio: Float[Tensor, "B T"]
     """[B, T] the ratio that the surrogate used, no gradient."""
-    log_ratio: Tensor
+    log_ratio: Float[Tensor, "B T"]
     """[B, T] log rho_t of each token, no gradient."""
 
 
-def surrogate_log_ratio(log_ratio: Tensor, loss_mask: Tensor, level: Ratio) -> Tensor:
+def surrogate_log_ratio(log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], level: Ratio) -> Float[Tensor, "B T"]:
     """Return the [B, T] log ratios that the surrogate uses: each token's own, or eq. (3) for every token of a completion.
 
     Args:
@@ -92,12 +93,12 @@ def surrogate_log_ratio(log_ratio: Tensor, loss_mask: Tensor, level: Ratio) -> T
 
 
 def clipped_surrogate(
-    log_ratio: Tensor,
-    advantages: Tensor,
+    log_ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
     clip_eps: float | None,
     clip_eps_high: float | None,
     dual_clip: float | None = None,
-) -> Tensor:
+) -> Float[Tensor, "B T"]:
     """Return the [B, T] per-token policy loss of eq. (1).
 
     Args:
@@ -120,8 +121,8 @@ def clipped_surrogate(
 
 
 def token_weights(
-    loss_mask: Tensor, aggregation: Aggregation, denominators: Denominators, dtype: torch.dtype = torch.float32
-) -> Tensor:
+    loss_mask: Bool[Tensor, "B T"], aggregation: Aggregation, denominators: Denominators, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B T"]:
     """Return the [B, T] weights of eq. (2) in `dtype`; 0 where the mask is 0."""
     mask = loss_mask.to(dtype)
     if aggregation == "token-mean":
@@ -136,44 +137,32 @@ def token_weights(
 
 def grpo_loss(
     *,
-    per_token_logps: Tensor,
-    old_per_token_logps: Tensor,
-    ref_per_token_logps: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
+    per_token_logps: Float[Tensor, "B T"],
+    old_per_token_logps: Float[Tensor, "B T"],
+    ref_per_token_logps: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
     denominators: Denominators,
     beta: float,
     kl_estimator: Estimator = "k3",
     kl_correction: Correction = "none",
-    full_kl: Tensor | None = None,
+    full_kl: Float[Tensor, "B T"] | None = None,
     clip_eps: float | None = 0.2,
     clip_eps_high: float | None = None,
     dual_clip: float | None = None,
     ratio: Ratio = "token",
-    sampler_weights: Tensor | None = None,
+    sampler_weights: Float[Tensor, "B T"] | None = None,
     aggregation: Aggregation = "seq-mean-token-mean",
 ) -> LossTerms:
     """Return eq. (2) over the rows given, as a share of the optimizer step that `denominators` describes.
 
-    Args:
-        per_token_logps: [B, T] current policy, with gradient.
-        old_per_token_logps: [B, T] policy that made the rollouts (the trainer's own forward pass). Where nothing was
-            updated in between, pass `per_token_logps.detach()`: the ratio is 1 and carries the gradient.
-        ref_per_token_logps: [B, T] reference.
-        advantages: [B], or [B, T] where they differ from token to token (KL in the reward, whitening).
-        loss_mask: [B, T] bool.
-        denominators: of the whole optimizer step.
-        beta: weight of the KL term; at 0 the estimator is measured and does not enter the total.
-        kl_estimator: which estimator enters the loss.
-        kl_correction: see `kl.kl_term`.
-        full_kl: [B, T] exact KL over the vocabulary, with gradient; what the estimator `full` takes.
-        clip_eps: see `clipped_surrogate`.
-        clip_eps_high: see `clipped_surrogate`.
-        dual_clip: see `clipped_surrogate`.
-        ratio: see `surrogate_log_ratio`.
-        sampler_weights: [B, T] pi_old / pi_sampler, truncated or masked, no gradient: they weigh the surrogate where the
-            sampler's numbers differ from the trainer's (`mismatch.py`). None = the sampler is the policy.
-        aggregation: see the module docstring.
+    `per_token_logps`, of the current policy, carry the gradient. `old_per_token_logps` are the trainer's own, of the policy
+    that made the rollouts; where nothing was updated in between, pass `per_token_logps.detach()`: the ratio is 1 and carries
+    the gradient. `advantages` are one a completion, or one a token where they differ (KL in the reward, whitening). At `beta` 0
+    the KL is measured and does not enter the total. `kl_estimator`, `kl_correction` and `full_kl` are those of `kl.kl_term`,
+    `clip_eps`, `clip_eps_high` and `dual_clip` those of `clipped_surrogate`, `ratio` the level of `surrogate_log_ratio`;
+    `aggregation` is one of the module's table. `sampler_weights` (pi_old / pi_sampler, see `mismatch.py`) multiply the
+    surrogate where the sampler's numbers differ from the trainer's; None = the sampler is the policy.
     """
     # Masked before any exponential: an infinity at a masked position would make its zero weight a NaN gradient.
     log_ratio = torch.where(loss_mask, per_token_logps - old_per_token_logps, 0.0)

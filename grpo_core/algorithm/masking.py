@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 
-def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
+def completion_mask(completion_ids: Int[Tensor, "B T"], eos_token_ids: Sequence[int]) -> Bool[Tensor, "B T"]:
     """Mark every sampled token up to and including the first end-of-sequence token.
 
     Args:
@@ -22,6 +23,6 @@ def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Ten
     return ends_before == 0
 
 
-def is_eos(token_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
+def is_eos(token_ids: Int[Tensor, "*shape"], eos_token_ids: Sequence[int]) -> Bool[Tensor, "*shape"]:
     """Mark the tokens that end a completion; same shape as `token_ids`, bool."""
     return torch.isin(token_ids, torch.tensor(list(eos_token_ids), dtype=token_ids.dtype, device=token_ids.device))

@@ -11,6 +11,7 @@ embedded sampler they are 1 to rounding; vLLM needs them.
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Level = Literal["token", "sequence"]
@@ -18,14 +19,14 @@ Treatment = Literal["truncate", "mask"]
 
 
 def sampler_weights(
-    old_per_token_logps: Tensor,
-    sampling_per_token_logps: Tensor,
-    loss_mask: Tensor,
+    old_per_token_logps: Float[Tensor, "B T"],
+    sampling_per_token_logps: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
     *,
     level: Level = "token",
     treatment: Treatment = "truncate",
     bound: float = 2.0,
-) -> Tensor:
+) -> Float[Tensor, "B T"]:
     """Return [B, T] weights for the surrogate, no gradient; 1 outside the mask.
 
     Args:

@@ -16,6 +16,7 @@ the reward and is left out.
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std
@@ -27,8 +28,14 @@ NORM_EPS = 1e-6
 
 
 def shape_rewards(
-    rewards: Tensor, group_size: int, *, norm: Norm = "none", shift: bool = True, scale: bool = True, clip: float | None = None
-) -> Tensor:
+    rewards: Float[Tensor, " B"],
+    group_size: int,
+    *,
+    norm: Norm = "none",
+    shift: bool = True,
+    scale: bool = True,
+    clip: float | None = None,
+) -> Float[Tensor, " B"]:
     """Return [B] shaped rewards in the dtype of `rewards`.
 
     Args:
@@ -52,15 +59,15 @@ def shape_rewards(
 
 
 def shape_advantages(
-    advantages: Tensor,
-    loss_mask: Tensor,
+    advantages: Float[Tensor, " B"],
+    loss_mask: Bool[Tensor, "B T"],
     *,
     beta: float = 0.0,
-    k1_per_token: Tensor | None = None,
+    k1_per_token: Float[Tensor, "B T"] | None = None,
     whiten: bool = False,
     clip: float | None = None,
-    scorable: Tensor | None = None,
-) -> Tensor:
+    scorable: Bool[Tensor, " B"] | None = None,
+) -> Float[Tensor, " B"] | Float[Tensor, "B T"]:
     """Return shaped advantages: [B] where every token of a completion has the same, else [B, T] and 0 outside the mask.
 
     Args:

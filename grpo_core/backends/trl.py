@@ -39,11 +39,11 @@ def train_on_trl(session: Session, state: TrainingState) -> tuple[TrainingState,
     stopped = session.stop.reason()
     if state.step >= session.config.training.steps or stopped is not None:
         return state, stopped if state.step < session.config.training.steps else None
-    _refuse_dropout(session.policy)
+    _refuse_dropout(session.policy.model)
     observer = Observer(session)
     with _quiet():
         build_trainer(session, observer).train()
-    session.policy.eval()
+    session.policy.model.eval()
     if observer.state.step > observer.saved_at:
         checkpoint(session, observer.state)
     return observer.state, observer.stopped if observer.state.step < session.config.training.steps else None
@@ -62,11 +62,11 @@ def build_trainer(session: Session, observer: "Observer") -> "ObservedTrainer":
     ]
     trainer = ObservedTrainer(
         observer,
-        model=session.policy,
-        reward_funcs=[_reward(observer, reward.name) for reward in session.explorer.rewards],
+        model=session.policy.model,
+        reward_funcs=[_reward(observer, reward.name) for reward in session.rewards],
         args=GRPOConfig(**arguments),
         train_dataset=Dataset.from_list(rows),
-        processing_class=session.explorer.tokenizer,
+        processing_class=session.policy.tokenizer,
         rollout_func=observer.roll_out,
         optimizers=(session.live.optimizer, session.live.schedule),
         callbacks=[_Steps(observer)],  # TRL adds the one that synchronises behind it; logging comes after both
@@ -125,7 +125,7 @@ def _reward(observer: Observer, name: str) -> Callable[..., list[float | None]]:
     """Return a reward function in TRL's signature that hands over the scores of the step's completions."""
 
     def scores(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float | None]:  # noqa: ARG001
-        return list(observer.batch.scores.breakdown[name])
+        return [*observer.rollouts.rewards_by_function[name].tolist()]
 
     scores.__name__ = name
     return scores

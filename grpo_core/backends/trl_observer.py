@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_we
 from grpo_core.errors import TrainingError
 from grpo_core.interop.trl.batches import updates_per_step
 from grpo_core.training import measure
-from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.clock import Clock
-from grpo_core.training.forward import batch_logps
 from grpo_core.training.loop import conclude
+from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
-from grpo_core.training.step import StepResult, advance, explore, initial_logps, probe, prompts_for, step_figures
+from grpo_core.training.step import StepResult, advance, initial_logps, probe, prompts_for, step_figures
 from grpo_core.training.update import OptimizerStep, clipped_tokens
 from grpo_core.types import Conversation, RefSync
 
@@ -39,7 +38,8 @@ class Observer:
         self.state = FRESH
         self.saved_at = FRESH.step
         self.stopped: str | None = None
-        self.batch: RolloutBatch
+        self.rollouts: Rollouts
+        self.batch: TrainingBatch
         self.logps: measure.StepLogps
         self._clock = Clock()
         self._probed: measure.Figures = {}
@@ -68,26 +68,27 @@ class Observer:
         if [as_trl_prompt(prompt.content) for prompt in own for _ in range(group_size)] != list(prompts):
             raise TrainingError(f"training.engine trl: step {self.step} asks for prompts in another order")
         with self._evaluating():
-            batch = explore(self.session, own, self.step, self._clock)
-        self.batch = batch
-        lengths = batch.lengths().tolist()
+            self.rollouts = explore(self.session, own, self.step, self._clock)
+        ids, logps = self.rollouts.completion_ids.tolist(), self.rollouts.sampling_per_token_logps.tolist()
+        lengths = self.rollouts.lengths().tolist()
         return {
             "prompt_ids": [list(prompt.token_ids) for prompt in own for _ in range(group_size)],
-            "completion_ids": [ids[:length] for ids, length in zip(batch.completion_ids.tolist(), lengths, strict=True)],
-            "logprobs": [
-                logps[:length] for logps, length in zip(batch.sampling_per_token_logps.tolist(), lengths, strict=True)
-            ],
+            "completion_ids": [row[:length] for row, length in zip(ids, lengths, strict=True)],
+            "logprobs": [row[:length] for row, length in zip(logps, lengths, strict=True)],
         }
 
     def measure(self, advantages: Tensor) -> None:
         """Measure the policy before its update; the advantages are TRL's."""
-        session, batch = self.session, replace(self.batch, advantages=advantages.detach().clone())
+        session, rollouts = self.session, self.rollouts
         with self._clock("logps"), self._evaluating():
             self._probed = probe(session, self.step)
-            ref, _ = batch_logps(session.reference.model, batch, session.forward)
-            initial = initial_logps(session, batch, ref, self.step)
-            old, entropy = batch_logps(session.policy, batch, session.forward)
-        self.batch, self.logps = batch, measure.StepLogps(old=old, ref=ref, initial=initial, entropy=entropy)
+            ref = session.reference.policy.logps(rollouts)
+            initial = initial_logps(session, rollouts, ref, self.step)
+            before = session.policy.measure(rollouts)
+        self.batch = TrainingBatch(
+            rollouts=rollouts, advantages=advantages.detach().clone(), ref_logps=ref, old_logps=before.logps
+        )
+        self.logps = measure.StepLogps(old=before.logps, ref=ref, initial=initial, entropy=before.entropy)
 
     def note_pass(self, loss: Tensor, per_token_logps: Tensor, inputs: dict[str, Tensor]) -> None:
         """Add one pass: TRL's loss, and the ratios and KL of its own log-probabilities.
@@ -104,8 +105,8 @@ class Observer:
         log_ratio = torch.where(mask, per_token_logps - old, 0.0)
         ref_log_ratio = torch.where(mask, self.logps.ref[rows][:, : mask.shape[1]] - per_token_logps, 0.0)
         denominators = Denominators(
-            sequences=self.batch.num_rows // config.minibatches,
-            tokens=max(self.batch.num_loss_tokens / config.minibatches, 1),
+            sequences=self.rollouts.num_rows // config.minibatches,
+            tokens=max(self.rollouts.num_loss_tokens / config.minibatches, 1),
             max_completion_tokens=self.session.config.rollout.max_completion_tokens,
         )
         weights = token_weights(mask, config.aggregation, denominators)
@@ -134,7 +135,7 @@ class Observer:
             self._distance = reference.distance(session.policy)
             if reference.is_due(self.step, session.config.reference.sync_steps):
                 reference.keep_initial()
-                policy_logps, _ = batch_logps(session.policy, self.batch, session.forward)
+                policy_logps = session.policy.logps(self.rollouts)
                 self._pending = policy_logps, self._mean_k3(self.logps.ref, policy_logps)
 
     def end_update(self, figures: dict[str, float]) -> bool:
@@ -147,7 +148,7 @@ class Observer:
             sync = self._synced()
         accounted = ("rollout", "reward", "logps", "sync")
         self._clock.add("update", self._clock.total() - sum(self._clock.seconds(phase) for phase in accounted))
-        after = advance(self.session, self.state, self.batch, len(self._reports))
+        after = advance(self.session, self.state, self.rollouts, len(self._reports))
         measured = step_figures(
             self.session,
             self.batch,
@@ -173,12 +174,12 @@ class Observer:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """TRL has the policy in train mode; whatever is sampled or measured here is without dropout."""
-        was_training = self.session.policy.training
-        self.session.policy.eval()
+        was_training = self.session.policy.model.training
+        self.session.policy.model.eval()
         try:
             yield
         finally:
-            self.session.policy.train(was_training)
+            self.session.policy.model.train(was_training)
 
     def _report(self, figures: dict[str, float]) -> OptimizerStep:
         """Return the optimizer step under way: sums over its passes, and TRL's figures."""
@@ -194,7 +195,7 @@ class Observer:
         session, (policy_logps, kl_before) = self.session, self._pending
         self._pending = None
         session.reference.count_sync(self.step)
-        synced, _ = batch_logps(session.reference.model, self.batch, session.forward)
+        synced = session.reference.policy.logps(self.rollouts)
         return RefSync(
             step=self.step,
             alpha=session.config.reference.mixup_alpha,
@@ -205,7 +206,7 @@ class Observer:
         )
 
     def _mean_k3(self, ref_logps: Tensor, policy_logps: Tensor) -> float:
-        return measure.masked_mean(k3(ref_logps - policy_logps), self.batch.measured_mask)
+        return measure.masked_mean(k3(ref_logps - policy_logps), self.rollouts.measured_mask)
 
 
 def as_trl_prompt(content: str | Conversation) -> str | list[dict[str, Any]]:

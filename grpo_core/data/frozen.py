@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from grpo_core.data.prompts import PromptSplit, jsonable
+from grpo_core.data.prompts import PromptSplit, is_conversation, jsonable
 from grpo_core.errors import DataError, cause
 from grpo_core.machine.jsonfile import STORED, Count, build, parse_json, read_json, write_json
 from grpo_core.types import Prompt
@@ -106,7 +106,7 @@ def _prompt(line: bytes, number: int, path: Path) -> Prompt:
         plain = isinstance(content, str)
         valid = {
             "id": _is_count(fields["id"]),
-            "content": bool(content) and (plain or _is_conversation(content)),
+            "content": bool(content) and (plain or is_conversation(content)),
             "text": isinstance(fields["text"], str),
             "token_ids": isinstance(token_ids, list) and bool(token_ids) and all(map(_is_count, token_ids)),
             "columns": isinstance(columns, dict),
@@ -127,10 +127,3 @@ def _prompt(line: bytes, number: int, path: Path) -> Prompt:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _is_conversation(content: Any) -> bool:
-    return isinstance(content, list) and all(
-        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-        for turn in content
-    )

@@ -42,7 +42,8 @@ def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) 
     _check_allowed(task)
     try:
         dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or DEFAULT_SIZE, **task_args)
-        return [_plain(dataset[index]) for index in range(len(dataset))]
+        # As the rows will read back from JSON, so that scoring sees the same before and after freezing.
+        return [json.loads(json.dumps(dataset[index], default=str)) for index in range(len(dataset))]
     except Exception as error:  # a task's own code raises whatever its arguments lead to
         raise DataError(f"data.task_args {shown(task_args, 200)}: {task} refuses them: {cause(error)}") from error
 
@@ -79,9 +80,3 @@ def _check_allowed(task: str) -> None:
             f"data.source reasoning_gym:{name_of(task)}: not on the allow-list (its scorer may run model output as code, or "
             f"is not known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
         )
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as it will read back from JSON, so that scoring sees the same before and after freezing."""
-    plain: dict[str, Any] = json.loads(json.dumps(row, default=str))
-    return plain

@@ -41,7 +41,7 @@ def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:
 
 
 def files_digest(files: list[Path]) -> str:
-    """Return the SHA-256 of names and contents; a file that is not there counts as absent, and its reader will say so."""
+    """Return the SHA-256 of names and contents; a file that is not there counts as absent, which its reader will report."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())

@@ -18,11 +18,8 @@ def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: 
     [0, 1, 2]
     """
     first = (step - 1) * num_prompts_per_step
-    chosen = []
-    for position in range(first, first + num_prompts_per_step):
-        epoch, index = divmod(position, len(prompts))
-        chosen.append(prompts[int(_permutation(len(prompts), seed, epoch)[index])])
-    return tuple(chosen)
+    places = [divmod(position, len(prompts)) for position in range(first, first + num_prompts_per_step)]
+    return tuple(prompts[int(_permutation(len(prompts), seed, epoch)[index])] for epoch, index in places)
 
 
 def _permutation(length: int, seed: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

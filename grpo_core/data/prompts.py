@@ -38,20 +38,15 @@ def build_prompts(
     Raises:
         DataError: a column is missing, a row cannot be used, or a split is left empty.
     """
-    kept: list[Prompt] = []
-    num_too_long = 0
-    for prompt in _prompts(rows, config, tokenizer):
-        if len(prompt.token_ids) > max_prompt_tokens:
-            num_too_long += 1
-        else:
-            kept.append(prompt)
+    prompts = list(_prompts(rows, config, tokenizer))
+    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
+    num_too_long = len(prompts) - len(kept)
     if not kept:
         raise DataError(
             f"data.source {config.source}: no prompt is left of {len(rows)} rows; {num_too_long} have more than "
             f"rollout.max_prompt_tokens {max_prompt_tokens} tokens"
         )
-    train, held_out, num_duplicates = _split(kept, config)
-    return PromptSplit(train=train, eval=held_out, num_too_long=num_too_long, num_duplicates=num_duplicates)
+    return _split(kept, num_too_long, config)
 
 
 def hold_out_all(split: PromptSplit) -> PromptSplit:
@@ -95,18 +90,18 @@ def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
         return (*_opening(config), {"role": "user", "content": value})
     if isinstance(value, np.ndarray):  # a list column of a parquet file
         value = value.tolist()
-    if (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-            for turn in value
-        )
-    ):
+    if value and is_conversation(value):
         return (*_opening(config), *value)
     raise DataError(
         f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
         f"(role and content, both text), got {shown(value)}"
+    )
+
+
+def is_conversation(value: Any) -> bool:
+    """Return whether a value is a list of chat messages, each with a role and a content, both text."""
+    return isinstance(value, list) and all(
+        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in value
     )
 
 
@@ -163,8 +158,8 @@ def _gold_answer(value: Any, index: int, config: DataConfig) -> str:
     return rest.strip()
 
 
-def _split(prompts: Sequence[Prompt], config: DataConfig) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], int]:
-    """Return (train, eval, duplicates dropped from eval); no prompt text is in both.
+def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> PromptSplit:
+    """Return train and eval; no prompt text is in both.
 
     The distinct texts whose seeded hash is smallest are held out, so a prompt's side does not depend on the rows' order.
     """
@@ -179,8 +174,12 @@ def _split(prompts: Sequence[Prompt], config: DataConfig) -> tuple[tuple[Prompt,
     held_out_texts = set(ranked[:num_eval])
     train = tuple(prompt for prompt in prompts if prompt.text not in held_out_texts)
     held_out = {prompt.text: prompt for prompt in reversed(prompts) if prompt.text in held_out_texts}
-    num_duplicates = len(prompts) - len(train) - len(held_out)
-    return train, tuple(sorted(held_out.values(), key=lambda prompt: prompt.id)), num_duplicates
+    return PromptSplit(
+        train=train,
+        eval=tuple(sorted(held_out.values(), key=lambda prompt: prompt.id)),
+        num_too_long=num_too_long,
+        num_duplicates=len(prompts) - len(train) - len(held_out),
+    )
 
 
 def jsonable(value: Any) -> Any:

@@ -65,9 +65,8 @@ def _hub_rows(name: str, config: DataConfig) -> list[Row]:
     try:
         dataset = datasets.load_dataset(name, config.hub_config, split=config.hub_split)
     except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad configuration
-        message = str(error).strip().splitlines() or ["no message"]
         raise DataError(
             f"data.source hub:{name} (data.hub_config {config.hub_config}, data.hub_split {config.hub_split}): cannot be "
-            f"loaded ({type(error).__name__}: {message[0]}); check the name, or give file:<path>"
+            f"loaded ({type(error).__name__}: {cause(error)}); check the name, or give file:<path>"
         ) from error
     return [dict(row) for row in dataset]

@@ -2,25 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo_core.algorithm.masking import completion_mask
 from grpo_core.config import RunConfig
 from grpo_core.evaluation.sets import HELD_OUT
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, Sampler, SamplingSettings
-from grpo_core.generation.text import decode
-from grpo_core.generation.torch_sampler import TorchSampler
-from grpo_core.policy.device import pick_device, pin_threads, set_determinism
-from grpo_core.policy.loading import eos_token_ids, load_policy, load_tokenizer
+from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.policy.device import pin_threads, set_determinism
+from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.rewards.base import Reward, call, load_rewards
 from grpo_core.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +45,6 @@ class EvalResult:
         """Return the figures for the journal, without intervals."""
         return {key: estimate.value for key, estimate in self.estimates.items()}
 
-    def greedy_correct(self) -> dict[int, bool]:
-        """Return, by prompt id, whether the greedy completion is correct."""
-        return {row.prompt_id: row.correct for row in self.completions if row.sample == -1}
-
     def as_json(self) -> dict[str, Any]:
         """Return the figures and intervals, without the completions."""
         return {"num_prompts": self.num_prompts, "estimates": {key: asdict(value) for key, value in self.estimates.items()}}
@@ -64,9 +54,7 @@ class EvalResult:
 class Evaluator:
     """Completes prompts and lets one verifier judge."""
 
-    sampler: Sampler
-    tokenizer: "PreTrainedTokenizerBase"
-    eos_token_ids: tuple[int, ...]
+    policy: Policy
     verifier: Reward
     config: RunConfig
 
@@ -92,18 +80,10 @@ class Evaluator:
         return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled))
 
     def _complete(self, prompts: Sequence[Prompt], group_size: int, temperature: float) -> tuple[EvaluatedCompletion, ...]:
-        rollout = self.config.rollout
-        settings = SamplingSettings(
-            group_size=group_size,
-            max_completion_tokens=rollout.max_completion_tokens,
-            temperature=temperature,
-            top_p=rollout.top_p if temperature else 1.0,
-            top_k=rollout.top_k if temperature else None,
-        )
+        settings = replace(SamplingSettings.of(self.config.rollout), group_size=group_size, temperature=temperature)
         key = RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0)
-        sampled = self.sampler.sample(prompts, settings, key)
-        mask = completion_mask(sampled.completion_ids, self.eos_token_ids)
-        texts = decode(self.tokenizer, sampled.completion_ids, mask)
+        sampled = self.policy.sample(prompts, settings, key)
+        texts = self.policy.decode(sampled)
         repeated = [prompt for prompt in prompts for _ in range(group_size)]
         scores = call(self.verifier, repeated, texts)
         return tuple(
@@ -118,7 +98,7 @@ class Evaluator:
                 tokens=int(length),
             )
             for index, (prompt, text, value, length) in enumerate(
-                zip(repeated, texts, scores, mask.sum(dim=1).tolist(), strict=True)
+                zip(repeated, texts, scores, sampled.lengths().tolist(), strict=True)
             )
         )
 
@@ -127,20 +107,15 @@ def open_evaluator(config: RunConfig, folder: Path) -> Evaluator:
     """Return an evaluator of the model in `folder`, for a process that does nothing else."""
     pin_threads(config.training)
     set_determinism(config.training.deterministic)
-    model = load_policy(folder, pick_device(config.training.device), config.model.trust_remote_code)
-    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
-    eos = eos_token_ids(model, tokenizer)
     return Evaluator(
-        sampler=TorchSampler(model, eos, config.model.dtype, config.training.rollout_rows),
-        tokenizer=tokenizer,
-        eos_token_ids=eos,
+        policy=open_policy(folder, config),
         verifier=pick_verifier(load_rewards(config.rewards), config.evaluation.verifier),
         config=config,
     )
 
 
 def is_correct(score: float | None, pass_score: float) -> bool:
-    """Tell whether the verifier accepts; an unscorable completion is not accepted."""
+    """Return whether the verifier accepts; an unscorable completion is not accepted."""
     return score is not None and not math.isnan(score) and score >= pass_score
 
 

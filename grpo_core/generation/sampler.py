@@ -6,10 +6,12 @@ Adding one: implement `Sampler.sample` in a file of its own, keep the row order 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_core.config import RolloutConfig
 from grpo_core.generation.randomness import Stream
 from grpo_core.types import Prompt
 
@@ -29,6 +31,17 @@ class SamplingSettings:
     top_k: int | None = None
     """Only the k most likely tokens; None = off."""
 
+    @classmethod
+    def of(cls, rollout: RolloutConfig) -> "SamplingSettings":
+        """Return how a run's rollouts are drawn."""
+        return cls(
+            group_size=rollout.group_size,
+            max_completion_tokens=rollout.max_completion_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RandomKey:
@@ -41,14 +54,30 @@ class RandomKey:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledCompletions:
-    """B = P * G completions in prompt-major order."""
+    """P prompts with G completions each, row `p * G + g`. Tensors live on the policy's device."""
 
-    completion_ids: Tensor
-    """[B, T] right-padded tokens, T = the longest completion sampled."""
-    sampling_per_token_logps: Tensor
-    """[B, T] fp32 log-probabilities of the temperature-scaled policy as the sampler saw them; 0 where padded."""
+    prompts: tuple[Prompt, ...]
+    """P."""
+    group_size: int
+    """G."""
+    completion_ids: Int[Tensor, "B T"]
+    """Tokens, padded on the right; T = the longest completion sampled."""
+    completion_mask: Bool[Tensor, "B T"]
+    """True through the first end-of-sequence token."""
+    sampling_per_token_logps: Float[Tensor, "B T"]
+    """Log-probabilities of the temperature-scaled policy in fp32 as the sampler saw them; 0 where padded."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return int(self.completion_ids.shape[0])
+
+    def lengths(self) -> Int[Tensor, " B"]:
+        """Return the completion tokens of each row, the end token included."""
+        return self.completion_mask.sum(dim=1)
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Anything that completes prompts."""
 

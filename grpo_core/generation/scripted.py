@@ -1,10 +1,11 @@
-"""A sampler that says what it was told to: for tests, golden trajectories and dry runs without sampling."""
+"""A sampler that follows a script: for tests, golden trajectories and dry runs without sampling."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.types import Prompt
 
@@ -17,29 +18,32 @@ class ScriptedSampler:
 
     def __init__(self, script: Script, eos_token_ids: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Follow `script`; padding is the first of `eos_token_ids`."""
-        self._script = script
-        self._padding = eos_token_ids[0]
-        self._eos = set(eos_token_ids)
-        self._device = device
+        self._script, self._eos_token_ids, self._device = script, tuple(eos_token_ids), device
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Scripted tokens have no probability; their log-probabilities are 0.
 
         Raises:
-            ValueError: the script gives no token, or goes on after the end token.
+            ValueError: the script gives no token, or continues after the end token.
         """
         rows = [
             self._completion(key.step, prompt.id, index, settings.max_completion_tokens)
             for prompt in prompts
             for index in range(settings.group_size)
         ]
-        width = max(len(row) for row in rows)
-        ids = torch.tensor([row + [self._padding] * (width - len(row)) for row in rows], device=self._device)
+        width, padding = max(len(row) for row in rows), self._eos_token_ids[0]
+        ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=self._device)
         logps: Tensor = torch.zeros(ids.shape, device=self._device)
-        return SampledCompletions(completion_ids=ids, sampling_per_token_logps=logps)
+        return SampledCompletions(
+            prompts=tuple(prompts),
+            group_size=settings.group_size,
+            completion_ids=ids,
+            completion_mask=completion_mask(ids, self._eos_token_ids),
+            sampling_per_token_logps=logps,
+        )
 
     def _completion(self, step: int, prompt_id: int, index: int, most: int) -> list[int]:
         tokens = list(self._script(step, prompt_id, index))[:most]
-        if not tokens or self._eos & set(tokens[:-1]):
+        if not tokens or set(self._eos_token_ids) & set(tokens[:-1]):
             raise ValueError(f"script: step {step}, prompt {prompt_id}, completion {index}: {tokens} is no completion")
         return tokens

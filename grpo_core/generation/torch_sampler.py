@@ -5,87 +5,81 @@ the cumulative distribution at a counter-based uniform, so that a row's random n
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from grpo_core.algorithm.masking import is_eos
+from grpo_core.algorithm.masking import completion_mask, is_eos
 from grpo_core.generation.randomness import token_uniforms
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
-from grpo_core.policy.precision import Dtype, compute_in
-from grpo_core.policy.prefix import EncodedPrefix, continue_prefix, encode_prompts, expand_prefix, vocabulary_head
+from grpo_core.policy.precision import compute_in
+from grpo_core.policy.prefix import continue_prefix, encode_prompts, expand_prefix, vocabulary_head
 from grpo_core.types import Prompt
 
+if TYPE_CHECKING:
+    from grpo_core.policy.policy import Policy
 
-class TorchSampler:
-    """Samples from a transformers causal language model on the device where it already is."""
 
-    def __init__(
-        self, model: PreTrainedModel, eos_token_ids: Sequence[int], dtype: Dtype = "float32", max_rows: int = 256
-    ) -> None:
-        """Sample from `model`, computing in `dtype`; at most `max_rows` completions are in flight, which bounds the cache."""
-        self._model = model
-        self._dtype: Dtype = dtype
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._max_rows = max_rows
+@torch.no_grad()
+def sample_completions(
+    policy: "Policy", prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
+) -> SampledCompletions:
+    """Sample from a policy's model on the device where it already is; see `Policy.sample`."""
+    prompts_at_once = max(1, policy.rollout_rows // settings.group_size)
+    with compute_in(policy.dtype, policy.device):
+        parts = [
+            _sample_batch(policy, prompts[start : start + prompts_at_once], settings, key)
+            for start in range(0, len(prompts), prompts_at_once)
+        ]
+    width = max(ids.shape[1] for ids, _ in parts)
+    completion_ids = torch.cat([_pad_right(ids, width, policy.eos_token_ids[0]) for ids, _ in parts])
+    return SampledCompletions(
+        prompts=tuple(prompts),
+        group_size=settings.group_size,
+        completion_ids=completion_ids,
+        completion_mask=completion_mask(completion_ids, policy.eos_token_ids),
+        sampling_per_token_logps=torch.cat([_pad_right(logps, width, 0.0) for _, logps in parts]),
+    )
 
-    @torch.no_grad()
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
-        """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
-        prompts_at_once = max(1, self._max_rows // settings.group_size)
-        with compute_in(self._dtype, self._model.device):
-            parts = [
-                self._sample_batch(prompts[start : start + prompts_at_once], settings, key)
-                for start in range(0, len(prompts), prompts_at_once)
-            ]
-        width = max(ids.shape[1] for ids, _ in parts)
-        return SampledCompletions(
-            completion_ids=torch.cat([_pad_right(ids, width, self._eos_token_ids[0]) for ids, _ in parts]),
-            sampling_per_token_logps=torch.cat([_pad_right(logps, width, 0.0) for _, logps in parts]),
-        )
 
-    def _sample_batch(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> tuple[Tensor, Tensor]:
-        device = self._model.device
-        rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
-        prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
-        prefix = expand_prefix(encode_prompts(self._model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
-        uniforms = self._uniforms(rows, settings, key)
+def _sample_batch(
+    policy: "Policy", prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
+) -> tuple[Tensor, Tensor]:
+    """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together."""
+    model, device, limit = policy.model, policy.device, settings.max_completion_tokens
+    rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
+    prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
+    prefix = expand_prefix(encode_prompts(model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
+    uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
 
-        completion_ids = torch.full((len(rows), settings.max_completion_tokens), self._eos_token_ids[0], device=device)
-        logps = torch.zeros(len(rows), settings.max_completion_tokens, device=device)
-        active = torch.arange(len(rows), device=device)
-        hidden, seen = prefix.last_hidden, prefix.mask
-        for position in range(settings.max_completion_tokens):
-            tokens, token_logps = self._draw(hidden, settings, uniforms[active, position])
-            completion_ids[active, position] = tokens
-            logps[active, position] = token_logps
-            going_on = ~is_eos(tokens, self._eos_token_ids)
-            last = position + 1 == settings.max_completion_tokens
-            if last or not going_on.any():
-                return completion_ids[:, : position + 1], logps[:, : position + 1]
-            if not going_on.all():
-                active, tokens, seen = active[going_on], tokens[going_on], seen[going_on]
-                prefix.cache.batch_select_indices(going_on.nonzero().squeeze(1))
-            seen = torch.cat([seen, seen.new_ones(len(active), 1)], dim=1)
-            hidden = self._next_hidden(prefix, tokens, seen)
-        raise AssertionError("unreachable: max_completion_tokens is at least 1")
+    completion_ids = torch.full((len(rows), limit), policy.eos_token_ids[0], device=device)
+    logps = torch.zeros(len(rows), limit, device=device)
+    active = torch.arange(len(rows), device=device)
+    hidden, seen = prefix.last_hidden, prefix.mask
+    for position in range(limit):
+        tokens, token_logps = _draw(vocabulary_head(model)(hidden).float(), settings, uniforms[active, position])
+        completion_ids[active, position] = tokens
+        logps[active, position] = token_logps
+        unfinished = ~is_eos(tokens, policy.eos_token_ids)
+        if position + 1 == limit or not unfinished.any():
+            return completion_ids[:, : position + 1], logps[:, : position + 1]
+        if not unfinished.all():
+            active, tokens, seen = active[unfinished], tokens[unfinished], seen[unfinished]
+            prefix.cache.batch_select_indices(unfinished.nonzero().squeeze(1))
+        seen = torch.cat([seen, seen.new_ones(len(active), 1)], dim=1)
+        hidden = continue_prefix(model, prefix, tokens.unsqueeze(1), seen)[:, -1]
+    raise AssertionError("unreachable: max_completion_tokens is at least 1")
 
-    def _next_hidden(self, prefix: EncodedPrefix, tokens: Tensor, seen: Tensor) -> Tensor:
-        return continue_prefix(self._model, prefix, tokens.unsqueeze(1), seen)[:, -1]
 
-    def _draw(self, hidden: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        logits = vocabulary_head(self._model)(hidden).float()
-        if settings.temperature == 0:
-            tokens = logits.argmax(dim=-1)
-            return tokens, _logp_of(logits, tokens)
+def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ([b] tokens, [b] their log-probabilities under the policy, whatever `top_p` and `top_k` leave out)."""
+    if settings.temperature == 0:
+        tokens = logits.argmax(dim=-1)
+    else:
         logits = logits / settings.temperature
         tokens = invert_cdf(restrict(logits, settings.top_p, settings.top_k).softmax(dim=-1), uniforms)
-        return tokens, _logp_of(logits, tokens)
-
-    def _uniforms(self, rows: list[tuple[int, int]], settings: SamplingSettings, key: RandomKey) -> Tensor:
-        numbers = token_uniforms(key.seed, key.stream, key.step, rows, settings.max_completion_tokens)
-        return torch.from_numpy(numbers).to(self._model.device)
+    return tokens, torch.log_softmax(logits, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def restrict(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
@@ -113,10 +107,6 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     # Scaled by the actual total: it may differ from 1 by rounding, and a uniform beyond it would pick no token.
     targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=probabilities.shape[-1] - 1)
-
-
-def _logp_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    return torch.log_softmax(logits, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def _pad_right(values: Tensor, width: int, fill: float) -> Tensor:

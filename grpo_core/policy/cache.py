@@ -73,7 +73,7 @@ def made_once(source: str, target: Path, make: Callable[[Path], None]) -> Path:
 
 
 def is_whole(target: Path) -> bool:
-    """Tell whether a model is there with every file as it was made.
+    """Return whether a model is there with every file as it was made.
 
     Sizes and times are compared, and contents where only the time is another one: the folder was copied. A model of an older
     version has no list: its weights say themselves how long their file is.
@@ -112,7 +112,7 @@ def _is_plausible(target: Path) -> bool:
 
 
 def _is_complete(weights: Path) -> bool:
-    """Tell whether a safetensors file is as long as its header says.
+    """Return whether a safetensors file is as long as its header says.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on exactly as if it had never stopped.
+"""Checkpoints: everything that a run needs to resume exactly as if it had never stopped.
 
     checkpoints/step_000040/
       policy/                 transformers folder: weights (safetensors), config, tokenizer; loads anywhere
@@ -20,19 +20,19 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch.optim import AdamW
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from grpo_core.errors import ModelError, cause, name_of, shown
 from grpo_core.machine.disk import whole_or_gone
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.policy.reference import Reference, frozen_copy
+from grpo_core.policy.policy import Policy
+from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
     MARK_FILE,
@@ -46,9 +46,6 @@ from grpo_core.policy.saved import (
     step_of,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 OPTIMIZER_FILE = "optimizer.pt"
 POLICY_FILE, REFERENCE_FILE, INITIAL_FILE = "policy/model.safetensors", "reference.safetensors", "initial.safetensors"
 NEEDED_FILES = (POLICY_FILE, REFERENCE_FILE, OPTIMIZER_FILE, STATE_FILE)
@@ -58,10 +55,9 @@ NEEDED_FILES = (POLICY_FILE, REFERENCE_FILE, OPTIMIZER_FILE, STATE_FILE)
 class Trainable:
     """The live objects that a checkpoint is taken of, and restored into."""
 
-    policy: PreTrainedModel
-    tokenizer: "PreTrainedTokenizerBase"
+    policy: Policy
     reference: Reference
-    optimizer: AdamW
+    optimizer: Optimizer
     schedule: LambdaLR
 
 
@@ -76,7 +72,8 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     """
     target = folder / str(checkpoint_name(state.step))
     scratch = folder / f".{target.name}.partial"
-    remove_leftovers(folder)
+    for leftover in list_leftovers(folder):
+        shutil.rmtree(leftover)
     with whole_or_gone(f"checkpoint {target.name}", scratch):
         _write(scratch, live, state, mark)
     shutil.rmtree(target, ignore_errors=True)
@@ -86,23 +83,17 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     return target
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed has left half-written or half-removed."""
-    for path in list_leftovers(folder):
-        shutil.rmtree(path)
-
-
 def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
-    live.policy.save_pretrained(folder / "policy")
-    live.tokenizer.save_pretrained(folder / "policy")
-    _save_weights(live.reference.model, folder / "reference.safetensors")
+    live.policy.model.save_pretrained(folder / "policy")
+    live.policy.tokenizer.save_pretrained(folder / "policy")
+    _save_weights(live.reference.policy.model, folder / REFERENCE_FILE)
     if live.reference.initial is not None:
-        _save_weights(live.reference.initial, folder / "initial.safetensors")
-    with (folder / "optimizer.pt").open("wb") as stream:  # given a path, torch does not tell why it could not write
+        _save_weights(live.reference.initial.model, folder / INITIAL_FILE)
+    with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
         torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
-    (folder / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
     if mark is not None:
         (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
     digests = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
@@ -127,13 +118,13 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     files = verify_checkpoint(checkpoint)
     state = read_state(checkpoint)
     for name in files & {POLICY_FILE, REFERENCE_FILE, INITIAL_FILE}:
-        _check_weights(checkpoint, name, live.policy)
+        _check_weights(checkpoint, name, live.policy.model)
     _load_optimizer(checkpoint, live)
-    _load_weights(live.policy, load_file(checkpoint / POLICY_FILE))
-    live.reference.initial = frozen_copy(live.reference.model) if INITIAL_FILE in files else None
+    _load_weights(live.policy.model, load_file(checkpoint / POLICY_FILE))
+    live.reference.initial = live.reference.policy.frozen_copy() if INITIAL_FILE in files else None
     if live.reference.initial is not None:
-        _load_weights(live.reference.initial, load_file(checkpoint / INITIAL_FILE))
-    _load_weights(live.reference.model, load_file(checkpoint / REFERENCE_FILE))
+        _load_weights(live.reference.initial.model, load_file(checkpoint / INITIAL_FILE))
+    _load_weights(live.reference.policy.model, load_file(checkpoint / REFERENCE_FILE))
     live.reference.sync_count, live.reference.last_sync_step = state.sync_count, state.last_sync_step
     return state
 

@@ -37,7 +37,7 @@ def pin_threads(config: TrainingConfig) -> int:
 def set_determinism(wanted: bool) -> None:
     """Let torch choose deterministic kernels, or not; call it before anything is computed on a GPU.
 
-    An operation that has none goes on with a warning, which the log holds: refusing it would refuse the model.
+    An operation that has none runs with a warning, which the log holds: refusing it would refuse the model.
     """
     if wanted:
         # cuBLAS reads it when it starts, and sums in another order from call to call without it.

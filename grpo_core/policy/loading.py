@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ModelError, shown
+from grpo_core.errors import ModelError, cause, shown
 from grpo_core.policy.bundled import PREFIX, bundled_model_here, bundled_model_path
 from grpo_core.policy.scratch import PREFIX as SCRATCH_PREFIX
 from grpo_core.policy.scratch import is_made, scratch_model_path
@@ -74,14 +74,9 @@ def _download(source: str, trust_remote_code: bool) -> Path:
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
             f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a recipe "
-            f"({SCRATCH_PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {_first_line(error)}). "
+            f"({SCRATCH_PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
             "Check the spelling, or give a local path"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
@@ -95,13 +90,13 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrained
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.source: no tokenizer can be loaded from {folder}: {_first_line(error)}") from error
+        raise ModelError(f"model.source: no tokenizer can be loaded from {folder}: {cause(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
     return tokenizer
 
 
-def load_policy(folder: Path, device: "torch.device | str" = "cpu", trust_remote_code: bool = False) -> "PreTrainedModel":
+def load_model(folder: Path, device: "torch.device | str" = "cpu", trust_remote_code: bool = False) -> "PreTrainedModel":
     """Load a causal language model with fp32 weights, dropout off.
 
     Raises:
@@ -113,7 +108,7 @@ def load_policy(folder: Path, device: "torch.device | str" = "cpu", trust_remote
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.source: no causal language model can be loaded from {folder}: {_first_line(error)}") from error
+        raise ModelError(f"model.source: no causal language model can be loaded from {folder}: {cause(error)}") from error
     model.eval()
     _check_plain_head(model, folder)
     return model.to(device)

@@ -10,24 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrefix:
-    """Prompts after one forward pass."""
+    """Prompts after one forward pass: a row for each prompt, or, once expanded, for each completion."""
 
-    last_hidden: Tensor
-    """[P, H] hidden state of each prompt's last token: it predicts the first completion token."""
-    mask: Tensor
-    """[P, Tp] bool, true on prompt tokens; prompts are padded on the left."""
+    last_hidden: Float[Tensor, "R H"]
+    """Hidden state of each prompt's last token: it predicts the first completion token."""
+    mask: Bool[Tensor, "R S"]
+    """True on prompt tokens; prompts are padded on the left."""
     cache: DynamicCache
     """Keys and values of the P prompts."""
 
 
-def pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ([P, Tp] ids, [P, Tp] bool mask) of token sequences padded on the left with 0, which the mask hides."""
+def pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "P S"], Bool[Tensor, "P S"]]:
+    """Return (ids, mask) of token sequences padded on the left with 0, which the mask hides."""
     width = max(len(sequence) for sequence in sequences)
     ids = torch.zeros(len(sequences), width, dtype=torch.long)
     mask = torch.zeros(len(sequences), width, dtype=torch.bool)
@@ -50,16 +51,18 @@ def encode_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
     return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1], mask=mask, cache=output.past_key_values)
 
 
-def expand_prefix(prefix: EncodedPrefix, prompt_of_row: Tensor) -> EncodedPrefix:
-    """Give every row the prefix of its prompt: [B] indices into the P prompts. The cache is changed in place."""
+def expand_prefix(prefix: EncodedPrefix, prompt_of_row: Int[Tensor, " B"]) -> EncodedPrefix:
+    """Give every row the prefix of its prompt: indices into the P prompts. The cache is changed in place."""
     prefix.cache.batch_select_indices(prompt_of_row)
     return EncodedPrefix(last_hidden=prefix.last_hidden[prompt_of_row], mask=prefix.mask[prompt_of_row], cache=prefix.cache)
 
 
-def continue_prefix(model: PreTrainedModel, prefix: EncodedPrefix, token_ids: Tensor, token_mask: Tensor) -> Tensor:
-    """Run [B, t] further tokens after an expanded prefix; return their [B, t, H] hidden states. The cache grows.
+def continue_prefix(
+    model: PreTrainedModel, prefix: EncodedPrefix, token_ids: Int[Tensor, "B t"], token_mask: Bool[Tensor, "B seen"]
+) -> Float[Tensor, "B t H"]:
+    """Run further tokens after an expanded prefix; return their hidden states. The cache grows.
 
-    `token_mask` [B, prefix + t] bool covers everything in the cache after this call.
+    `token_mask` covers everything in the cache after this call.
     """
     positions = _positions(token_mask)[:, -token_ids.shape[1] :]
     output = backbone(model)(
@@ -74,16 +77,20 @@ def continue_prefix(model: PreTrainedModel, prefix: EncodedPrefix, token_ids: Te
 
 
 def completion_hidden(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_of_row: Tensor, completion_ids: Tensor, mask: Tensor
-) -> Tensor:
-    """Return the [B, T, H] hidden states that predict each completion token.
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    prompt_of_row: Int[Tensor, " B"],
+    completion_ids: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T H"]:
+    """Return the hidden states that predict each completion token.
 
     Args:
         model: a causal language model.
         prompts: P token sequences.
-        prompt_of_row: [B] which prompt each row completes.
-        completion_ids: [B, T] right-padded.
-        mask: [B, T] bool completion mask.
+        prompt_of_row: which prompt each row completes.
+        completion_ids: padded on the right.
+        mask: the completion mask.
     """
     prefix = expand_prefix(encode_prompts(model, prompts), prompt_of_row)
     first = prefix.last_hidden.unsqueeze(1)

@@ -6,34 +6,36 @@ Sources: TR-DPO, arXiv:2404.09656 (TRL's `sync_ref_model`); DeepSeekMath, arXiv:
 The initial policy is kept beside it, because a sync hides how far the policy has come from there.
 """
 
-import copy
 import math
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
+
+from grpo_core.policy.policy import Policy
 
 
 class Reference:
     """The current reference and, from the first sync on, the initial policy."""
 
-    def __init__(self, initial_policy: PreTrainedModel) -> None:
+    def __init__(self, initial_policy: Policy) -> None:
         """Take a frozen copy of `initial_policy` as the reference."""
-        self.model = frozen_copy(initial_policy)
-        self.initial: PreTrainedModel | None = None
+        self.policy = initial_policy.frozen_copy()
+        self.initial: Policy | None = None
         """The policy before training; None while the reference still is that policy."""
         self.sync_count = 0
         self.last_sync_step = 0
-        self._first = self.model
+        self._first = self.policy
 
     def is_due(self, step: int, sync_steps: int | None) -> bool:
-        """Tell whether the reference is synchronised after `step`."""
+        """Return whether the reference is synchronised after `step`."""
         return sync_steps is not None and step % sync_steps == 0
 
     @torch.no_grad()
-    def sync(self, policy: PreTrainedModel, alpha: float, step: int) -> None:
+    def sync(self, policy: Policy, alpha: float, step: int) -> None:
         """Move the reference towards (alpha < 1) or onto (alpha = 1) the policy."""
         self.keep_initial()
-        for ref_parameter, parameter in zip(self.model.parameters(), policy.parameters(), strict=True):
+        for ref_parameter, parameter in zip(self.policy.parameters(), policy.parameters(), strict=True):
             if alpha == 1:
                 ref_parameter.copy_(parameter)
             else:
@@ -42,12 +44,12 @@ class Reference:
 
     def hand_over(self, model: PreTrainedModel) -> None:
         """Let `model`, with the same weights, be the reference: another engine moves it; the copy made here stays as it is."""
-        self.model = model
+        self.policy = replace(self.policy, model=model)
 
     def keep_initial(self) -> None:
         """Keep the initial policy: what the reference is until its first sync."""
         if self.initial is None:
-            self.initial = frozen_copy(self.model) if self._first is self.model else self._first
+            self.initial = self.policy.frozen_copy() if self._first is self.policy else self._first
 
     def count_sync(self, step: int) -> None:
         """Note that the reference was synchronised after `step`, here or by another engine."""
@@ -55,15 +57,7 @@ class Reference:
         self.last_sync_step = step
 
     @torch.no_grad()
-    def distance(self, policy: PreTrainedModel) -> float:
+    def distance(self, policy: Policy) -> float:
         """Return ||theta - theta_ref||_2 over all parameters."""
-        pairs = zip(policy.parameters(), self.model.parameters(), strict=True)
+        pairs = zip(policy.parameters(), self.policy.parameters(), strict=True)
         return math.sqrt(sum(float((parameter - ref).square().sum(dtype=torch.float64)) for parameter, ref in pairs))
-
-
-def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy without gradients."""
-    duplicate = copy.deepcopy(model)
-    duplicate.requires_grad_(False)
-    duplicate.eval()
-    return duplicate

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic.dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from grpo_core.errors import ModelError, cause
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json
 
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
+Kind = TypeVar("Kind")
 _NAME = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"\.step_\d{6,}\.partial")
 
@@ -83,10 +85,7 @@ def read_state(checkpoint: Path) -> TrainingState:
     Raises:
         ModelError: state.json is missing or holds something else.
     """
-    try:
-        return build(TrainingState, read_json(checkpoint / STATE_FILE))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{checkpoint}: {STATE_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+    return _read(TrainingState, checkpoint / STATE_FILE)
 
 
 def read_mark(checkpoint: Path) -> JournalMark | None:
@@ -96,10 +95,14 @@ def read_mark(checkpoint: Path) -> JournalMark | None:
         ModelError: journal.json holds something else.
     """
     file = checkpoint / MARK_FILE
+    return _read(JournalMark, file) if file.exists() else None
+
+
+def _read(kind: type[Kind], file: Path) -> Kind:
     try:
-        return build(JournalMark, read_json(file)) if file.exists() else None
+        return build(kind, read_json(file))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{checkpoint}: {MARK_FILE} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+        raise ModelError(f"{file.parent}: {file.name} cannot be read ({cause(error)}); the checkpoint is damaged") from error
 
 
 def checkpoint_name(step: int | None) -> str | None:

@@ -118,8 +118,12 @@ def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tup
         RewardError: as `score`.
     """
     contents = [prompt.content if isinstance(prompt.content, str) else list(prompt.content) for prompt in prompts]
-    completions = [_completion(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in dict.fromkeys(_column_names(prompts))}
+    completions = [
+        text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
     try:
         values = reward.function(prompts=contents, completions=completions, **columns, **reward.args)
     except Exception as error:  # whatever a user's function raises becomes one clear message
@@ -129,14 +133,6 @@ def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tup
             f"{prompts[culprit].text[-200:]!r}, completion {texts[culprit][:200]!r}"
         ) from error
     return _checked(reward, values, prompts, texts)
-
-
-def _column_names(prompts: Sequence[Prompt]) -> list[str]:
-    return [name for prompt in prompts for name in prompt.columns]
-
-
-def _completion(prompt: Prompt, text: str) -> Any:
-    return text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
 
 
 def _first_failing(reward: Reward, contents: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> int:

@@ -7,9 +7,9 @@ from grpo_core.training.process import Train, run
 
 
 def _load() -> Train:
-    from grpo_core.training.loop import train
+    from grpo_core.training.loop import run_steps
 
-    return train
+    return run_steps
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,28 +5,28 @@ from pathlib import Path
 import pandas
 
 from grpo_core.machine.disk import whole_or_gone
-from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.batch import TrainingBatch
 
 
-def write_completions(folder: Path, step: int, batch: RolloutBatch) -> Path:
+def write_completions(folder: Path, step: int, batch: TrainingBatch) -> Path:
     """Write `folder`/step_NNNNNN.parquet, one row a completion, and return its path.
 
     Raises:
         DiskFullError: the disk is full; nothing of the table is left.
     """
-    size = batch.group_size
+    rollouts, size = batch.rollouts, batch.rollouts.group_size
     table = pandas.DataFrame(
         {
             "step": step,
-            "prompt_id": [prompt.id for prompt in batch.prompts for _ in range(size)],
-            "completion_index": [index for _ in batch.prompts for index in range(size)],
-            "prompt": [prompt.text for prompt in batch.prompts for _ in range(size)],
-            "completion": list(batch.texts),
-            "reward": list(batch.scores.total),
-            **{f"reward_{name}": list(values) for name, values in batch.scores.breakdown.items()},
+            "prompt_id": [prompt.id for prompt in rollouts.prompts for _ in range(size)],
+            "completion_index": [index for _ in rollouts.prompts for index in range(size)],
+            "prompt": [prompt.text for prompt in rollouts.prompts for _ in range(size)],
+            "completion": list(rollouts.texts),
+            "reward": rollouts.rewards.tolist(),
+            **{f"reward_{name}": values.tolist() for name, values in rollouts.rewards_by_function.items()},
             "advantage": batch.advantages.tolist(),
-            "tokens": batch.lengths().tolist(),
-            "truncated": batch.truncated.tolist(),
+            "tokens": rollouts.lengths().tolist(),
+            "truncated": rollouts.truncated.tolist(),
         }
     )
     path = folder / f"step_{step:06d}.parquet"

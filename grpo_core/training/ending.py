@@ -1,25 +1,21 @@
 """When a run has had its last step, and how far it is until then. Knows counters and settings, and no torch."""
 
-from typing import TYPE_CHECKING
-
 from grpo_core.config import TrainingConfig
+from grpo_core.policy.saved import TrainingState
 from grpo_core.run.journal import Record
 
-if TYPE_CHECKING:
-    from grpo_core.policy.saved import TrainingState
 
-
-def is_over(settings: TrainingConfig, state: "TrainingState") -> bool:
-    """Tell whether a run has had its last step: by `training.steps`, or by `training.max_tokens`."""
+def is_over(settings: TrainingConfig, state: TrainingState) -> bool:
+    """Return whether a run has had its last step: by `training.steps`, or by `training.max_tokens`."""
     return state.step >= settings.steps or has_all_tokens(settings, state)
 
 
-def has_all_tokens(settings: TrainingConfig, state: "TrainingState") -> bool:
-    """Tell whether `training.max_tokens` completion tokens have been sampled."""
+def has_all_tokens(settings: TrainingConfig, state: TrainingState) -> bool:
+    """Return whether `training.max_tokens` completion tokens have been sampled."""
     return settings.max_tokens is not None and state.generated_tokens >= settings.max_tokens
 
 
-def why_finished(settings: TrainingConfig, state: "TrainingState") -> str | None:
+def why_finished(settings: TrainingConfig, state: TrainingState) -> str | None:
     """Return what ended a run that has had its last step; None where only `training.steps` could."""
     if settings.max_tokens is None:
         return None

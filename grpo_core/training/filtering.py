@@ -1,6 +1,7 @@
 """Completions that the loss leaves out, and the penalty for those that are nearly too long; nothing happens silently."""
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std
@@ -9,8 +10,8 @@ from grpo_core.config import FilterConfig
 Figures = dict[str, float]
 
 
-def overlong_penalty(lengths: Tensor, limit: int, buffer: int | None) -> Tensor:
-    """Return [B] what is subtracted from the rewards: 0 until `limit` - `buffer` tokens, rising linearly to 1 at the limit.
+def overlong_penalty(lengths: Int[Tensor, " B"], limit: int, buffer: int | None) -> Float[Tensor, " B"]:
+    """Return what is subtracted from the rewards: 0 until `limit` - `buffer` tokens, rising linearly to 1 at the limit.
 
     Source: DAPO, arXiv:2503.14476, eq. 13. None = no penalty.
 
@@ -22,13 +23,15 @@ def overlong_penalty(lengths: Tensor, limit: int, buffer: int | None) -> Tensor:
     return ((lengths.double() - (limit - buffer)) / buffer).clamp(0, 1)
 
 
-def filter_rows(config: FilterConfig, rewards: Tensor, truncated: Tensor, group_size: int) -> tuple[Tensor, Figures]:
-    """Return ([B] bool rows that the loss keeps, the shares of what it leaves out).
+def filter_rows(
+    config: FilterConfig, rewards: Float[Tensor, " B"], truncated: Bool[Tensor, " B"], group_size: int
+) -> tuple[Bool[Tensor, " B"], Figures]:
+    """Return (rows that the loss keeps, the shares of what it leaves out).
 
     Args:
         config: which filters are on.
-        rewards: [B] rewards as they are compared, after their shaping; a group without two different ones teaches nothing.
-        truncated: [B] bool.
+        rewards: as they are compared, after their shaping; a group without two different ones teaches nothing.
+        truncated: rows without an end-of-sequence token.
         group_size: G.
     """
     kept, figures = torch.ones_like(truncated), Figures()

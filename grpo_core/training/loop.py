@@ -23,7 +23,7 @@ from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
 
-def train(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
+def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
     """Run the steps that are left; return the last counters and why the run was stopped early, if it was."""
     settings = session.config.training
     saved_at = state.step
@@ -43,14 +43,14 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
     The best policy so far is checkpointed even where no checkpoint is due.
 
     Returns:
-        (the counters to go on from, the step of the newest checkpoint)
+        (the counters to continue from, the step of the newest checkpoint)
     """
     config, every = session.config, session.config.evaluation.every_steps
     state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
     record(session, result)
     # The last step, too: otherwise the best of a run that only ever gets better would be an earlier one.
     if every is not None and (state.step % every == 0 or is_over(config.training, state)):
-        accuracy = evaluate(session, state.step)
+        accuracy = evaluate_held_out(session, state.step)
         if state.best_accuracy is None or accuracy > state.best_accuracy:
             state = replace(state, best_step=state.step, best_accuracy=accuracy)
     if is_every(config.training.checkpoint_every, state.step) or state.best_step == state.step:
@@ -80,7 +80,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
         session.journal.append("alert", step, {"text": problem})
 
 
-def evaluate(session: Session, step: int) -> float:
+def evaluate_held_out(session: Session, step: int) -> float:
     """Journal and return greedy accuracy on the held-out prompts that are evaluated during training."""
     prompts = session.eval_prompts[: session.config.evaluation.every_num_prompts]
     result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
@@ -112,5 +112,5 @@ def too_many_skipped(skipped: int, most: int) -> str | None:
 
 
 def is_every(period: int | None, step: int) -> bool:
-    """Tell whether something that happens every `period` steps (None = never) happens after `step`."""
+    """Return whether something that happens every `period` steps (None = never) happens after `step`."""
     return period is not None and step % period == 0

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std
 from grpo_core.algorithm.kl import k1, k2, k3
 from grpo_core.policy.saved import TrainingState
-from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.clock import Clock
 from grpo_core.training.update import OptimizerStep
 from grpo_core.types import RefSync
@@ -22,19 +23,19 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class StepLogps:
-    """[B, T] log-probabilities of one step's completions, before its update."""
+    """Log-probabilities of one step's completions, before its update."""
 
-    old: Tensor
+    old: Float[Tensor, "B T"]
     """Under the policy that made the rollouts, trainer's forward pass."""
-    ref: Tensor
+    ref: Float[Tensor, "B T"]
     """Under the reference."""
-    initial: Tensor | None
+    initial: Float[Tensor, "B T"] | None
     """Under the initial policy; None where it was not measured at this step."""
-    entropy: Tensor
-    """[B, T] entropies of the policy that made the rollouts."""
+    entropy: Float[Tensor, "B T"]
+    """Entropies of the policy that made the rollouts."""
 
 
-def kl_figures(logps: StepLogps, sampling: Tensor, mask: Tensor) -> Figures:
+def kl_figures(logps: StepLogps, sampling: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Figures:
     """Return the `kl/*` figures of one step."""
     ref_log_ratio = logps.ref - logps.old
     per_token = k3(ref_log_ratio)
@@ -42,38 +43,33 @@ def kl_figures(logps: StepLogps, sampling: Tensor, mask: Tensor) -> Figures:
     figures = {
         "kl/ref/k1": masked_mean(k1(ref_log_ratio), mask),
         "kl/ref/k2": masked_mean(k2(ref_log_ratio), mask),
-        "kl/ref/k3": masked_mean(per_token, mask),
         "kl/ref/max": float(tokens.max()),
         "kl/ref/p95": float(np.quantile(tokens.cpu().numpy(), 0.95)),
-        "kl/ref/se": clustered_standard_error(per_token, mask),
-        "kl/ref/seq": per_row_mean(per_token, mask),
         "kl/sampler/k3": masked_mean(k3(logps.old - sampling), mask),
     }
-    if logps.initial is not None:
-        from_initial = k3(logps.initial - logps.old)
+    drifts = {"ref": per_token} if logps.initial is None else {"ref": per_token, "init": k3(logps.initial - logps.old)}
+    for name, drift in drifts.items():
         figures |= {
-            "kl/init/k3": masked_mean(from_initial, mask),
-            "kl/init/se": clustered_standard_error(from_initial, mask),
-            "kl/init/seq": per_row_mean(from_initial, mask),
+            f"kl/{name}/k3": masked_mean(drift, mask),
+            f"kl/{name}/se": clustered_standard_error(drift, mask),
+            f"kl/{name}/seq": per_row_mean(drift, mask),
         }
     return figures
 
 
-def reward_figures(batch: RolloutBatch, correct: Sequence[bool]) -> Figures:
-    """Return the `reward/*`, `group/*` and `advantage/*` figures; `correct[i]`: the verifier accepts completion i."""
-    total = torch.tensor(batch.scores.total, dtype=torch.float64)
+def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:
+    """Return the `reward/*` and `group/*` figures; `correct[i]`: the verifier accepts completion i."""
+    total, size = rollouts.rewards, rollouts.group_size
     figures = {"reward/mean": _mean(total), "reward/std": _std(total)}
-    for name, values in batch.scores.breakdown.items():
-        numbers = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+    for name, numbers in rollouts.rewards_by_function.items():
         figures |= {
             f"reward/{name}/mean": _mean(numbers),
             f"reward/{name}/std": _std(numbers),
             f"reward/{name}/unscorable_frac": float(numbers.isnan().double().mean()),
         }
-    stds = group_std(total, batch.group_size)
-    accepted = torch.tensor(correct).view(-1, batch.group_size)
-    best = total.nan_to_num(nan=-math.inf).view(-1, batch.group_size).amax(dim=1)
-    advantages = (batch.advantages if batch.advantages.dim() == 1 else batch.advantages[batch.measured_mask]).double().cpu()
+    stds = group_std(total, size)
+    accepted = torch.tensor(correct).view(-1, size)
+    best = total.nan_to_num(nan=-math.inf).view(-1, size).amax(dim=1)
     return figures | {
         "group/reward_std/mean": float(stds.mean()),
         "group/reward_std/min": float(stds.min()),
@@ -83,16 +79,24 @@ def reward_figures(batch: RolloutBatch, correct: Sequence[bool]) -> Figures:
         "group/all_wrong_frac": float((~accepted.any(dim=1)).double().mean()),
         "group/best_mean": _mean(best[best.isfinite()]),
         "group/effective_count": float((stds > 0).sum()),
+    }
+
+
+def advantage_figures(batch: TrainingBatch) -> Figures:
+    """Return the `advantage/*` figures: over completions, or over tokens where these differ."""
+    per_row = batch.advantages.dim() == 1
+    advantages = (batch.advantages if per_row else batch.advantages[batch.rollouts.measured_mask]).double().cpu()
+    return {
         "advantage/mean": float(advantages.mean()),
         "advantage/std": _std(advantages),
         "advantage/max": float(advantages.abs().max()),
     }
 
 
-def completion_figures(batch: RolloutBatch) -> Figures:
+def completion_figures(rollouts: Rollouts) -> Figures:
     """Return the `completion/*` figures."""
-    lengths = batch.lengths().double()
-    truncated = float(batch.truncated.double().mean())
+    lengths = rollouts.lengths().double()
+    truncated = float(rollouts.truncated.double().mean())
     return {
         "completion/tokens/mean": float(lengths.mean()),
         "completion/tokens/max": float(lengths.max()),
@@ -120,16 +124,16 @@ def update_figures(steps: Sequence[OptimizerStep]) -> Figures:
     }
 
 
-def time_figures(clock: Clock, batch: RolloutBatch, updates_per_row: int) -> Figures:
+def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figures:
     """Return the `time/*` and `perf/*` figures."""
-    completion_tokens = float(batch.completion_mask.sum())
-    prompt_tokens = float(sum(len(prompt.token_ids) for prompt in batch.prompts))
+    completion_tokens = float(rollouts.num_generated_tokens)
+    prompt_tokens = float(sum(len(prompt.token_ids) for prompt in rollouts.prompts))
     seconds = {f"time/{phase}_seconds": clock.seconds(phase) for phase in ("rollout", "reward", "logps", "update", "sync")}
     return seconds | {
         "time/step_seconds": clock.total(),
         "perf/completion_tokens_per_second": _rate(completion_tokens, clock.seconds("rollout")),
         "perf/train_tokens_per_second": _rate((prompt_tokens + completion_tokens) * updates_per_row, clock.seconds("update")),
-        "perf/peak_memory_gib": _peak_memory_gib(batch.completion_ids.device),
+        "perf/peak_memory_gib": _peak_memory_gib(rollouts.completion_ids.device),
     }
 
 
@@ -146,26 +150,21 @@ def reference_figures(state: TrainingState, sync: RefSync | None, distance: floa
 
 def progress_figures(state: TrainingState) -> Figures:
     """Return the `progress/*` figures of the step that ends in `state`."""
-    return {
-        "progress/step": float(state.step),
-        "progress/optimizer_step": float(state.optimizer_step),
-        "progress/prompts": float(state.prompts),
-        "progress/tokens": float(state.tokens),
-        "progress/generated_tokens": float(state.generated_tokens),
-    }
+    counters = ("step", "optimizer_step", "prompts", "tokens", "generated_tokens")
+    return {f"progress/{counter}": float(getattr(state, counter)) for counter in counters}
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> float:
+def masked_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
     """Return the mean over the true places of `mask`."""
     return float(values[mask].double().sum() / max(int(mask.sum()), 1))
 
 
-def per_row_mean(values: Tensor, mask: Tensor) -> float:
+def per_row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
     """Return the mean, over rows with a true place, of the sum over a row's true places."""
     return float(values[mask].double().sum() / max(int(mask.any(dim=1).sum()), 1))
 
 
-def clustered_standard_error(values: Tensor, mask: Tensor) -> float:
+def clustered_standard_error(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
     """Return the standard error of `masked_mean`, whole rows being the independent draws (ratio estimator).
 
     Rows without a true place are none; with fewer than two rows nothing is known of the error, and 0 is returned.

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
 from grpo_core.machine.disk import free_mib, is_full_disk
 from grpo_core.machine.lifeline import lifeline_from_environment
 from grpo_core.plain_text import visible
+from grpo_core.policy.saved import TrainingState, list_checkpoints
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_records
@@ -27,10 +29,9 @@ from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
 
 if TYPE_CHECKING:
-    from grpo_core.policy.saved import TrainingState
     from grpo_core.training.session import Session
 
-Train = Callable[["Session", "TrainingState"], tuple["TrainingState", str | None]]
+Train = Callable[["Session", TrainingState], tuple[TrainingState, str | None]]
 """Runs the steps that are left; returns the last counters and why it stopped early, if it did."""
 
 MODULES = {"native": "grpo_core.training", "trl": "grpo_core.backends"}
@@ -45,10 +46,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         load: imports the engine; called once signals are heeded, since imports take seconds.
         arguments: of the command line; None = this process's.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULES[engine]}", description=__doc__)
-    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(arguments)
+    options = _parse(engine, arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
     run_dir = RunDir(options.run_dir)
@@ -66,8 +64,9 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         sys.stderr.write(f"{error}\n")
         return JournalError.exit_code
     try:
-        state, stopped = _run(run_dir, journal, stop, engine, load)
-        reason = stopped or why_finished(run_dir.read_config().training, state)
+        config = run_dir.read_config()
+        state, stopped = _run(run_dir, config, journal, stop, engine=engine, load=load)
+        reason = stopped or why_finished(config.training, state)
         journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
         return stop.exit_code if stopped else 0
     except GrpoError as error:
@@ -82,6 +81,13 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     finally:
         stop.close()
         journal.close()
+
+
+def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULES[engine]}", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser.parse_args(arguments)
 
 
 def _open_journal(run_dir: RunDir) -> Journal:
@@ -103,12 +109,11 @@ def _open_journal(run_dir: RunDir) -> Journal:
 
 
 def _run(
-    run_dir: RunDir, journal: Journal, stop: StopRequest, engine: str, load: Callable[[], Train]
-) -> tuple["TrainingState", str | None]:
+    run_dir: RunDir, config: RunConfig, journal: Journal, stop: StopRequest, *, engine: str, load: Callable[[], Train]
+) -> tuple[TrainingState, str | None]:
     from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
     from grpo_core.training.session import open_session
 
-    config = run_dir.read_config()
     if config.training.engine != engine:
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
@@ -116,11 +121,11 @@ def _run(
     set_determinism(config.training.deterministic)
     train = load()
     with held_device(pick_device(config.training.device), run_dir.path):
-        session = open_session(run_dir, journal, stop)
+        session = open_session(run_dir, config, journal, stop)
         state = session.restore()
         if engine != "native" and 0 < state.step < config.training.steps:
             raise TrainingError(
-                f"training.engine: {engine} begins at the first step and cannot go on from a checkpoint; start a new run"
+                f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
             )
         facts = {
             "engine": engine,
@@ -140,8 +145,6 @@ def _explain(error: GrpoError, run_dir: RunDir) -> str:
     """Return the message of an error; of a full disk, with what is left of the run and what to do."""
     if not isinstance(error, DiskFullError):
         return str(error)
-    from grpo_core.policy.saved import list_checkpoints
-
     checkpoints = list_checkpoints(run_dir.checkpoints)
     newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
     what_to_do = f"free space, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
@@ -149,7 +152,7 @@ def _explain(error: GrpoError, run_dir: RunDir) -> str:
 
 
 def _fail(journal: Journal, message: str, exit_code: int) -> int:
-    """Journal and say why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
     with contextlib.suppress(JournalError):
         journal.append("end", journal.last_step, {"status": "failed", "reason": message})
     try:

@@ -6,7 +6,7 @@ from grpo_core.run.comparison import COMPARED, Identity, differences, identity
 from grpo_core.run.journal import Record
 
 SHOWN = 3
-"""Differences that an alert tells."""
+"""Most differences in an alert."""
 
 
 class Replay:
@@ -21,7 +21,7 @@ class Replay:
 
         Args:
             records: of the whole journal, superseded ones included.
-            step: of the checkpoint from which the run goes on.
+            step: of the checkpoint from which the run resumes.
         """
         after = [record for record in records if record.step > step and record.kind in COMPARED]
         self._expected = {identity(record): record for record in after}

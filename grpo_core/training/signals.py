@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 STOP_LIMIT_SECONDS = 1800.0
-AT_ONCE = b"interrupted twice: ended at once, without a checkpoint; started again, it goes on from the newest one\n"
+AT_ONCE = b"interrupted twice: ended at once, without a checkpoint; started again, it resumes from the newest one\n"
 
 
 class StopRequest:

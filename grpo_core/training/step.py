@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jaxtyping import Float
 from torch import Tensor
 
 from grpo_core.algorithm.kl import k3
 from grpo_core.data.order import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
-from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.clock import Clock
-from grpo_core.training.forward import batch_logps
+from grpo_core.training.probe import probe_figures
+from grpo_core.training.rollout import explore
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
 from grpo_core.types import Prompt, RefSync
@@ -24,7 +24,7 @@ from grpo_core.types import Prompt, RefSync
 class StepResult:
     """What a step leaves behind."""
 
-    batch: RolloutBatch
+    batch: TrainingBatch
     state: TrainingState
     """Counters after the step."""
     sync: RefSync | None
@@ -39,72 +39,70 @@ def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:
     return prompts_of_step(session.train_prompts, config.rollout.num_prompts_per_step, config.training.seed, step)
 
 
-def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clock) -> RolloutBatch:
-    """Sample, score and compare the step's completions."""
-    key = RandomKey(seed=session.config.training.seed, stream=Stream.TRAIN, step=step)
-    return session.explorer.explore(prompts, key, clock)
-
-
 def update(
-    session: Session, batch: RolloutBatch, step: int, clock: Clock
-) -> tuple[RolloutBatch, UpdateResult, measure.StepLogps]:
+    session: Session, rollouts: Rollouts, step: int, clock: Clock
+) -> tuple[TrainingBatch, UpdateResult, measure.StepLogps]:
     """Score the completions under every policy of interest, shape their advantages and take the step's optimizer steps."""
     updater = session.updater
     with clock("logps"):
-        ref_logps, _ = batch_logps(session.reference.model, batch, session.forward)
-        initial = initial_logps(session, batch, ref_logps, step)
-        measured = batch_logps(session.policy, batch, session.forward) if updater.needs_old_logps else None
-    measured_old = None if measured is None else measured[0]
-    batch = updater.shape(batch, ref_logps, measured_old)
+        ref_logps = session.reference.policy.logps(rollouts)
+        initial = initial_logps(session, rollouts, ref_logps, step)
+        measured = session.policy.measure(rollouts) if updater.needs_old_logps else None
+    batch = updater.prepare(rollouts, ref_logps, None if measured is None else measured.logps)
     with clock("update"):
-        result = updater.update(batch, ref_logps, measured_old, step)
-    old_logps, entropy = measured or (result.first_logps, result.first_entropy)
-    return batch, result, measure.StepLogps(old=old_logps, ref=ref_logps, initial=initial, entropy=entropy)
+        result = updater.update(batch, step)
+    before = measured or result.first
+    return batch, result, measure.StepLogps(old=before.logps, ref=ref_logps, initial=initial, entropy=before.entropy)
 
 
-def initial_logps(session: Session, batch: RolloutBatch, ref_logps: Tensor, step: int) -> Tensor | None:
-    """Return [B, T] under the initial policy, None where `step` is not due; until the first sync it is the reference."""
+def initial_logps(
+    session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], step: int
+) -> Float[Tensor, "B T"] | None:
+    """Return those under the initial policy, None where `step` is not due; until the first sync it is the reference."""
     initial = session.reference.initial
     if initial is None:
         return ref_logps
-    if step % session.config.reference.kl_init_every:
-        return None
-    return batch_logps(initial, batch, session.forward)[0]
+    return None if step % session.config.reference.kl_init_every else initial.logps(rollouts)
 
 
-def sync_reference(session: Session, batch: RolloutBatch, ref_logps: Tensor, distance: float, step: int) -> RefSync | None:
+def sync_reference(
+    session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], distance: float, step: int
+) -> RefSync | None:
     """Synchronise the reference if `step` is due, measuring the KL on this step's completions before and after."""
     reference, settings = session.reference, session.config.reference
     if not reference.is_due(step, settings.sync_steps):
         return None
-    policy_logps, _ = batch_logps(session.policy, batch, session.forward)
+    policy_logps, mask = session.policy.logps(rollouts), rollouts.measured_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
-    synced_logps, _ = batch_logps(reference.model, batch, session.forward)
+    synced_logps = reference.policy.logps(rollouts)
     return RefSync(
         step=step,
         alpha=settings.mixup_alpha,
         sync_count=reference.sync_count,
-        kl_before=measure.masked_mean(k3(ref_logps - policy_logps), batch.measured_mask),
-        kl_after=measure.masked_mean(k3(synced_logps - policy_logps), batch.measured_mask),
+        kl_before=measure.masked_mean(k3(ref_logps - policy_logps), mask),
+        kl_after=measure.masked_mean(k3(synced_logps - policy_logps), mask),
         param_distance=distance,
     )
 
 
 def probe(session: Session, step: int) -> measure.Figures:
     """Return the exact KL on the fixed probe set, where `step` is due."""
-    every = session.config.probe.every_steps
-    return session.probe.figures(session.policy, session.reference) if every is not None and step % every == 0 else {}
+    settings = session.config.probe
+    if settings.every_steps is None or step % settings.every_steps:
+        return {}
+    prompts = (session.eval_prompts or session.train_prompts)[: settings.num_prompts]
+    return probe_figures(session.policy, session.reference, prompts, session.config)
 
 
-def advance(session: Session, state: TrainingState, batch: RolloutBatch, optimizer_steps: int) -> TrainingState:
-    """Return the counters after a step on `batch`."""
+def advance(session: Session, state: TrainingState, rollouts: Rollouts, optimizer_steps: int) -> TrainingState:
+    """Return the counters after a step on `rollouts`."""
     return replace(
         state,
         step=state.step + 1,
         optimizer_step=state.optimizer_step + optimizer_steps,
-        prompts=state.prompts + len(batch.prompts),
-        tokens=state.tokens + batch.num_loss_tokens,
-        generated_tokens=state.generated_tokens + batch.num_generated_tokens,
+        prompts=state.prompts + len(rollouts.prompts),
+        tokens=state.tokens + rollouts.num_loss_tokens,
+        generated_tokens=state.generated_tokens + rollouts.num_generated_tokens,
         sync_count=session.reference.sync_count,
         last_sync_step=session.reference.last_sync_step,
     )
@@ -112,7 +110,7 @@ def advance(session: Session, state: TrainingState, batch: RolloutBatch, optimiz
 
 def step_figures(
     session: Session,
-    batch: RolloutBatch,
+    batch: TrainingBatch,
     logps: measure.StepLogps,
     reports: Sequence[OptimizerStep],
     *,
@@ -122,17 +120,21 @@ def step_figures(
     clock: Clock,
 ) -> measure.Figures:
     """Return every figure of a step from what it left behind; the probe's are its own."""
+    rollouts, mask = batch.rollouts, batch.rollouts.measured_mask
+    verdicts = rollouts.rewards_by_function[session.evaluator.verifier.name].tolist()
+    correct = [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]
     return measure.registry_figures(
         [
-            measure.kl_figures(logps, batch.sampling_per_token_logps, batch.measured_mask),
-            {"policy/entropy": measure.masked_mean(logps.entropy, batch.measured_mask)},
-            measure.reward_figures(batch, _accepted(session, batch)),
-            measure.completion_figures(batch),
-            batch.filtered,
+            measure.kl_figures(logps, rollouts.sampling_per_token_logps, mask),
+            {"policy/entropy": measure.masked_mean(logps.entropy, mask)},
+            measure.reward_figures(rollouts, correct),
+            measure.advantage_figures(batch),
+            measure.completion_figures(rollouts),
+            rollouts.filtered,
             measure.update_figures(reports),
             measure.reference_figures(after, sync, distance),
             measure.progress_figures(after),
-            measure.time_figures(clock, batch, session.config.loss.epochs_per_rollout),
+            measure.time_figures(clock, rollouts, session.config.loss.epochs_per_rollout),
         ]
     )
 
@@ -140,20 +142,15 @@ def step_figures(
 def run_step(session: Session, state: TrainingState) -> StepResult:
     """Run the step after `state`."""
     step, clock = state.step + 1, Clock()
-    batch = explore(session, prompts_for(session, step), step, clock)
+    rollouts = explore(session, prompts_for(session, step), step, clock)
     with clock("logps"):
         probed = probe(session, step)
-    batch, result, logps = update(session, batch, step, clock)
+    batch, result, logps = update(session, rollouts, step, clock)
     with clock("sync"):
         distance = session.reference.distance(session.policy)
-        sync = sync_reference(session, batch, logps.ref, distance, step)
-    after = advance(session, state, batch, len(result.steps))
+        sync = sync_reference(session, rollouts, logps.ref, distance, step)
+    after = advance(session, state, rollouts, len(result.steps))
     figures = step_figures(session, batch, logps, result.steps, after=after, sync=sync, distance=distance, clock=clock)
     return StepResult(
         batch=batch, state=after, sync=sync, metrics=measure.registry_figures([figures, probed]), reports=result.steps
     )
-
-
-def _accepted(session: Session, batch: RolloutBatch) -> list[bool]:
-    verdicts = batch.scores.breakdown[session.evaluator.verifier.name]
-    return [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]

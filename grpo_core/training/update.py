@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
 
 from grpo_core.algorithm.kl import k1, k3
 from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
 from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
-from grpo_core.config import AdvantageConfig, LossConfig
-from grpo_core.policy.reference import Reference
-from grpo_core.training.batch import RolloutBatch, microbatches, split_minibatches
-from grpo_core.training.forward import ForwardSettings, rows_logps, rows_logps_and_full_kl
+from grpo_core.config import LossConfig, RunConfig
+from grpo_core.policy.checkpoint import Trainable
+from grpo_core.policy.forward import microbatches
+from grpo_core.policy.policy import TokenFigures
+from grpo_core.training.batch import Rollouts, TrainingBatch, split_minibatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,27 +47,22 @@ class UpdateResult:
     """What the updates of one step report."""
 
     steps: tuple[OptimizerStep, ...]
-    first_logps: Tensor
-    """[B, T] log-probabilities of the first pass, no gradient: those of the policy that made the rollouts where there is
-    one optimizer step."""
-    first_entropy: Tensor
-    """[B, T] entropies of the first pass."""
+    first: TokenFigures
+    """Of the first pass over each row, without gradient: of the policy that made the rollouts where there is one
+    optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Updater:
     """Applies the GRPO loss to a policy."""
 
-    policy: PreTrainedModel
-    reference: Reference
-    optimizer: AdamW
-    schedule: LambdaLR
-    advantage: AdvantageConfig
-    loss: LossConfig
-    forward: ForwardSettings
-    max_completion_tokens: int
-    max_grad_norm: float | None
-    seed: int
+    live: Trainable
+    config: RunConfig
+
+    @property
+    def loss(self) -> LossConfig:
+        """The loss that is applied."""
+        return self.config.loss
 
     @property
     def single_update(self) -> bool:
@@ -84,137 +78,102 @@ class Updater:
         """Whether the rollout policy's log-probabilities are needed before the first pass, which otherwise gives them."""
         return not self.single_update or self.loss.kl_placement == "reward"
 
-    def shape(self, batch: RolloutBatch, ref_logps: Tensor, old_logps: Tensor | None) -> RolloutBatch:
-        """Return the batch with the advantages that the loss sees: KL as a reward, whitening and clip applied."""
+    def prepare(
+        self, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], old_logps: Float[Tensor, "B T"] | None
+    ) -> TrainingBatch:
+        """Return the rollouts with the advantages that the loss takes: KL as a reward, whitening and clip applied."""
         in_reward = self.loss.kl_placement == "reward"
         shaped = shape_advantages(
-            batch.advantages,
-            batch.loss_mask,
+            rollouts.group_advantages,
+            rollouts.loss_mask,
             beta=self.loss.beta,
             k1_per_token=None if old_logps is None or not in_reward else k1(ref_logps - old_logps),
-            whiten=self.advantage.whiten_advantages,
-            clip=self.advantage.advantage_clip,
-            scorable=batch.scorable,
+            whiten=self.config.advantage.whiten_advantages,
+            clip=self.config.advantage.advantage_clip,
+            scorable=rollouts.scorable,
         )
-        return replace(batch, advantages=shaped)
+        return TrainingBatch(rollouts=rollouts, advantages=shaped, ref_logps=ref_logps, old_logps=old_logps)
 
-    def update(self, batch: RolloutBatch, ref_logps: Tensor, old_logps: Tensor | None, step: int) -> UpdateResult:
-        """Take all optimizer steps of one step.
-
-        Args:
-            batch: the rollouts.
-            ref_logps: [B, T] under the reference.
-            old_logps: [B, T] under the policy that made the rollouts; None with a single update, where they are the first
-                pass's own, detached.
-            step: names the shuffles of minibatches.
-        """
-        first_logps, first_entropy = torch.zeros_like(ref_logps), torch.zeros_like(ref_logps)
-        reports = []
+    def update(self, batch: TrainingBatch, step: int) -> UpdateResult:
+        """Take all optimizer steps of one step, whose number names the shuffles of minibatches."""
+        first_logps, first_entropy = torch.zeros_like(batch.ref_logps), torch.zeros_like(batch.ref_logps)
+        num_rows, seed, reports = batch.rollouts.num_rows, self.config.training.seed, []
         for epoch in range(self.loss.epochs_per_rollout):
-            for rows in split_minibatches(batch.num_rows, self.loss.minibatches, self.seed, step, epoch):
-                report, logps, entropy = self._optimizer_step(batch, rows, ref_logps, old_logps)
+            for rows in split_minibatches(num_rows, self.loss.minibatches, seed, step, epoch):
+                report, figures = self._optimizer_step(batch, rows)
                 reports.append(report)
                 if epoch == 0:
-                    first_logps[rows], first_entropy[rows] = logps, entropy
-        return UpdateResult(steps=tuple(reports), first_logps=first_logps, first_entropy=first_entropy)
+                    first_logps[rows], first_entropy[rows] = figures.logps, figures.entropy
+        return UpdateResult(steps=tuple(reports), first=TokenFigures(logps=first_logps, entropy=first_entropy))
 
-    def _optimizer_step(
-        self, batch: RolloutBatch, rows: Sequence[int], ref_logps: Tensor, old_logps: Tensor | None
-    ) -> tuple[OptimizerStep, Tensor, Tensor]:
-        mask = batch.loss_mask[list(rows)]
-        denominators = Denominators.of(mask, self.max_completion_tokens)
-        terms, all_logps, all_entropy = [], [], []
-        for piece in microbatches(batch, rows, self.forward.max_tokens):
-            logps, entropy, full_kl = self._policy_logps(batch, piece)
-            share = self._loss(
-                batch,
-                piece,
-                logps=logps,
-                ref_logps=ref_logps,
-                old_logps=old_logps,
-                denominators=denominators,
-                full_kl=full_kl,
-            )
+    def _optimizer_step(self, batch: TrainingBatch, rows: list[int]) -> tuple[OptimizerStep, TokenFigures]:
+        policy, rollouts, mask = self.live.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
+        denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
+        reference = self.live.reference.policy if self._takes_full_kl else None
+        terms, passes = [], []
+        for piece in microbatches(rollouts, rows, policy.microbatch_tokens):
+            figures = policy.forward(rollouts, piece, reference)
+            share = self._loss(batch, piece, figures, denominators)
             share.total.backward()  # type: ignore[no-untyped-call]
             terms.append(share)
-            all_logps.append(logps.detach())
-            all_entropy.append(entropy)
-        lr = self.optimizer.param_groups[0]["lr"]
+            passes.append(figures.detach())
+        lr = self.live.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)
-        report = self._report(batch, rows, terms, grad_norm, lr)
-        return report, torch.cat(all_logps), torch.cat(all_entropy)
+        return self._report(batch, rows, terms, grad_norm, lr), TokenFigures.join(passes)
 
-    def _policy_logps(self, batch: RolloutBatch, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return log-probabilities, entropies and, where the loss takes it, the exact KL of some rows."""
-        if self._takes_full_kl:
-            return rows_logps_and_full_kl(self.policy, self.reference.model, batch, rows, self.forward)
-        return *rows_logps(self.policy, batch, rows, self.forward), None
-
-    def _loss(
-        self,
-        batch: RolloutBatch,
-        piece: Sequence[int],
-        *,
-        logps: Tensor,
-        ref_logps: Tensor,
-        old_logps: Tensor | None,
-        denominators: Denominators,
-        full_kl: Tensor | None,
-    ) -> LossTerms:
-        loss, old = self.loss, logps.detach() if old_logps is None else old_logps[list(piece)]
+    def _loss(self, batch: TrainingBatch, piece: list[int], figures: TokenFigures, denominators: Denominators) -> LossTerms:
+        loss, rollouts, logps, old_logps = self.loss, batch.rollouts, figures.logps, batch.old_logps
+        old = logps.detach() if old_logps is None else old_logps[piece]
+        weights = None
+        if loss.sampler_correction != "none":
+            weights = sampler_weights(
+                old.detach(),
+                rollouts.sampling_per_token_logps[piece],
+                rollouts.loss_mask[piece],
+                level=loss.sampler_level,
+                treatment=loss.sampler_correction,
+                bound=loss.sampler_bound,
+            )
         return grpo_loss(
             per_token_logps=logps,
             old_per_token_logps=old,
-            ref_per_token_logps=ref_logps[list(piece)],
-            advantages=batch.advantages[list(piece)],
-            loss_mask=batch.loss_mask[list(piece)],
+            ref_per_token_logps=batch.ref_logps[piece],
+            advantages=batch.advantages[piece],
+            loss_mask=rollouts.loss_mask[piece],
             denominators=denominators,
             beta=loss.beta if loss.kl_placement == "loss" else 0.0,
             # At beta 0 nothing but a measurement is left of the exact KL, and k3 measures it without a second forward pass.
             kl_estimator="k3" if loss.kl_estimator == "full" and not self._takes_full_kl else loss.kl_estimator,
             kl_correction=loss.kl_correction,
-            full_kl=full_kl,
+            full_kl=figures.full_kl,
             clip_eps=loss.clip_eps,
             clip_eps_high=loss.clip_eps_high,
             dual_clip=loss.dual_clip,
             ratio=loss.ratio,
-            sampler_weights=self._sampler_weights(batch, piece, old),
+            sampler_weights=weights,
             aggregation=loss.aggregation,
         )
 
-    def _sampler_weights(self, batch: RolloutBatch, rows: Sequence[int], old_logps: Tensor) -> Tensor | None:
-        loss = self.loss
-        if loss.sampler_correction == "none":
-            return None
-        return sampler_weights(
-            old_logps.detach(),
-            batch.sampling_per_token_logps[list(rows)],
-            batch.loss_mask[list(rows)],
-            level=loss.sampler_level,
-            treatment=loss.sampler_correction,
-            bound=loss.sampler_bound,
-        )
-
     def _apply(self, usable: bool) -> float:
-        """Take the step; with no token to learn from, or no finite gradient, only the schedule moves on."""
-        limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit)
+        """Take the step; with no token to learn from, or no finite gradient, only the schedule advances."""
+        limit, optimizer = self.config.optimizer.max_grad_norm, self.live.optimizer
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.live.policy.parameters(), math.inf if limit is None else limit)
         if not (usable and grad_norm.isfinite()):
             # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them.
-            self.optimizer.zero_grad(set_to_none=True)
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        self.live.schedule.step()
+        optimizer.zero_grad(set_to_none=True)
         return float(grad_norm)
 
     def _report(
-        self, batch: RolloutBatch, rows: Sequence[int], terms: Sequence[LossTerms], grad_norm: float, lr: float
+        self, batch: TrainingBatch, rows: list[int], terms: Sequence[LossTerms], grad_norm: float, lr: float
     ) -> OptimizerStep:
         ratio = torch.cat([share.ratio for share in terms])
-        mask = batch.loss_mask[list(rows)]
+        mask = batch.rollouts.loss_mask[rows]
         used = ratio[mask]
-        clipped_low, clipped_high = clipped_tokens(ratio, batch.advantages[list(rows)], mask, self.loss)
+        clipped_low, clipped_high = clipped_tokens(ratio, batch.advantages[rows], mask, self.loss)
         return OptimizerStep(
             loss=sum(float(share.total.detach()) for share in terms),
             policy_loss=sum(float(share.policy) for share in terms),
@@ -235,13 +194,18 @@ def _are_finite(terms: Sequence[LossTerms]) -> bool:
     return all(bool(share.total.detach().isfinite()) for share in terms)
 
 
-def clipped_tokens(ratio: Tensor, advantages: Tensor, loss_mask: Tensor, loss: LossConfig) -> tuple[float, float]:
+def clipped_tokens(
+    ratio: Float[Tensor, "b T"],
+    advantages: Float[Tensor, " b"] | Float[Tensor, "b T"],
+    loss_mask: Bool[Tensor, "b T"],
+    loss: LossConfig,
+) -> tuple[float, float]:
     """Return how many loss tokens the lower and the upper clip hold: where the surrogate has no gradient.
 
     Args:
-        ratio: [b, T] that the surrogate uses.
-        advantages: [b] or [b, T].
-        loss_mask: [b, T] bool.
+        ratio: what the surrogate uses.
+        advantages: of completions or of their tokens.
+        loss_mask: what the loss sees.
         loss: the clip's bounds.
     """
     if loss.clip_eps is None or loss.upper_clip is None:

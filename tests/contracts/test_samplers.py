@@ -9,8 +9,9 @@ from scipy import stats
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.randomness import Stream, token_uniforms
 from grpo_core.generation.sampler import RandomKey, SamplingSettings
-from grpo_core.generation.torch_sampler import TorchSampler, invert_cdf, restrict
+from grpo_core.generation.torch_sampler import invert_cdf, restrict
 from grpo_core.types import Prompt
+from tests.policies import policy_of
 
 # Eight of 81 tokens end a completion, so that lengths differ: about one token in ten.
 EOS = (1, 10, 20, 30, 40, 50, 60, 70)
@@ -27,7 +28,7 @@ PROMPTS = (prompt(0, 7), prompt(3, 2), prompt(9, 12))
 
 def sample(model, prompts=PROMPTS, max_rows=256, eos=EOS, key=KEY, group_size=4, max_tokens=12, **options):
     asked = SamplingSettings(group_size=group_size, max_completion_tokens=max_tokens, **options)
-    return TorchSampler(model, eos, max_rows=max_rows).sample(prompts, asked, key)
+    return policy_of(model, eos, rollout_rows=max_rows).sample(prompts, asked, key)
 
 
 def tokens_of(sampled, eos=EOS):

@@ -319,7 +319,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tiny
     records = train(hurt)
     (alert,) = of_kind(records, "alert")
     assert f"step_000004: {'' if damage == 'manifest' else 'the SHA-256 of '}{name}" in alert.data["text"]
-    assert "going on from step_000002" in alert.data["text"]
+    assert "resuming from step_000002" in alert.data["text"]
     assert of_kind(records, "resume")[0].step == 2
     assert step_figures(records) == expected
     assert_same_weights(whole, hurt)

@@ -50,7 +50,7 @@ MUTATIONS = (
     Mutation(
         "entropy-sign",
         LOGPROBS,
-        "_chunk_logps",
+        "token_logps.chunk",
         "-(all_logps.exp() * all_logps).sum(dim=-1)",
         "(all_logps.exp() * all_logps).sum(dim=-1)",
         ("test_logprobs",),
@@ -59,7 +59,7 @@ MUTATIONS = (
     Mutation(
         "entropy-with-gradient",
         LOGPROBS,
-        "_chunk_logps",
+        "token_logps.chunk",
         "torch.no_grad()",
         "torch.enable_grad()",
         ("test_logprobs",),

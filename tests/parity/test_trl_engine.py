@@ -16,9 +16,10 @@ from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
 from grpo_core.training.clock import Clock
+from grpo_core.training.rollout import explore
 from grpo_core.training.session import open_session
 from grpo_core.training.signals import StopRequest
-from grpo_core.training.step import explore, prompts_for, update
+from grpo_core.training.step import prompts_for, update
 
 # What TRL and transformers say about each other's names is not about this project.
 pytestmark = [
@@ -72,8 +73,8 @@ def scripted_session(tiny_run):
     def open_scripted(overrides, name):
         run_dir = tiny_run(overrides, name)
         journals.append(Journal(run_dir.journal_file))
-        session = open_session(run_dir, journals[-1], StopRequest(run_dir.stop_file, None))
-        return replace(session, explorer=replace(session.explorer, sampler=ScriptedSampler(scripted, [END])))
+        session = open_session(run_dir, run_dir.read_config(), journals[-1], StopRequest(run_dir.stop_file, None))
+        return replace(session, sampler=ScriptedSampler(scripted, [END]))
 
     yield open_scripted
     for journal in journals:
@@ -107,9 +108,9 @@ CASES = {
 def test_three_optimizer_steps_on_scripted_rollouts_are_trls(scripted_session, case):
     overrides = {**THREE_UPDATES, **CASES[case]}
     session = scripted_session(overrides, "native")
-    perturb(session.reference.model)
-    batch = explore(session, prompts_for(session, 1), 1, Clock())
-    reports = update(session, batch, 1, Clock())[1].steps
+    perturb(session.reference.policy)
+    rollouts = explore(session, prompts_for(session, 1), 1, Clock())
+    reports = update(session, rollouts, 1, Clock())[1].steps
 
     other = scripted_session({**overrides, "training.engine": "trl"}, "trl")
     trainer = build_trainer(other, Observer(other))
@@ -230,7 +231,7 @@ def test_a_run_on_trl_cannot_go_on_from_a_checkpoint(tiny_run, capsys):
     assert train_on_trl([str(run_dir.path)]) == 0  # finished: nothing is left to do
     shutil.rmtree(run_dir.checkpoints / "step_000002")
     assert train_on_trl([str(run_dir.path)]) == 1
-    assert "trl begins at the first step and cannot go on from a checkpoint" in capsys.readouterr().err
+    assert "trl begins at the first step and cannot resume from a checkpoint" in capsys.readouterr().err
     # What it has done stays done.
     assert [record.step for record in read_journal(run_dir.journal_file) if record.kind == "step"] == [1, 2]
 

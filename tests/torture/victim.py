@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from grpo_core.generation.torch_sampler import TorchSampler
 from grpo_core.policy import checkpoint as checkpoints
+from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.run.journal import Journal
 from grpo_core.training import loop, session, step
@@ -58,12 +58,12 @@ def watch_steps(announcer: Announcer) -> None:
     """Announce restoring, rollout, update and evaluation."""
     around(session.Session, "restore", Phase.RESTORE, announcer, lambda _session: (0, ""))
     around(step, "explore", Phase.ROLLOUT, announcer, lambda _session, _prompts, step, _clock: (step, ""))
-    around(step, "update", Phase.UPDATE, announcer, lambda _session, _batch, step, _clock: (step, ""))
-    around(loop, "evaluate", Phase.EVALUATION, announcer, lambda _session, step: (step, ""))
+    around(step, "update", Phase.UPDATE, announcer, lambda _session, _rollouts, step, _clock: (step, ""))
+    around(loop, "evaluate_held_out", Phase.EVALUATION, announcer, lambda _session, step: (step, ""))
     loaded = "the checkpoint is loaded, nothing is journalled"
     after(session, "load_checkpoint", lambda *_: announcer.is_in(Phase.RESTORE) and announcer.point("middle", loaded))
     sampled = "sampled, not scored"
-    after(TorchSampler, "sample", lambda *_: announcer.is_in(Phase.ROLLOUT) and announcer.point("middle", sampled))
+    after(Policy, "sample", lambda *_: announcer.is_in(Phase.ROLLOUT) and announcer.point("middle", sampled))
     applied = "an optimizer step was taken"
     after(torch.optim.AdamW, "step", lambda *_: announcer.is_in(Phase.UPDATE) and announcer.point("middle", applied))
 
@@ -176,10 +176,10 @@ def plant(fault: str) -> None:
     real = session.load_checkpoint
 
     def load(folder: Path, live: Any) -> Any:
-        reference, optimizer = live.reference.model.state_dict(), live.optimizer.state_dict()
+        reference, optimizer = live.reference.policy.model.state_dict(), live.optimizer.state_dict()
         before = copy.deepcopy(reference if fault == "reference" else optimizer)
         state = real(folder, live)
-        (live.reference.model if fault == "reference" else live.optimizer).load_state_dict(before)
+        (live.reference.policy.model if fault == "reference" else live.optimizer).load_state_dict(before)
         return state
 
     session.load_checkpoint = load

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_core.rewards.base import ScoredCompletions
-from grpo_core.training.batch import RolloutBatch, microbatches, split_minibatches
+from grpo_core.policy.forward import microbatches
+from grpo_core.training.batch import Rollouts, split_minibatches
 from grpo_core.types import Prompt
 
 SETTINGS = settings(max_examples=60)
@@ -23,7 +23,7 @@ def batch_of(prompt_lengths, completion_lengths):
         for number, length in enumerate(prompt_lengths)
     ]
     rows = len(completion_lengths)
-    return RolloutBatch(
+    return Rollouts(
         prompts=tuple(prompts),
         group_size=group_size,
         texts=("",) * rows,
@@ -32,8 +32,9 @@ def batch_of(prompt_lengths, completion_lengths):
         loss_mask=mask,
         truncated=torch.zeros(rows, dtype=torch.bool),
         sampling_per_token_logps=torch.zeros(rows, width),
-        scores=ScoredCompletions(total=(0.0,) * rows, breakdown={}),
-        advantages=torch.zeros(rows),
+        rewards=torch.zeros(rows),
+        rewards_by_function={},
+        group_advantages=torch.zeros(rows),
     )
 
 

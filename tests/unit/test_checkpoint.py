@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_core.errors import ModelError
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, verify_checkpoint
-from grpo_core.policy.reference import Reference, frozen_copy
+from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
+from tests.policies import policy_of
 
 
 def state_at(step):
@@ -38,7 +39,7 @@ def snapshot(live):
     """Everything a checkpoint holds, as copies."""
     optimizer = live.optimizer.state_dict()
     moments = [value.clone() for slot in optimizer["state"].values() for value in slot.values()]
-    models = [live.policy, live.reference.model, *([live.reference.initial] if live.reference.initial else [])]
+    models = [live.policy, live.reference.policy, *([live.reference.initial] if live.reference.initial else [])]
     tensors = [parameter.detach().clone() for model in models for parameter in model.parameters()]
     counters = (live.reference.sync_count, live.reference.last_sync_step, live.schedule.state_dict(), optimizer["param_groups"])
     return tensors + moments, counters
@@ -51,15 +52,16 @@ def assert_identical(one, other):
 
 
 @pytest.fixture
-def fresh(tiny_model, tiny_tokenizer):
+def fresh(tiny_model):
     """Return a function that wires up an untrained policy."""
 
     def make():
-        policy = frozen_copy(tiny_model).requires_grad_(True)
+        policy = policy_of(tiny_model).frozen_copy()
+        policy.model.requires_grad_(True)
         optimizer = AdamW(policy.parameters(), lr=1e-2)
         schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
         reference = Reference(policy)
-        return Trainable(policy=policy, tokenizer=tiny_tokenizer, reference=reference, optimizer=optimizer, schedule=schedule)
+        return Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
 
     return make
 
@@ -107,7 +109,7 @@ def test_the_policy_is_a_plain_transformers_folder(saved):
     model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
     for loaded, parameter in zip(model.parameters(), live.policy.parameters(), strict=True):
         assert torch.equal(loaded, parameter)
-    assert AutoTokenizer.from_pretrained(folder / "policy").eos_token == live.tokenizer.eos_token
+    assert AutoTokenizer.from_pretrained(folder / "policy").eos_token == live.policy.tokenizer.eos_token
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [12]), (2, [9, 12]), (9, [1, 2, 9, 12])])
@@ -205,7 +207,7 @@ def test_damaged_counters_are_refused(saved, state):
 
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_touched(saved, fresh):
     live, folder = saved
-    name = next(name for name, _ in live.policy.named_parameters())
+    name = next(name for name, _ in live.policy.model.named_parameters())
     weights = load_file(folder / "reference.safetensors")
     save_file({**weights, name: torch.zeros(2, 3)}, folder / "reference.safetensors")
     digest = hashlib.sha256((folder / "reference.safetensors").read_bytes()).hexdigest()

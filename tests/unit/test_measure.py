@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training import measure
-from grpo_core.training.batch import RolloutBatch
+from grpo_core.training.batch import Rollouts, TrainingBatch
+from grpo_core.training.rollout import as_tensors
 from grpo_core.training.update import OptimizerStep
 from grpo_core.types import Prompt, RefSync
 
@@ -27,11 +28,12 @@ def close(value):
     return pytest.approx(value, abs=1e-12)
 
 
-def batch_of(totals, breakdown, group_size, advantages=None, mask=None, truncated=None):
+def rollouts_of(totals, breakdown, group_size, mask=None, truncated=None):
     rows = len(totals)
     mask = torch.ones(rows, 1, dtype=torch.bool) if mask is None else mask
     prompts = [Prompt(id=index, content="", text="", token_ids=(1, 2), columns={}) for index in range(rows // group_size)]
-    return RolloutBatch(
+    rewards, by_function = as_tensors(ScoredCompletions(total=tuple(totals), breakdown=breakdown))
+    return Rollouts(
         prompts=tuple(prompts),
         group_size=group_size,
         texts=("",) * rows,
@@ -40,8 +42,9 @@ def batch_of(totals, breakdown, group_size, advantages=None, mask=None, truncate
         loss_mask=mask,
         truncated=torch.tensor(truncated or [False] * rows),
         sampling_per_token_logps=torch.zeros(mask.shape),
-        scores=ScoredCompletions(total=tuple(totals), breakdown=breakdown),
-        advantages=torch.tensor(advantages or [0.0] * rows),
+        rewards=rewards,
+        rewards_by_function=by_function,
+        group_advantages=torch.zeros(rows),
     )
 
 
@@ -127,15 +130,14 @@ def test_means_over_tokens_and_over_rows():
     assert measure.masked_mean(values, torch.zeros(2, 2, dtype=torch.bool)) == 0.0
 
 
-def test_reward_group_and_advantage_figures_by_hand():
+def test_reward_and_group_figures_by_hand():
     # Groups (0, 1), (0.5, 0.5), (2, 4); the verifier accepts 2 and 4 and the 1.
-    batch = batch_of(
+    rollouts = rollouts_of(
         [0.0, 1.0, 0.5, 0.5, 2.0, 4.0],
         {"a": (0.0, 1.0, None, 0.5, 1.0, 1.0)},
         group_size=2,
-        advantages=[-1.0, 1.0, 0.0, 0.0, -3.0, 3.0],
     )
-    figures = measure.reward_figures(batch, [False, True, False, False, True, True])
+    figures = measure.reward_figures(rollouts, [False, True, False, False, True, True])
     assert figures == {
         "reward/mean": close(8 / 6),
         # squares about 4/3: 16/9 + 1/9 + 25/36 + 25/36 + 4/9 + 64/9 = 390/36, over 5
@@ -153,15 +155,36 @@ def test_reward_group_and_advantage_figures_by_hand():
         "group/all_wrong_frac": close(1 / 3),
         "group/best_mean": close((1 + 0.5 + 4) / 3),
         "group/effective_count": 2.0,
+    }
+
+
+def test_advantage_figures_by_hand():
+    mask = torch.arange(2) < torch.tensor([[2], [1], [2], [1], [1], [1]])
+    rollouts = rollouts_of([0.0] * 6, {}, 2, mask=mask)
+    zeros = torch.zeros(6, 2)
+
+    def figures(advantages):
+        return measure.advantage_figures(
+            TrainingBatch(rollouts=rollouts, advantages=advantages, ref_logps=zeros, old_logps=None)
+        )
+
+    assert figures(torch.tensor([-1.0, 1.0, 0.0, 0.0, -3.0, 3.0])) == {
         "advantage/mean": close(0.0),
         "advantage/std": close(2.0),  # 20 / 5
         "advantage/max": close(3.0),
+    }
+    # Where tokens differ, over the eight that count: 1, 1, -2, 0, 0, 0, 0, 4; the nines are masked.
+    by_token = torch.tensor([[1.0, 1.0], [-2.0, 9.0], [0.0, 0.0], [0.0, 9.0], [0.0, 9.0], [4.0, 9.0]])
+    assert figures(by_token) == {
+        "advantage/mean": close(0.5),
+        "advantage/std": close(math.sqrt(20 / 7)),  # squares 1 + 1 + 4 + 16 = 22, less 8 x 0.25, over 7
+        "advantage/max": close(4.0),
     }
 
 
 def test_unscorable_completions_leave_the_reward_figures():
     nan = math.nan
-    figures = measure.reward_figures(batch_of([nan, 1.0, nan, nan], {"a": (None, 1.0, None, None)}, 2), [False] * 4)
+    figures = measure.reward_figures(rollouts_of([nan, 1.0, nan, nan], {"a": (None, 1.0, None, None)}, 2), [False] * 4)
     assert figures["reward/mean"] == 1.0
     assert figures["reward/std"] == figures["group/reward_std/max"] == 0.0
     assert figures["group/best_mean"] == 1.0
@@ -170,7 +193,7 @@ def test_unscorable_completions_leave_the_reward_figures():
 
 
 def test_a_batch_that_no_function_could_score_has_no_mean_reward():
-    figures = measure.reward_figures(batch_of([math.nan] * 2, {"a": (None, None)}, 2), [False] * 2)
+    figures = measure.reward_figures(rollouts_of([math.nan] * 2, {"a": (None, None)}, 2), [False] * 2)
     assert math.isnan(figures["reward/mean"])
     assert math.isnan(figures["reward/a/mean"])
     assert figures["reward/std"] == 0.0
@@ -178,7 +201,7 @@ def test_a_batch_that_no_function_could_score_has_no_mean_reward():
 
 def test_completion_figures_by_hand():
     mask = torch.arange(4) < torch.tensor([[1], [4], [3], [4]])
-    figures = measure.completion_figures(batch_of([0.0] * 4, {}, 2, mask=mask, truncated=[False, True, False, False]))
+    figures = measure.completion_figures(rollouts_of([0.0] * 4, {}, 2, mask=mask, truncated=[False, True, False, False]))
     assert figures == {
         "completion/tokens/mean": 3.0,
         "completion/tokens/max": 4.0,

@@ -37,6 +37,7 @@ from tests.mutated.files import Files, sealed, sha256
 from tests.mutated.oracle import REFUSED, Tally, outcome, parses, search
 from tests.mutated.plan import PLAN
 from tests.mutated.strategies import as_json, mutated_bytes, mutated_trees
+from tests.policies import policy_of
 
 
 @pytest.fixture(scope="module")
@@ -304,19 +305,17 @@ def test_mutated_frozen_prompts_with_the_right_digest(run_dir: RunDir) -> None:
 
 
 @pytest.fixture(scope="module")
-def live(tiny_tokenizer: Any) -> Trainable:
+def live() -> Trainable:
     """What a checkpoint is restored into."""
-    policy = build_model(seed=1)
+    policy = policy_of(build_model(seed=1))
     optimizer = AdamW(policy.parameters(), lr=1e-3, fused=True)
     schedule = LambdaLR(optimizer, lambda _index: 1.0)
-    return Trainable(
-        policy=policy, tokenizer=tiny_tokenizer, reference=Reference(policy), optimizer=optimizer, schedule=schedule
-    )
+    return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
 
 
 def snapshot(live: Trainable, state: TrainingState) -> tuple[Any, ...]:
     """Everything that a checkpoint restores, in a form that can be compared."""
-    models = (live.policy, live.reference.model, live.reference.initial)
+    models = (live.policy, live.reference.policy, live.reference.initial)
     weights = [None if model is None else [bytes(p.detach().numpy().data) for p in model.parameters()] for model in models]
     moments = [bytes(value.numpy().data) for slot in live.optimizer.state.values() for value in slot.values()]
     return state, weights, moments, live.schedule.state_dict(), live.reference.sync_count, live.reference.last_sync_step

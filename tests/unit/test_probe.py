@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from grpo_core.algorithm.masking import completion_mask
+from grpo_core.config import RunConfig
 from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey, SamplingSettings
-from grpo_core.generation.torch_sampler import TorchSampler
 from grpo_core.policy.reference import Reference
-from grpo_core.training.forward import ForwardSettings
-from grpo_core.training.probe import Probe
+from grpo_core.training.probe import probe_figures
 from grpo_core.types import Prompt
+from tests.policies import policy_of
 
 EOS = (1, 10, 20, 30, 40)
 TEMPERATURE = 1.3
@@ -20,15 +20,18 @@ def prompt(number, length):
     return Prompt(id=number, content="", text="", token_ids=tuple(range(5 + number, 5 + number + length)), columns={})
 
 
-def probe_of(model, max_tokens=10_000):
-    return Probe(
-        prompts=(prompt(0, 6), prompt(4, 2), prompt(9, 9)),
-        sampler=TorchSampler(model, EOS),
-        settings=SamplingSettings(group_size=4, max_completion_tokens=7, temperature=TEMPERATURE),
-        eos_token_ids=EOS,
-        forward=ForwardSettings(dtype="float32", temperature=TEMPERATURE, max_tokens=max_tokens),
-        seed=3,
-    )
+PROMPTS = (prompt(0, 6), prompt(4, 2), prompt(9, 9))
+CONFIG = RunConfig.model_validate(
+    {"rollout": {"group_size": 4, "max_completion_tokens": 7, "temperature": TEMPERATURE}, "training": {"seed": 3}}
+)
+
+
+def hot(model, microbatch_tokens=10_000):
+    return policy_of(model, EOS, temperature=TEMPERATURE, microbatch_tokens=microbatch_tokens)
+
+
+def figures_of(policy, reference):
+    return probe_figures(policy, reference, PROMPTS, CONFIG)
 
 
 def moved(model, scale=0.05):
@@ -39,13 +42,13 @@ def moved(model, scale=0.05):
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-def plain_kl(model, other, probe):
+def plain_kl(model, other):
     """Mean over completion tokens of sum_v pi (log pi - log pi'), by one plain forward pass a completion."""
     settings = SamplingSettings(group_size=1, max_completion_tokens=7, temperature=TEMPERATURE)
-    sampled = probe.sampler.sample(probe.prompts, settings, RandomKey(seed=3, stream=Stream.PROBE, step=0))
+    sampled = hot(model).sample(PROMPTS, settings, RandomKey(seed=3, stream=Stream.PROBE, step=0))
     mask = completion_mask(sampled.completion_ids, EOS)
     values = []
-    for item, ids, kept in zip(probe.prompts, sampled.completion_ids, mask, strict=True):
+    for item, ids, kept in zip(PROMPTS, sampled.completion_ids, mask, strict=True):
         tokens = torch.tensor([[*item.token_ids, *ids[kept].tolist()]])
         first = len(item.token_ids) - 1
         with torch.no_grad():
@@ -54,30 +57,30 @@ def plain_kl(model, other, probe):
     return float(torch.cat(values).mean())
 
 
-@pytest.mark.parametrize("max_tokens", [10_000, 1])
-def test_it_is_the_sum_over_the_vocabulary_at_each_token(tiny_model, max_tokens):
-    reference = Reference(tiny_model)
+@pytest.mark.parametrize("microbatch_tokens", [10_000, 1])
+def test_it_is_the_sum_over_the_vocabulary_at_each_token(tiny_model, microbatch_tokens):
+    policy = hot(tiny_model, microbatch_tokens)
+    reference = Reference(policy)
     moved(tiny_model)
-    probe = probe_of(tiny_model, max_tokens)
-    figures = probe.figures(tiny_model, reference)
-    expected = plain_kl(tiny_model, reference.model, probe)
+    figures = figures_of(policy, reference)
+    expected = plain_kl(tiny_model, reference.policy.model)
     assert expected > 1e-3
     assert figures["kl/probe/full"] == figures["kl/probe/full_init"] == pytest.approx(expected, rel=1e-4)
     assert 0 < figures["kl/probe/se"] == figures["kl/probe/se_init"] < expected
 
 
 def test_after_a_sync_the_two_figures_part(tiny_model):
-    reference = Reference(tiny_model)
+    policy = hot(tiny_model)
+    reference = Reference(policy)
     moved(tiny_model)
-    reference.sync(tiny_model, 1.0, 1)
-    probe = probe_of(tiny_model)
-    figures = probe.figures(tiny_model, reference)
+    reference.sync(policy, 1.0, 1)
+    figures = figures_of(policy, reference)
     assert figures["kl/probe/full"] == 0
-    assert figures["kl/probe/full_init"] == pytest.approx(plain_kl(tiny_model, reference.initial, probe), rel=1e-4)
+    assert figures["kl/probe/full_init"] == pytest.approx(plain_kl(tiny_model, reference.initial.model), rel=1e-4)
 
 
 def test_the_same_policy_gives_the_same_figure_every_time(tiny_model):
-    reference = Reference(tiny_model)
+    policy = hot(tiny_model)
+    reference = Reference(policy)
     moved(tiny_model)
-    probe = probe_of(tiny_model)
-    assert probe.figures(tiny_model, reference) == probe.figures(tiny_model, reference)
+    assert figures_of(policy, reference) == figures_of(policy, reference)

@@ -13,7 +13,7 @@ from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import open_evaluator
 from grpo_core.policy import scratch
-from grpo_core.policy.loading import load_policy, load_tokenizer, resolve_model, weights_digest
+from grpo_core.policy.loading import load_model, load_tokenizer, resolve_model, weights_digest
 from grpo_core.policy.scratch import (
     IGNORED,
     RECIPES,
@@ -44,7 +44,7 @@ def test_a_model_is_made_once_and_loads_as_any_other(tmp_path: Path) -> None:
     assert resolve_model("scratch:sums") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
     assert sorted(path.name for path in (tmp_path / "models").iterdir() if path.name[0] != ".") == [folder.name]
-    assert load_policy(folder).num_parameters() == build_model(SHORT).num_parameters()
+    assert load_model(folder).num_parameters() == build_model(SHORT).num_parameters()
     assert load_tokenizer(folder).eos_token_id == 1
 
 

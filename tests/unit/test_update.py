@@ -1,5 +1,6 @@
 """Optimizer steps on known log-probabilities: what they report and what they do to the weights."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -9,13 +10,13 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.algorithm.loss import Denominators, grpo_loss
-from grpo_core.config import AdvantageConfig, LossConfig
-from grpo_core.policy.reference import Reference, frozen_copy
-from grpo_core.rewards.base import ScoredCompletions
-from grpo_core.training.batch import RolloutBatch, split_minibatches
-from grpo_core.training.forward import ForwardSettings, batch_logps, rows_logps, rows_logps_and_full_kl
+from grpo_core.config import RunConfig
+from grpo_core.policy.checkpoint import Trainable
+from grpo_core.policy.reference import Reference
+from grpo_core.training.batch import Rollouts, TrainingBatch, split_minibatches
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
+from tests.policies import policy_of
 
 ADVANTAGES = [1.0, -1.0, 2.0, -2.0]
 
@@ -25,7 +26,7 @@ def batch():
     """Two prompts, two completions each: 3, 1, 4 and 2 tokens."""
     mask = torch.arange(4) < torch.tensor([[3], [1], [4], [2]])
     prompts = [Prompt(id=index, content="", text="", token_ids=ids, columns={}) for index, ids in enumerate([(5, 6, 7), (8,)])]
-    return RolloutBatch(
+    return Rollouts(
         prompts=tuple(prompts),
         group_size=2,
         texts=("",) * 4,
@@ -34,46 +35,53 @@ def batch():
         loss_mask=mask,
         truncated=torch.zeros(4, dtype=torch.bool),
         sampling_per_token_logps=torch.zeros(4, 4),
-        scores=ScoredCompletions(total=(0.0,) * 4, breakdown={}),
-        advantages=torch.tensor(ADVANTAGES),
+        rewards=torch.zeros(4),
+        rewards_by_function={},
+        group_advantages=torch.tensor(ADVANTAGES),
     )
 
 
-FORWARD = ForwardSettings(dtype="float32", temperature=1.0, max_tokens=10_000)
+def logps_of(model, batch):
+    """[B, T] log-probabilities and entropies of all rows."""
+    measured = policy_of(model).measure(batch)
+    return measured.logps, measured.entropy
+
+
+def trained_on(batch, ref_logps, old_logps, advantages=None):
+    """The batch as the loss takes it, its advantages unshaped."""
+    advantages = batch.group_advantages if advantages is None else advantages
+    return TrainingBatch(rollouts=batch, advantages=advantages, ref_logps=ref_logps, old_logps=old_logps)
 
 
 def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, factor=lambda index: 1.0, advantage=None, **loss):
     """Plain gradient descent, so that the step taken is the gradient."""
-    optimizer = SGD(model.parameters(), lr=lr)
-    return Updater(
-        policy=model,
-        reference=Reference(model),
-        optimizer=optimizer,
-        schedule=LambdaLR(optimizer, factor),
-        advantage=AdvantageConfig(**(advantage or {})),
-        loss=LossConfig(**loss),
-        forward=ForwardSettings(dtype="float32", temperature=1.0, max_tokens=max_tokens),
-        max_completion_tokens=8,
-        max_grad_norm=max_grad_norm,
-        seed=0,
-    )
+    policy, optimizer = policy_of(model, microbatch_tokens=max_tokens), SGD(model.parameters(), lr=lr)
+    live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=LambdaLR(optimizer, factor))
+    values = {
+        "advantage": advantage or {},
+        "loss": loss,
+        "optimizer": {"max_grad_norm": max_grad_norm},
+        "rollout": {"max_completion_tokens": 8},
+        "training": {"seed": 0},
+    }
+    return Updater(live=live, config=RunConfig.model_validate(values))
 
 
 def step_taken(model, batch, **options):
     """Return the report and the change of the weights, as one vector."""
-    policy = frozen_copy(model).requires_grad_(True)
+    policy = copy.deepcopy(model)
     before = torch.cat([parameter.detach().flatten().clone() for parameter in policy.parameters()])
-    logps, _ = batch_logps(policy, batch, FORWARD)
-    result = updater(policy, lr=1.0, **options).update(batch, logps - 0.3, None, step=1)
+    logps, _ = logps_of(policy, batch)
+    result = updater(policy, lr=1.0, **options).update(trained_on(batch, logps - 0.3, None), step=1)
     after = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
     return result, after - before
 
 
 def test_what_an_optimizer_step_reports_by_hand(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     ratio = torch.tensor([[1.0, 1.5, 0.5, 9.0], [0.5, 9.0, 9.0, 9.0], [1.1, 2.0, 1.25, 0.9], [1.5, 0.6, 9.0, 9.0]])
     result = updater(tiny_model, epochs_per_rollout=2, beta=0.0, aggregation="token-mean").update(
-        batch, logps, logps - ratio.log(), step=1
+        trained_on(batch, logps, logps - ratio.log()), step=1
     )
     report = result.steps[0]
     counted = ratio[batch.loss_mask]
@@ -90,22 +98,23 @@ def test_what_an_optimizer_step_reports_by_hand(tiny_model, batch):
 
 
 def test_log_probabilities_and_exact_kl_are_of_the_temperature_scaled_policies(tiny_model, batch):
-    reference = frozen_copy(tiny_model)
+    reference = copy.deepcopy(tiny_model)
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
-    hot = replace(FORWARD, temperature=0.5)
+    hot, other = policy_of(tiny_model, temperature=0.5), policy_of(reference, temperature=0.5)
     with torch.no_grad():
-        logps, entropy = rows_logps(tiny_model, batch, [2], hot)
-        same_logps, same_entropy, exact = rows_logps_and_full_kl(tiny_model, reference, batch, [2], hot)
+        plain, figures = hot.forward(batch, [2]), hot.forward(batch, [2], other)
         # Witness: row 2 is the second prompt's first completion, 4 tokens after 1; logits divided by 0.5, log-softmax.
         ids = torch.tensor([[*batch.prompts[1].token_ids, *batch.completion_ids[2].tolist()]])
         policy, ref = ((model(input_ids=ids).logits[0, :-1] / 0.5).log_softmax(-1) for model in (tiny_model, reference))
-    torch.testing.assert_close(logps[0], policy.gather(1, batch.completion_ids[2].unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(entropy[0], -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(exact[0], (policy.exp() * (policy - ref)).sum(-1), rtol=1e-3, atol=1e-6)
-    assert torch.equal(same_logps, logps)
-    assert torch.equal(same_entropy, entropy)
+    torch.testing.assert_close(
+        plain.logps[0], policy.gather(1, batch.completion_ids[2].unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(plain.entropy[0], -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(figures.full_kl[0], (policy.exp() * (policy - ref)).sum(-1), rtol=1e-3, atol=1e-6)
+    assert torch.equal(figures.logps, plain.logps)
+    assert torch.equal(figures.entropy, plain.entropy)
 
 
 # Ratios of tokens that four rows of 3, 1, 4 and 2 tokens had since their rollout; the nines are masked.
@@ -128,7 +137,7 @@ STALE = torch.tensor([[1.0, 1.5, 0.5, 9.0], [1.6, 9.0, 9.0, 9.0], [1.1, 2.0, 1.2
     ids=lambda options: "-".join(map(str, options)) + "=" + "-".join(map(str, options.values())),
 )
 def test_each_option_of_the_loss_reaches_it(tiny_model, batch, options):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     ref_logps, old_logps = logps - 0.4 * STALE, logps - STALE.log()
 
     def witness(**changed):
@@ -136,7 +145,7 @@ def test_each_option_of_the_loss_reaches_it(tiny_model, batch, options):
             per_token_logps=logps,
             old_per_token_logps=old_logps,
             ref_per_token_logps=ref_logps,
-            advantages=batch.advantages,
+            advantages=batch.group_advantages,
             loss_mask=batch.loss_mask,
             denominators=Denominators.of(batch.loss_mask, 8),
             **{"beta": 0.1} | changed,
@@ -144,7 +153,9 @@ def test_each_option_of_the_loss_reaches_it(tiny_model, batch, options):
         return float(terms.total), float(terms.policy), float(terms.kl)
 
     settings = {"beta": 0.1} | options
-    report = updater(tiny_model, epochs_per_rollout=2, **settings).update(batch, ref_logps, old_logps, step=1).steps[0]
+    report = (
+        updater(tiny_model, epochs_per_rollout=2, **settings).update(trained_on(batch, ref_logps, old_logps), step=1).steps[0]
+    )
     reported = (report.loss, report.policy_loss, report.kl_loss)
     assert reported == pytest.approx(witness(**options), abs=1e-5)
     assert reported != pytest.approx(witness(), abs=1e-3)  # and the option makes a difference here
@@ -157,18 +168,18 @@ def test_only_a_single_update_can_do_without_the_old_logps(tiny_model, epochs, m
 
 
 def test_the_first_logps_are_those_before_the_later_epochs(tiny_model, batch):
-    logps, entropy = batch_logps(tiny_model, batch, FORWARD)
-    result = updater(tiny_model, lr=0.5, epochs_per_rollout=2).update(batch, logps, logps, step=1)
+    logps, entropy = logps_of(tiny_model, batch)
+    result = updater(tiny_model, lr=0.5, epochs_per_rollout=2).update(trained_on(batch, logps, logps), step=1)
     assert result.steps[1].old_k3_sum > 1e-3  # the second epoch's pass is of another policy
-    torch.testing.assert_close(result.first_logps, logps, rtol=0, atol=1e-5)
-    torch.testing.assert_close(result.first_entropy, entropy, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.first.logps, logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.first.entropy, entropy, rtol=0, atol=1e-5)
 
 
 def test_a_single_update_uses_its_own_logps_as_the_old_ones(tiny_model, batch):
     result, _ = step_taken(tiny_model, batch)
-    logps, entropy = batch_logps(tiny_model, batch, FORWARD)
-    assert torch.equal(result.first_logps, logps)
-    assert torch.equal(result.first_entropy, entropy)
+    logps, entropy = logps_of(tiny_model, batch)
+    assert torch.equal(result.first.logps, logps)
+    assert torch.equal(result.first.entropy, entropy)
     (report,) = result.steps
     assert (report.ratio_sum, report.ratio_max, report.old_k3_sum) == (10.0, 1.0, 0.0)
 
@@ -176,7 +187,7 @@ def test_a_single_update_uses_its_own_logps_as_the_old_ones(tiny_model, batch):
 def test_the_step_is_the_gradient_of_the_written_out_loss(tiny_model, batch):
     result, change = step_taken(tiny_model, batch, beta=0.1)
     # Witness: mean over 4 completions of the token mean of -A logp + 0.1 k3, log r = -0.3, by autograd over all rows.
-    logps, _ = rows_logps(tiny_model, batch, range(4), FORWARD)
+    logps = policy_of(tiny_model).forward(batch, range(4)).logps
     log_ratio = (logps.detach() - 0.3) - logps
     per_token = -torch.tensor(ADVANTAGES).unsqueeze(1) * logps + 0.1 * (log_ratio.exp() - 1 - log_ratio)
     loss = (per_token * batch.loss_mask / torch.tensor([[3.0], [1.0], [4.0], [2.0]])).sum() / 4
@@ -190,7 +201,7 @@ def test_micro_batches_leave_the_step_unchanged(tiny_model, batch, max_tokens):
     whole, whole_change = step_taken(tiny_model, batch)
     cut, cut_change = step_taken(tiny_model, batch, max_tokens=max_tokens)
     torch.testing.assert_close(cut_change, whole_change, rtol=0, atol=1e-6)
-    torch.testing.assert_close(cut.first_logps, whole.first_logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cut.first.logps, whole.first.logps, rtol=0, atol=1e-5)
     assert cut.steps[0].loss == pytest.approx(whole.steps[0].loss, abs=1e-6)
 
 
@@ -203,19 +214,19 @@ def test_the_gradient_is_scaled_down_to_the_limit_and_reported_as_it_was(tiny_mo
 
 
 def test_epochs_times_minibatches_optimizer_steps_cover_every_row_in_each_epoch(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
-    result = updater(tiny_model, epochs_per_rollout=3, minibatches=2).update(batch, logps, logps, step=1)
+    logps, _ = logps_of(tiny_model, batch)
+    result = updater(tiny_model, epochs_per_rollout=3, minibatches=2).update(trained_on(batch, logps, logps), step=1)
     assert len(result.steps) == 6
     assert [first.tokens + second.tokens for first, second in zip(result.steps[::2], result.steps[1::2], strict=True)] == [
         10
     ] * 3
     # The learning rate is 0, so the first epoch's log-probabilities are those of the rollouts' policy.
-    torch.testing.assert_close(result.first_logps, logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.first.logps, logps, rtol=0, atol=1e-5)
 
 
 def test_each_minibatch_is_a_mean_over_its_own_rows(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
-    result = updater(tiny_model, minibatches=2, beta=0.0).update(batch, logps, logps, step=1)
+    logps, _ = logps_of(tiny_model, batch)
+    result = updater(tiny_model, minibatches=2, beta=0.0).update(trained_on(batch, logps, logps), step=1)
     shares = split_minibatches(4, 2, seed=0, step=1, epoch=0)
     for report, rows in zip(result.steps, shares, strict=True):
         # The ratio is 1, so a row's token mean is minus its advantage.
@@ -223,24 +234,24 @@ def test_each_minibatch_is_a_mean_over_its_own_rows(tiny_model, batch):
 
 
 def test_the_schedule_advances_with_every_optimizer_step(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     halving = updater(tiny_model, lr=0.5, factor=lambda index: 0.5**index, epochs_per_rollout=3)
-    assert [report.lr for report in halving.update(batch, logps, logps, step=1).steps] == [0.5, 0.25, 0.125]
+    assert [report.lr for report in halving.update(trained_on(batch, logps, logps), step=1).steps] == [0.5, 0.25, 0.125]
 
 
 def test_no_gradient_is_left_behind(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
-    updater(tiny_model).update(batch, logps, None, step=1)
+    logps, _ = logps_of(tiny_model, batch)
+    updater(tiny_model).update(trained_on(batch, logps, None), step=1)
     assert all(parameter.grad is None for parameter in tiny_model.parameters())
 
 
 def test_the_exact_kl_enters_the_loss_with_its_gradient(tiny_model, batch):
-    reference = frozen_copy(tiny_model)
+    reference = copy.deepcopy(tiny_model)
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
     one = updater(tiny_model, lr=1.0, kl_estimator="full", beta=0.5, max_tokens=12)
-    one.reference.model = reference
+    one.live.reference.hand_over(reference)
     before = [parameter.detach().clone() for parameter in tiny_model.parameters()]
 
     def exact(model, row):
@@ -257,65 +268,69 @@ def test_the_exact_kl_enters_the_loss_with_its_gradient(tiny_model, batch):
         witness = witness + (policy.exp() * (policy - ref)).sum(-1).mean() / 4
         surrogate = surrogate - advantage * chosen.mean() / 4
     gradient = torch.autograd.grad(surrogate + 0.5 * witness, list(tiny_model.parameters()))
-    result = one.update(batch, batch_logps(reference, batch, FORWARD)[0], None, step=1)
+    result = one.update(trained_on(batch, logps_of(reference, batch)[0], None), step=1)
     assert result.steps[0].kl_loss == pytest.approx(float(witness.detach()), rel=1e-4)
     for parameter, old, part in zip(tiny_model.parameters(), before, gradient, strict=True):
         torch.testing.assert_close(parameter.detach() - old, -part, rtol=0, atol=2e-6)
 
 
 def test_kl_as_a_reward_changes_the_advantages_and_leaves_the_loss_without_it(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     one = updater(tiny_model, kl_placement="reward", kl_estimator="k1", beta=0.5)
     assert one.needs_old_logps
-    shaped = one.shape(batch, logps - 0.2, logps)
+    shaped = one.prepare(batch, logps - 0.2, logps)
     # k1 is 0.2 at every token, so a token with n tokens to go (itself included) loses 0.5 * 0.2 n
     to_go = batch.loss_mask.flip(1).cumsum(1).flip(1) * batch.loss_mask
     expected = (torch.tensor(ADVANTAGES).unsqueeze(1) - 0.1 * to_go) * batch.loss_mask
     torch.testing.assert_close(shaped.advantages, expected, rtol=0, atol=1e-5)
-    report = one.update(shaped, logps - 0.2, logps, step=1).steps[0]
+    report = one.update(shaped, step=1).steps[0]
     assert report.kl_loss == pytest.approx(0.2, abs=1e-5)
     assert report.loss == report.policy_loss
 
 
 def test_rows_that_are_filtered_leave_the_loss_and_its_denominators(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     kept = torch.tensor([True, False, True, False]).unsqueeze(1)
     part = replace(batch, loss_mask=batch.loss_mask & kept)
-    report = updater(tiny_model, beta=0.0).update(part, logps, None, step=1).steps[0]
+    report = updater(tiny_model, beta=0.0).update(trained_on(part, logps, None), step=1).steps[0]
     assert report.policy_loss == pytest.approx(-(ADVANTAGES[0] + ADVANTAGES[2]) / 2, abs=1e-6)
     assert report.tokens == 7
 
 
 def test_an_optimizer_step_without_any_token_moves_nothing_but_the_schedule(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     empty = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     optimizer = AdamW(tiny_model.parameters(), lr=0.01, weight_decay=0.1)
-    learner = replace(updater(tiny_model), optimizer=optimizer, schedule=LambdaLR(optimizer, lambda index: 1.0))
-    learner.update(batch, logps, None, step=1)  # from here on AdamW has momentum, which moves weights without a gradient
-    before = frozen_copy(tiny_model)
-    report = learner.update(empty, logps, None, step=2).steps[0]
+    plain = updater(tiny_model)
+    live = replace(plain.live, optimizer=optimizer, schedule=LambdaLR(optimizer, lambda index: 1.0))
+    learner = replace(plain, live=live)
+    learner.update(
+        trained_on(batch, logps, None), step=1
+    )  # from here on AdamW has momentum, which moves weights without a gradient
+    before = copy.deepcopy(tiny_model)
+    report = learner.update(trained_on(empty, logps, None), step=2).steps[0]
     assert (report.loss, report.grad_norm, report.tokens, report.ratio_max) == (0.0, 0.0, 0, 0.0)
     assert all(torch.equal(one, two) for one, two in zip(before.parameters(), tiny_model.parameters(), strict=True))
-    assert learner.schedule.last_epoch == 2
+    assert learner.live.schedule.last_epoch == 2
 
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
 def test_an_update_that_is_not_finite_is_not_applied(tiny_model, batch, wrong):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
-    broken = replace(batch, advantages=torch.tensor([1.0, wrong, 2.0, -2.0]))
-    before = frozen_copy(tiny_model)
+    logps, _ = logps_of(tiny_model, batch)
+    broken = replace(batch, group_advantages=torch.tensor([1.0, wrong, 2.0, -2.0]))
+    before = copy.deepcopy(tiny_model)
     learner = updater(tiny_model, lr=0.1, max_tokens=1)
-    report = learner.update(broken, logps, None, step=1).steps[0]
+    report = learner.update(trained_on(broken, logps, None), step=1).steps[0]
     assert not report.is_finite
     assert all(torch.equal(one, two) for one, two in zip(before.parameters(), tiny_model.parameters(), strict=True))
-    assert learner.update(batch, logps, None, step=2).steps[0].is_finite
+    assert learner.update(trained_on(batch, logps, None), step=2).steps[0].is_finite
     assert all(bool(parameter.isfinite().all()) for parameter in tiny_model.parameters())
 
 
 def test_without_beta_the_exact_kl_costs_no_pass_and_is_measured_as_k3(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     reports = [
-        updater(tiny_model, beta=0.0, kl_estimator=estimator).update(batch, logps + 0.3, None, step=1).steps[0]
+        updater(tiny_model, beta=0.0, kl_estimator=estimator).update(trained_on(batch, logps + 0.3, None), step=1).steps[0]
         for estimator in ("full", "k3")
     ]
     assert reports[0] == reports[1]
@@ -323,10 +338,10 @@ def test_without_beta_the_exact_kl_costs_no_pass_and_is_measured_as_k3(tiny_mode
 
 
 def test_a_completion_that_no_reward_could_score_is_not_whitened(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
-    scores = ScoredCompletions(total=(1.0, math.nan, 2.0, 0.0), breakdown={})
-    part = replace(batch, scores=scores, advantages=torch.tensor([1.0, 0.0, 2.0, -2.0]))
-    shaped = updater(tiny_model, advantage={"whiten_advantages": True}).shape(part, logps, None).advantages
+    logps, _ = logps_of(tiny_model, batch)
+    rewards = torch.tensor([1.0, math.nan, 2.0, 0.0])
+    part = replace(batch, rewards=rewards, group_advantages=torch.tensor([1.0, 0.0, 2.0, -2.0]))
+    shaped = updater(tiny_model, advantage={"whiten_advantages": True}).prepare(part, logps, None).advantages
     assert shaped[1].tolist() == [0.0] * 4
     tokens = shaped[part.loss_mask & part.scorable.unsqueeze(1)]
     assert float(tokens.mean()) == pytest.approx(0, abs=1e-6)
@@ -334,23 +349,23 @@ def test_a_completion_that_no_reward_could_score_is_not_whitened(tiny_model, bat
 
 
 def test_the_samplers_weights_multiply_the_surrogate_alone(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     drifted = replace(batch, sampling_per_token_logps=logps + math.log(2))
     options = {"beta": 0.1, "sampler_correction": "truncate"}
-    report = updater(tiny_model, **options).update(drifted, logps - 0.3, None, step=1).steps[0]
-    plain = updater(tiny_model, beta=0.1).update(drifted, logps - 0.3, None, step=1).steps[0]
+    report = updater(tiny_model, **options).update(trained_on(drifted, logps - 0.3, None), step=1).steps[0]
+    plain = updater(tiny_model, beta=0.1).update(trained_on(drifted, logps - 0.3, None), step=1).steps[0]
     assert report.policy_loss == pytest.approx(plain.policy_loss / 2, abs=1e-6)
     assert report.kl_loss == pytest.approx(plain.kl_loss, abs=1e-6)
 
 
 def test_the_samplers_weights_compare_it_with_the_policy_of_the_rollouts_not_the_updated_one(tiny_model, batch):
-    logps, _ = batch_logps(tiny_model, batch, FORWARD)
+    logps, _ = logps_of(tiny_model, batch)
     old_logps = logps - STALE.log()
     # The sampler was twice as sure as the trainer was then, so each token weighs 1/2, whatever the ratio is by now.
     drifted = replace(batch, sampling_per_token_logps=old_logps + math.log(2))
     reports = [
         updater(tiny_model, beta=0.0, epochs_per_rollout=2, sampler_correction=correction).update(
-            drifted, logps, old_logps, step=1
+            trained_on(drifted, logps, old_logps), step=1
         )
         for correction in ("truncate", "none")
     ]

@@ -6,7 +6,7 @@ Each function converts the keys that depend on each other; `export_...` is its w
 import math
 from dataclasses import dataclass
 
-from grpo_core.config.consistency import optimizer_steps
+from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.schema import RunConfig
 from grpo_core.interop.records import Conclusion, Settings, dead, mapped, no_counterpart
 from grpo_core.interop.rules import in_steps, warmup_steps, warmup_updates

@@ -1,0 +1,147 @@
+"""The policy: a causal language model that completes prompts and gives the probability of every token of a completion."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Optional
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.config import RunConfig
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
+from grpo_core.generation.torch_sampler import sample_completions
+from grpo_core.policy.device import pick_device
+from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter
+from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.precision import Dtype, compute_in
+from grpo_core.policy.prefix import vocabulary_head
+from grpo_core.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFigures:
+    """What a forward pass gives for the completion tokens of some rows; 0 outside the completion mask."""
+
+    logps: Float[Tensor, "b T"]
+    """Log-probabilities of the temperature-scaled policy."""
+    entropy: Float[Tensor, "b T"]
+    """In nats, without gradient."""
+    full_kl: Float[Tensor, "b T"] | None = None
+    """Exact KL(policy || reference), in nats; None where no reference was given."""
+
+    def detach(self) -> "TokenFigures":
+        """Return the same without gradient, so that the graph of the pass can be freed."""
+        exact = None if self.full_kl is None else self.full_kl.detach()
+        return TokenFigures(logps=self.logps.detach(), entropy=self.entropy, full_kl=exact)
+
+    @classmethod
+    def join(cls, parts: Sequence["TokenFigures"]) -> "TokenFigures":
+        """Return the rows of several passes as one."""
+        exact = [part.full_kl for part in parts if part.full_kl is not None]
+        return cls(
+            logps=torch.cat([part.logps for part in parts]),
+            entropy=torch.cat([part.entropy for part in parts]),
+            full_kl=torch.cat(exact) if exact else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Policy:
+    """A model and everything that it takes to use it. It is a `Sampler`: the embedded one."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: tuple[int, ...]
+    """Each ends a completion; the first pads."""
+    dtype: Dtype = "float32"
+    """Matrix products are computed in it; weights and the vocabulary head stay fp32."""
+    temperature: float = 1.0
+    """Log-probabilities are of the policy whose logits are divided by it: the one that makes the rollouts."""
+    rollout_rows: int = 256
+    """Completions that are sampled at once, which bounds the cache."""
+    microbatch_tokens: int = 16384
+    """Tokens of one forward pass, padding included, which bounds the activations."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and every tensor of its completions are."""
+        return torch.device(self.model.device)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield the weights."""
+        yield from self.model.parameters()
+
+    def frozen_copy(self) -> "Policy":
+        """Return a copy whose weights have no gradient."""
+        duplicate = copy.deepcopy(self.model)
+        duplicate.requires_grad_(False)
+        duplicate.eval()
+        return replace(self, model=duplicate)
+
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
+        """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
+        return sample_completions(self, prompts, settings, key)
+
+    def decode(self, completions: SampledCompletions) -> list[str]:
+        """Return the completions as text, without special tokens."""
+        pairs = zip(completions.completion_ids, completions.completion_mask, strict=True)
+        rows = [ids[keep].tolist() for ids, keep in pairs]
+        return [str(text) for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+    def forward(
+        self, completions: SampledCompletions, rows: Sequence[int], reference: Optional["Policy"] = None
+    ) -> TokenFigures:
+        """Run some rows in one pass, with gradient where gradients are enabled; the exact KL is to `reference`."""
+        ids, mask = cut_rows(completions, rows)
+        head, width = vocabulary_head(self.model), completions.completion_ids.shape[1]
+        exact = None
+        with compute_in(self.dtype, ids.device):
+            hidden = rows_hidden(self.model, completions, rows)
+            logps, entropy = token_logps(hidden, head, ids[mask], self.temperature)
+            if reference is not None:
+                with torch.no_grad():
+                    ref_hidden = rows_hidden(reference.model, completions, rows)
+                ref_head = vocabulary_head(reference.model)
+                exact = scatter(token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature), mask, width)
+        return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
+
+    @torch.no_grad()
+    def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
+        """Return what `forward` gives for all rows, in passes of at most `microbatch_tokens`, without gradient."""
+        pieces = microbatches(completions, range(completions.num_rows), self.microbatch_tokens)
+        return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
+
+    def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
+        """Return the log-probability of every completion token, without gradient."""
+        return self.measure(completions).logps
+
+    def full_kl(self, completions: SampledCompletions, reference: "Policy") -> Float[Tensor, "B T"]:
+        """Return the exact KL to `reference` at every completion token, without gradient."""
+        exact = self.measure(completions, reference).full_kl
+        assert exact is not None
+        return exact
+
+
+def open_policy(folder: Path, config: RunConfig) -> Policy:
+    """Load the model of a folder and its tokenizer, to be used as a configuration says.
+
+    Raises:
+        ModelError: one of them cannot be loaded or used.
+    """
+    model = load_model(folder, pick_device(config.training.device), config.model.trust_remote_code)
+    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        dtype=config.model.dtype,
+        temperature=config.rollout.temperature,
+        rollout_rows=config.training.rollout_rows,
+        microbatch_tokens=config.training.microbatch_tokens,
+    )

@@ -1,0 +1,13 @@
+"""A policy around the tiny model of the tests."""
+
+from typing import Any
+
+from grpo_core.policy.policy import Policy
+from tests.conftest import build_tokenizer
+
+_TOKENIZER = build_tokenizer()
+
+
+def policy_of(model: Any, eos: tuple[int, ...] = (1,), **settings: Any) -> Policy:
+    """Return a policy of `model` with the tiny tokenizer; `eos` ends a completion."""
+    return Policy(model=model, tokenizer=_TOKENIZER, eos_token_ids=eos, **settings)
