@@ -68,7 +68,7 @@ format: setup  ## rewrite to the house format
 docs: setup  ## regenerate what the documentation takes from the code
 	$(BIN)/python -m grpo_core.metrics > METRICS.md
 	$(BIN)/python -m grpo_core.interop.tables > docs/importing.md
-	GRPO_WRITE_DOCS=1 $(BIN)/pytest --quiet tests/contracts/test_docs.py
+	GRPO_WRITE_DOCS=1 $(BIN)/pytest --quiet tests/contracts/test_docs.py tests/contracts/test_architecture.py
 
 clean:  ## remove the environment and caches; runs/ and .grpo/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
