@@ -8,17 +8,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "grpo_core")
 
 ENTRY_POINT = "the entry point of a process, called by nobody else"
-VERB = "the verb of the command has the name of what it starts"
-TRANSLATION = "the same key of TRL and of ROLL, in the two translations that mirror each other"
-REPEATED = {
-    "main": ENTRY_POINT,
-    "evaluate": VERB,
-    "report": VERB,
-    "train": VERB,
-    **dict.fromkeys(("adam_betas", "aggregation", "assumptions", "completion_length", "dtype", "eval_steps"), TRANSLATION),
-    **dict.fromkeys(("keep_checkpoints", "max_grad_norm", "model_source", "ratio", "save_steps", "schedule"), TRANSLATION),
-    **dict.fromkeys(("top_k", "total_updates", "warmup", "warmup_ratio"), TRANSLATION),
-}
+REPEATED = {"main": ENTRY_POINT}
 """Public functions of modules that have a name in common, each with the reason."""
 
 
