@@ -21,6 +21,10 @@ from grpo_core.machine.locks import open_lock, try_lock
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0
 END_SECONDS = 15.0
+PORT_IN_USE = "address already in use"
+"""What a server writes before it ends because another process listens on its port."""
+TAIL_LINES = 8
+"""Last lines of a log that a message quotes; the reason comes before the lines of the shutdown."""
 PORT_ATTEMPTS = 4
 POINTLESS_SECONDS = 2.0
 """How long a flow whose training has ended may keep asking for a server that is gone; by itself it asks for minutes."""
@@ -219,7 +223,8 @@ def _await_ready(stack: Stack, service: Service) -> None:
             log = stack.log_file(service.name)
             message = f"{service.name}: {how}; its log, {log}, ends with:\n{_tail(log)}"
             port = getattr(stack, f"{service.name}_port", None)
-            if ended and port is not None and not is_free(port):
+            # The holder of the port may have left it again: what the service wrote counts as well.
+            if ended and port is not None and (PORT_IN_USE in message.lower() or not is_free(port)):
                 raise _PortTakenError(message, service.name, port)
             raise StackError(message)
         time.sleep(POLL_SECONDS)
@@ -227,7 +232,7 @@ def _await_ready(stack: Stack, service: Service) -> None:
 
 def _tail(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(f"  {line}" for line in lines[-5:])
+    return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
 
 def _end_runs(stack: Stack, patience: float, report: Report) -> None:

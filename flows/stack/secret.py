@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,8 @@ from flows.stack.state import Stack
 from grpo_core.errors import StackError
 from grpo_core.machine.private import private_folder, write_private
 
+BUSY_PAUSES = (0.2, 0.5, 1.0, 2.0)
+"""Seconds between the attempts at a request that Prefect is too busy to answer."""
 REQUEST_SECONDS = 3.0
 ACCEPTED = re.compile(r"[!-~]{16,}")
 """Printable ASCII without spaces: it travels in headers and is typed into a browser."""
@@ -60,7 +63,22 @@ def prefect_client(stack: Stack, timeout: float = REQUEST_SECONDS) -> httpx.Clie
         timeout: of each request, in seconds.
     """
     # trust_env: the secret of a server on this machine is nothing for a proxy.
-    return httpx.Client(base_url=stack.api, timeout=timeout, headers=secret_headers(read_secret(stack.folder)), trust_env=False)
+    headers = secret_headers(read_secret(stack.folder))
+    return httpx.Client(base_url=stack.api, timeout=timeout, headers=headers, trust_env=False, transport=_RetryingTransport())
+
+
+class _RetryingTransport(httpx.HTTPTransport):
+    """Repeats a request that Prefect answers with 503, as it does while another connection locks its SQLite file."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, again after each of `BUSY_PAUSES` as long as the answer is 503; return the last answer."""
+        for pause in BUSY_PAUSES:
+            response = super().handle_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            response.close()
+            time.sleep(pause)
+        return super().handle_request(request)
 
 
 def secret_headers(secret: str | None) -> dict[str, str]:
