@@ -79,13 +79,8 @@ def write_marker(folder: Path, kind: Kind, *, adopted: bool = False) -> None:
         stream.write(json.dumps(facts) + "\n")
 
 
-def is_empty(folder: Path) -> bool:
-    """Return whether a folder holds nothing but an unreadable marker and the lock of a start that was killed at once."""
-    return not foreign_entries(folder)
-
-
 def foreign_entries(folder: Path) -> list[str]:
-    """Return the names in a folder, those left out that a start makes before anything else."""
+    """Return the names in a folder, without an unreadable marker and the lock of a start that was killed at once."""
     return sorted(name for name in os.listdir(folder) if not _is_of_a_start(folder / name))  # noqa: PTH208  (names alone)
 
 
