@@ -8,7 +8,7 @@ from prefect import get_client
 from prefect.runtime import flow_run
 
 from flows.stack.worker import worker_tags
-from grpo_core.config import merge_knobs, run_name
+from grpo_core.config import merge_knobs, origin_of, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import GrpoError
 from grpo_core.plain_text import visible
@@ -17,7 +17,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import StoredSweep
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
-from tasks.rails import find_allowed_origin
+from tasks.rails import load_allowed
 
 NAME_CHARACTERS = 200
 
@@ -41,8 +41,8 @@ def _from_parameters(name: Callable[[dict[str, Any]], str]) -> Callable[[], str]
 def name_training(given: dict[str, Any]) -> str:
     """`quickstart β=0 G=8 sync=10 seed=0`."""
     knobs = {name: given.get(name) for name in KNOBS}
-    config, origin = find_allowed_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
-    return config.tracking.run_name or run_name(config, origin)
+    config = load_allowed(given["config"], merge_knobs(knobs, given.get("overrides", {})))
+    return config.tracking.run_name or run_name(config, origin_of(config, given["config"]))
 
 
 @_from_parameters

@@ -8,7 +8,7 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.knobs import merge_knobs
 from grpo_core.config.loading import apply_overrides, load_config, parse_overrides, validate_config
 from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, RuleConfig, TrackingConfig
-from grpo_core.config.origin import Origin, changes_between, find_origin, run_name
+from grpo_core.config.origin import Origin, changes_between, origin_of, run_name
 from grpo_core.config.presets import find_config, preset_names
 from grpo_core.config.schema import (
     AdvantageConfig,
@@ -46,9 +46,9 @@ __all__ = [
     "changes_between",
     "check_consistency",
     "find_config",
-    "find_origin",
     "load_config",
     "merge_knobs",
+    "origin_of",
     "parse_overrides",
     "preset_names",
     "run_name",

@@ -26,18 +26,17 @@ class Origin:
     """{key.path: (the preset's value, the run's value)}."""
 
 
-def find_origin(source: str, overrides: Mapping[str, Any]) -> tuple[RunConfig, Origin]:
-    """Return the configuration of a file (or preset) with overrides, and what it differs in from the file alone.
+def origin_of(config: RunConfig, source: str) -> Origin:
+    """Return what a configuration differs in from the file (or preset) that it was made of.
 
     Raises:
-        ConfigError: as `load_config`.
+        ConfigError: there is no such file.
     """
-    config = load_config(source, overrides)
     try:
         preset = load_config(source)
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
-    return config, Origin(preset=find_config(source).stem, changes=changes_between(preset, config))
+    return Origin(preset=find_config(source).stem, changes=changes_between(preset, config))
 
 
 def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple[Any, Any]]:

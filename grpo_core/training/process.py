@@ -121,7 +121,7 @@ def _run(
     set_determinism(config.training.deterministic)
     train = load()
     with held_device(pick_device(config.training.device), run_dir.path):
-        session = open_session(run_dir, config, journal, stop)
+        session = open_session(run_dir, journal, stop)
         state = session.restore()
         if engine != "native" and 0 < state.step < config.training.steps:
             raise TrainingError(

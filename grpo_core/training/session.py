@@ -92,12 +92,13 @@ class Session:
         return state
 
 
-def open_session(run_dir: RunDir, config: RunConfig, journal: Journal, stop: StopRequest) -> Session:
+def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
     """Load everything that the configuration of `run_dir` names.
 
     Raises:
         GrpoError: data, model or a reward function cannot be used.
     """
+    config = run_dir.read_config()
     train_prompts, eval_prompts = load_frozen(run_dir.data)
     policy = open_policy(resolve_model(config.model.source, config.model.trust_remote_code), config)
     rewards = load_rewards(config.rewards)

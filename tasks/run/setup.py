@@ -9,13 +9,14 @@ from typing import Any, Literal
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from grpo_core.config import origin_of
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import is_process_of
 from grpo_core.run.starting import holding
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
-from tasks.rails import find_allowed_origin, refuse_code
+from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
 
 EVALUATION = "evaluation"
@@ -39,7 +40,8 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     check_root(run_path, "run_dir")
     if (earlier := folder_of_this_flow_run(run_path)) is not None:
         return earlier
-    resolved, origin = find_allowed_origin(config, overrides)
+    resolved = load_allowed(config, overrides)
+    origin = origin_of(resolved, config)
     with new_run(run_path, origin.preset, "run") as run_dir:
         run_dir.forget_start(run_dir.original, run_dir.source)  # of a reproduction or evaluation that never began
         run_dir.create(resolved, origin)

@@ -73,7 +73,7 @@ def scripted_session(tiny_run):
     def open_scripted(overrides, name):
         run_dir = tiny_run(overrides, name)
         journals.append(Journal(run_dir.journal_file))
-        session = open_session(run_dir, run_dir.read_config(), journals[-1], StopRequest(run_dir.stop_file, None))
+        session = open_session(run_dir, journals[-1], StopRequest(run_dir.stop_file, None))
         return replace(session, sampler=ScriptedSampler(scripted, [END]))
 
     yield open_scripted
