@@ -25,7 +25,7 @@ from grpo_core.evaluation.results import facts_file, table_file, write_evaluatio
 from grpo_core.machine.hardware import gpus, kernel_variables, processor, thread_count
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
-from grpo_core.policy.cache import cache_folder
+from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.rewards.base import BUILTIN
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions

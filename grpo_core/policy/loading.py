@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, cause, shown
-from grpo_core.policy.bundled import PREFIX, bundled_model_here, bundled_model_path
-from grpo_core.policy.scratch import PREFIX as SCRATCH_PREFIX
-from grpo_core.policy.scratch import is_made, scratch_model_path
+from grpo_core.policy.sources.bundled import PREFIX, bundled_model_here, bundled_model_path
+from grpo_core.policy.sources.scratch import PREFIX as SCRATCH_PREFIX
+from grpo_core.policy.sources.scratch import is_made, scratch_model_path
 
 if TYPE_CHECKING:
     import torch

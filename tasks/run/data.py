@@ -32,7 +32,7 @@ def prompts_of(config: RunConfig) -> "PromptSplit":
     """Return the prompts of a configuration, from the cache where its inputs are those of an earlier run."""
     from grpo_core.data.identity import data_identity
     from grpo_core.policy.loading import resolve_model
-    from grpo_core.policy.scratch import is_made
+    from grpo_core.policy.sources.scratch import is_made
 
     if not is_made(config.model.source):
         say(f"making the model {config.model.source}, once: about half a minute on one core")

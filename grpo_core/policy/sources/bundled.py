@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.cache import is_whole, made_once, model_folder
+from grpo_core.policy.sources.cache import is_whole, made_once, model_folder
 
 logger = logging.getLogger(__name__)
 
