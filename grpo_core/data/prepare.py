@@ -6,7 +6,8 @@ from grpo_core.config import RunConfig
 from grpo_core.data.frozen import DataManifest, freeze
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import read_rows
-from grpo_core.policy.loading import load_tokenizer, resolve_model
+from grpo_core.policy.loading import load_tokenizer
+from grpo_core.policy.sources.find import resolve_model
 
 
 def prepare(config: RunConfig, folder: Path) -> DataManifest:

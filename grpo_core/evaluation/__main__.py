@@ -46,8 +46,8 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     from grpo_core.data.frozen import load_frozen
     from grpo_core.evaluation.runner import open_evaluator
     from grpo_core.policy.device import held_device, pick_device
-    from grpo_core.policy.loading import resolve_model
     from grpo_core.policy.saved import list_checkpoints, read_state
+    from grpo_core.policy.sources.find import resolve_model
 
     run_dir.require_ours()
     config = run_dir.read_config()

@@ -10,10 +10,10 @@ from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, set_aside
-from grpo_core.policy.loading import resolve_model
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
+from grpo_core.policy.sources.find import resolve_model
 from grpo_core.rewards.base import Reward, load_rewards
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_records

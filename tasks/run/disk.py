@@ -83,7 +83,7 @@ def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
 
 
 def _parameters_here(config: RunConfig) -> int | None:
-    from grpo_core.policy.loading import model_here
+    from grpo_core.policy.sources.find import model_here
 
     folder = model_here(config.model.source)
     return None if folder is None else count_parameters(folder)

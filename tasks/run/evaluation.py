@@ -50,7 +50,7 @@ def _run(run_dir: RunDir, policy: str, set_name: str, step: int) -> None:
 
 def _identity(run_dir: RunDir, set_name: str, step: int) -> str | None:
     from grpo_core.evaluation.reuse import evaluation_identity
-    from grpo_core.policy.loading import resolve_model
+    from grpo_core.policy.sources.find import resolve_model
 
     config = run_dir.read_config()
     folder = resolve_model(config.model.source, config.model.trust_remote_code)

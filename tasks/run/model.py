@@ -36,7 +36,7 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
     Raises:
         ModelError: a resumed run would continue with another initial policy.
     """
-    from grpo_core.policy.loading import resolve_model
+    from grpo_core.policy.sources.find import resolve_model
     from grpo_core.rewards.base import load_rewards
     from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
 
