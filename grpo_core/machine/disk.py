@@ -1,4 +1,4 @@
-"""A full disk: recognised whichever library meets it, and nothing half-written left behind.
+"""Files on a disk, which may be full: the error is recognised whichever library meets it, and nothing half-written stays.
 
 What was whole before stays whole: a journal line is taken back, a checkpoint or a table is written beside the others and
 removed if it cannot be finished. That also frees the space that the last words of the run need.
@@ -6,6 +6,7 @@ removed if it cannot be finished. That also frees the space that the last words 
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import os
 import shutil
@@ -54,6 +55,29 @@ def whole_or_gone(what: str, path: Path) -> Iterator[None]:
         if is_full_disk(error):
             raise DiskFullError(f"disk full: {what} could not be written to {path}") from error
         raise
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Return once the content of a file, or the names in a folder, would survive a power failure.
+
+    Raises:
+        OSError: the disk reports an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:

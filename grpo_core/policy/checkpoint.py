@@ -13,8 +13,6 @@ Sampling needs no generator state: its random numbers are functions of seed and 
 """
 
 import copy
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -29,8 +27,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from grpo_core.errors import ModelError, cause, name_of, shown
-from grpo_core.machine.disk import whole_or_gone
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
@@ -78,7 +76,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
         _write(scratch, live, state, mark)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
-    _to_disk(folder)
+    flush(folder)
     _drop_others(target, keep, checkpoint_name(state.best_step))
     return target
 
@@ -93,13 +91,13 @@ def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMar
         _save_weights(live.reference.initial.model, folder / INITIAL_FILE)
     with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
         torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
-    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
+    write_json(folder / STATE_FILE, asdict(state))
     if mark is not None:
-        (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
-    digests = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
+        write_json(folder / MARK_FILE, asdict(mark))
+    digests = {str(file.relative_to(folder)): sha256_of(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    write_json(folder / MANIFEST_FILE, digests)
     for path in (*folder.rglob("*"), folder):
-        _to_disk(path)
+        flush(path)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -160,7 +158,7 @@ def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
     if not parts or parts[0] == "/" or ".." in parts:
         return f"{MANIFEST_FILE} names {shown(name)}, which lies outside of it"
     try:
-        found = _sha256(checkpoint / name)
+        found = sha256_of(checkpoint / name)
     except FileNotFoundError:
         return f"{name_of(name)} is missing"
     except (OSError, ValueError) as error:  # a name that no file can have; a folder
@@ -217,17 +215,3 @@ def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
 def _load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
-
-
-def _to_disk(path: Path) -> None:
-    """Flush a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

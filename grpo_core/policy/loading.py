@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, cause
+from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.sources.find import WEIGHT_FILES
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model folder's weight files, in name order."""
     digest = hashlib.sha256()
     for file in _weight_files(folder):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(bytes.fromhex(sha256_of(file)))
     return digest.hexdigest()
 
 
