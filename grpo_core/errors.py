@@ -12,6 +12,9 @@
     |- TrackingError     the MLflow server or store cannot be used
     |- BusyError         another process holds a lock for too long
     |- StackError        the local stack cannot be started, stopped or reached
+    |- SamplerError      a server that makes the rollouts cannot be used
+    |  |- ServerGoneError    it does not answer, or failed; another may take its place
+    |  `- StaleWeightsError  it computes with other weights than the policy's
     `- TrainingError     the training process failed or was stopped by a rule
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
@@ -90,6 +93,20 @@ class StackError(GrpoError):
 
 class SweepError(GrpoError):
     """A sweep cannot start or resume, or more of its runs failed than it allows."""
+
+
+class SamplerError(GrpoError):
+    """A server that makes the rollouts cannot be started, refuses a request, or is not the one that is needed."""
+
+    exit_code = 1
+
+
+class ServerGoneError(SamplerError):
+    """A server does not answer, or fails; a new one with the same weights would give the same completions."""
+
+
+class StaleWeightsError(SamplerError):
+    """A server computes with other weights than the policy's: a rollout from it would be of another policy."""
 
 
 class TrainingError(GrpoError):

@@ -66,8 +66,25 @@ class RewardConfig(Section):
     """Keyword arguments given to the function at every call."""
 
 
+class VllmConfig(Section):
+    """The vLLM server that makes the rollouts with `rollout.engine: vllm`."""
+
+    url: Source | None = None
+    """Address of a server on this machine that is there already; null = the run starts one, and ends it."""
+    python: str | None = None
+    """Interpreter of the environment with vLLM, of a server that the run starts; null = GRPO_VLLM_PYTHON, else `.venv-vllm`."""
+    in_flight: int = Field(default=64, ge=1, le=4096)
+    """Requests at a time; each is one completion."""
+    kv_cache_gib: int = Field(default=2, ge=1)
+    """Memory of the server's key-value cache on a CPU."""
+
+
 class RolloutConfig(Section):
     """How completions are sampled."""
+
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """`embedded`: the trainer's own model. `vllm`: a server, which is given the weights before every step."""
+    vllm: VllmConfig = VllmConfig()
 
     num_prompts_per_step: int = Field(default=8, ge=1)
     """P: prompts of one step."""

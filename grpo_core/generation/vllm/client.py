@@ -1,0 +1,165 @@
+"""The routes of a vLLM server: token ids in, token ids and log-probabilities out; nothing waits without a bound."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
+from grpo_core.generation.sampler import SamplingSettings
+
+CONNECT_SECONDS, CONTROL_SECONDS = 5.0, 60.0
+COMPLETION_SECONDS = 600.0
+"""For one completion, which waits for others: the server computes many at a time."""
+TRIES = 3
+"""Of a completion that was answered with an error or not at all: it is seeded, so its repetition is the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What the server made of one prompt."""
+
+    token_ids: tuple[int, ...]
+    """The end token included."""
+    logps: tuple[float, ...]
+    """Of these tokens, under the policy with the temperature applied."""
+    truncated: bool
+
+
+class VllmClient:
+    """A server at an address; safe to use from several threads."""
+
+    def __init__(self, url: str, key: str | None, connections: int) -> None:
+        """Connect lazily.
+
+        Args:
+            url: `http://host:port`.
+            key: what the server asks for on every route; None = nothing.
+            connections: requests at a time.
+        """
+        self.url = url.rstrip("/")
+        # After an error the server may reset a connection that is kept, so each request has its own.
+        headers = {"Connection": "close", **({"Authorization": f"Bearer {key}"} if key else {})}
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
+        timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
+        self._http = httpx.Client(base_url=self.url, headers=headers, limits=limits, timeout=timeout, trust_env=False)
+        self._model = ""
+
+    def is_ready(self) -> bool:
+        """Return whether the server answers that it is well."""
+        try:
+            return self._http.get("/health", timeout=CONNECT_SECONDS).is_success
+        except httpx.HTTPError:
+            return False
+
+    def open_model(self, max_tokens: int) -> None:
+        """Find the model that the server has.
+
+        Raises:
+            SamplerError: it has none, several, or its context is shorter than `max_tokens`.
+            ServerGoneError: it does not answer.
+        """
+        models = self._get("/v1/models").get("data", [])
+        if len(models) != 1:
+            raise SamplerError(f"rollout.vllm.url {self.url}: the server has {len(models)} models, expected one")
+        length = models[0].get("max_model_len") or 0
+        if length < max_tokens:
+            raise SamplerError(
+                f"rollout.vllm.url {self.url}: its context is {length} tokens; rollout.max_prompt_tokens + "
+                f"rollout.max_completion_tokens are {max_tokens}; start it with --max-model-len {max_tokens} or more"
+            )
+        self._model = models[0]["id"]
+
+    def complete(
+        self, prompt: Sequence[int], settings: SamplingSettings, seed: int, end_tokens: Sequence[int]
+    ) -> Completion:
+        """Return one completion.
+
+        Raises:
+            ServerGoneError: the server does not answer, or fails at each of several tries.
+            SamplerError: it refuses the request, or its answer is not one of these tokens and log-probabilities.
+        """
+        wanted = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": settings.max_completion_tokens,
+            "temperature": settings.temperature,
+            "seed": seed,
+            "stop_token_ids": list(end_tokens),
+            "ignore_eos": True,  # the trainer's end tokens decide, not those that the server knows
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        tries = Retrying(
+            retry=retry_if_exception_type(ServerGoneError),
+            stop=stop_after_attempt(TRIES),
+            wait=wait_exponential(multiplier=1, max=8),
+            reraise=True,
+        )
+        answer = tries(self._post, "/v1/completions", wanted, COMPLETION_SECONDS)
+        try:
+            choice = answer["choices"][0]
+            tokens, logps = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
+            ends = tokens[-1] in end_tokens
+        except (LookupError, TypeError) as error:
+            raise SamplerError(f"{self.url}: the answer to a completion has no tokens: {shown(answer)}") from error
+        whole = len(tokens) == len(logps) and (ends or len(tokens) == settings.max_completion_tokens)
+        if not whole or choice["finish_reason"] not in ("stop", "length"):
+            why = f"{len(tokens)} tokens, {len(logps)} log-probabilities, finish_reason {shown(choice['finish_reason'])}"
+            raise ServerGoneError(f"{self.url}: a completion was cut off ({why})")
+        return Completion(token_ids=tokens, logps=logps, truncated=not ends)
+
+    def prompt_logps(self, tokens: Sequence[int]) -> list[float]:
+        """Return log p(token | those before it) of every token but the first, at temperature 1.
+
+        Raises:
+            ServerGoneError: the server does not answer.
+            SamplerError: it refuses, or one is not finite.
+        """
+        wanted = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        found = self._post("/v1/completions", wanted, CONTROL_SECONDS)["choices"][0]["prompt_logprobs"][1:]
+        return [float(place[str(token)]["logprob"]) for token, place in zip(tokens[1:], found, strict=True)]
+
+    def weight_version(self) -> str:
+        """Return the label of the weights that were last loaded; `default` since the start."""
+        return str(self._get("/weight_info")["weight_version"])
+
+    def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
+        """Have the server load a file of weights while no request is under way.
+
+        Raises:
+            ServerGoneError: it does not answer.
+            SamplerError: a step was refused.
+        """
+        self._post("/pause?mode=wait", {})
+        self._post("/init_weight_transfer_engine", {"init_info": {}})
+        self._post("/start_weight_update", {})
+        self._post("/update_weights", {"update_info": {"path": path, "manifest": manifest}}, COMPLETION_SECONDS)
+        self._post("/finish_weight_update", {"weight_version": version})
+        if self._post("/reset_prefix_cache", {}).get("success") is not True:
+            raise SamplerError(f"{self.url}: the prefix cache was not emptied after new weights")
+        self._post("/resume", {})
+
+    def _get(self, path: str) -> Any:
+        return self._send(lambda: self._http.get(path), path)
+
+    def _post(self, path: str, body: Mapping[str, Any], seconds: float = CONTROL_SECONDS) -> Any:
+        return self._send(lambda: self._http.post(path, json=body, timeout=seconds), path)
+
+    def _send(self, request: Any, path: str) -> Any:
+        try:
+            response = request()
+        except httpx.HTTPError as error:
+            raise ServerGoneError(f"{self.url}{path}: no answer ({type(error).__name__}: {cause(error)})") from error
+        if response.is_server_error:
+            raise ServerGoneError(f"{self.url}{path}: answered {response.status_code}: {shown(response.text, 300)}")
+        if not response.is_success:
+            raise SamplerError(f"{self.url}{path}: refused with {response.status_code}: {shown(response.text, 300)}")
+        try:
+            return response.json()
+        except json.JSONDecodeError as error:
+            raise SamplerError(f"{self.url}{path}: the answer is not JSON: {shown(response.text)}") from error

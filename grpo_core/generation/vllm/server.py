@@ -1,0 +1,169 @@
+"""A vLLM server that a run starts for itself: on loopback, with a key, in a process group that ends with the run."""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_core.config import RunConfig
+from grpo_core.errors import SamplerError, ServerGoneError
+from grpo_core.generation.vllm.client import VllmClient
+
+logger = logging.getLogger(__name__)
+
+PYTHON_VARIABLE = "GRPO_VLLM_PYTHON"
+ENVIRONMENT = Path(".venv-vllm/bin/python")
+"""What `make vllm` makes, in the current folder."""
+START_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 0.5
+"""A start takes 20 s to several minutes; it is reported every 30 s."""
+TAIL_LINES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What a server is started with."""
+
+    python: Path
+    model: Path
+    dtype: str
+    context: int
+    """Tokens of the longest prompt and completion together."""
+    threads: int
+    kv_cache_gib: int
+    log_file: Path
+
+
+class VllmServer:
+    """A server process, and the client that talks to it."""
+
+    def __init__(self, settings: ServerSettings, connections: int) -> None:
+        """Prepare to start."""
+        self._settings, self._connections = settings, connections
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> VllmClient:
+        """Start the server and return once it answers.
+
+        Raises:
+            SamplerError: its process ended, or it did not answer in time; the message quotes the log.
+        """
+        self.stop()
+        port, key, settings = _free_port(), secrets.token_urlsafe(32), self._settings
+        with settings.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(settings, port),
+                env=environment(settings, key),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        client = VllmClient(f"http://127.0.0.1:{port}", key, self._connections)
+        began = reported = time.monotonic()
+        while not client.is_ready():
+            if self._process.poll() is not None:
+                raise SamplerError(f"the vLLM server ended with {self._process.returncode} while it started; {self._log_end()}")
+            if time.monotonic() - began > START_SECONDS:
+                self.stop()
+                raise SamplerError(f"the vLLM server did not answer within {START_SECONDS:.0f} s; {self._log_end()}")
+            if time.monotonic() - reported > REPORT_SECONDS:
+                reported = time.monotonic()
+                logger.info("the vLLM server is starting, %.0f s so far; its log is %s", reported - began, settings.log_file)
+            time.sleep(POLL_SECONDS)
+        logger.info("the vLLM server was started in %.0f s", time.monotonic() - began)
+        return client
+
+    def stop(self) -> None:
+        """End the server and every process of its group, at once: nothing in it needs saving."""
+        if self._process is not None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self._process.wait()
+            self._process = None
+
+    def _log_end(self) -> str:
+        lines = self._settings.log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        return f"its log, {self._settings.log_file}, ends with: {' | '.join(lines)}"
+
+
+def command(settings: ServerSettings, port: int) -> list[str]:
+    """Return the command line of a server that can be a sampler."""
+    options = {
+        "--model": settings.model,
+        "--served-model-name": "policy",
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--dtype": settings.dtype,
+        "--max-model-len": settings.context,
+        "--logprobs-mode": "processed_logprobs",  # with the temperature, as the trainer's
+        "--generation-config": "vllm",  # no sampling settings from the model's folder
+        # A prompt that is cut into chunks consumes random numbers of seeded requests otherwise, and ends the engine on a CPU.
+        "--max-num-batched-tokens": max(8192, settings.context),
+        "--middleware": "grpo_vllm.guard.RequireKey",
+        "--weight-transfer-config": '{"backend": "grpo_file"}',
+    }
+    flags = ("--enforce-eager", "--no-enable-chunked-prefill")
+    pairs = [str(part) for pair in options.items() for part in pair]
+    return [str(settings.python), "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
+
+
+def environment(settings: ServerSettings, key: str) -> dict[str, str]:
+    """Return the environment of a server: this process's, without what is meant for a training."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GRPO_"))}
+    return {
+        **kept,
+        "GRPO_VLLM_KEY": key,
+        "GRPO_VLLM_OWNER": f"{os.getpid()}:{_start_time()}",
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes of the weight transfer
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.threads),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def find_python(config: RunConfig) -> Path:
+    """Return the interpreter of the environment that has vLLM.
+
+    Raises:
+        SamplerError: there is none, or it lacks vLLM or the plugin.
+    """
+    named = config.rollout.vllm.python or os.environ.get(PYTHON_VARIABLE)
+    python = Path(named) if named else ENVIRONMENT
+    if not python.is_file():
+        raise SamplerError(
+            f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter of one here or "
+            f"in {PYTHON_VARIABLE}"
+        )
+    lacks = [name for name in ("vllm", "grpo_vllm") if not _has(python, name)]
+    if lacks:
+        plugin = Path(__file__).parent / "plugin"
+        raise SamplerError(
+            f"rollout.vllm.python: {python} has no {' and no '.join(lacks)}; `make vllm`, or for the plugin alone: "
+            f"{python} -m pip install --no-deps {plugin}"
+        )
+    return python
+
+
+def _has(python: Path, module: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def _start_time() -> str:
+    return Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
