@@ -16,7 +16,7 @@ from typing import Literal
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import markdown_table
 
-When = Literal["step", "multi_update", "sync", "probe", "filter", "eval"]
+When = Literal["step", "multi_update", "sync", "probe", "filter", "eval", "server"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class Metric:
     deterministic: bool = True
     """Whether a repeated run must give the same figure; times and memory need not."""
     when: When = "step"
-    """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation."""
+    """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation,
+    rollouts from a server."""
 
     @property
     def is_probe(self) -> bool:
@@ -48,9 +49,16 @@ def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
     return Metric(key=key, meaning=meaning, formula=formula, unit=unit, reduction=reduction, healthy=healthy, when=when)
 
 
-def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step") -> Metric:
+def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step", when: When = "step") -> Metric:
     return Metric(
-        key=key, meaning=meaning, formula="-", unit=unit, reduction=reduction, healthy=_BY_MACHINE, deterministic=False
+        key=key,
+        meaning=meaning,
+        formula="-",
+        unit=unit,
+        reduction=reduction,
+        healthy=_BY_MACHINE,
+        deterministic=False,
+        when=when,
     )
 
 
@@ -93,6 +101,15 @@ REGISTRY: tuple[Metric, ...] = (
        "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update"),
     _m("kl/sampler/k3", "mismatch between the sampler's and the trainer's log-probabilities", "r - 1 - log r", "nats/token",
        _TOKENS, "below 1e-3; embedded sampler: rounding"),
+    # Rollouts from a server: what the probe of its weights has shown
+    _m("sampler/probe/difference", "largest difference between the server's and the trainer's log-probability of a fixed token",
+       "max |lp_s - lp|", "nats", "max over the probe's tokens", "fp32: below 1e-4; bf16: below 0.3", when="server"),
+    _m("sampler/probe/moved", "change of the trainer's since the weights that were confirmed last", "rms(lp - lp')", "nats",
+       "rms over the probe's tokens", "none: grows with the learning rate", when="server"),
+    _m("sampler/probe/missed", "how far the server's change is from it", "rms((lp_s - lp_s') - (lp - lp'))", "nats",
+       "rms over the probe's tokens", "fp32: below 5e-5; bf16: well below sampler/probe/moved", when="server"),
+    _m("sampler/probe/conclusive", "1 where the change stands out of the rounding; 0 = the digests alone speak for the weights",
+       "-", "0/1", "last", "fp32: 1", when="server"),
     # Loss
     _m("loss/total", "what was minimised", "policy + beta kl", "-", "aggregation of the config, mean over optimizer steps",
        "none: a surrogate, near 0 at mu=1 whatever is learned"),
@@ -146,6 +163,7 @@ REGISTRY: tuple[Metric, ...] = (
     _m("optim/skipped_updates", "updates that were not applied: loss or gradient not finite", "-", "updates", "sum", "0"),
     # Time and throughput
     _time("time/rollout_seconds", "sampling"),
+    _time("time/transfer_seconds", "weights for the server and their probe; part of time/rollout_seconds", when="server"),
     _time("time/reward_seconds", "reward functions"),
     _time("time/logps_seconds", "forward passes without gradient (reference, initial, old)"),
     _time("time/update_seconds", "forward and backward passes, optimizer"),

@@ -33,8 +33,9 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
         for index, reward in enumerate(config.rewards)
         if ":" in reward.fn  # a built-in name has none
     ]
-    python = config.training.python
-    return (*remote, *rewards, *([] if python is None else [Code(key="training.python", value=python)]))
+    pythons = {"training.python": config.training.python, "rollout.vllm.python": config.rollout.vllm.python}
+    interpreters = [Code(key=key, value=python) for key, python in pythons.items() if python is not None]
+    return (*remote, *rewards, *interpreters)
 
 
 def is_allowed(code: Code, modules: Collection[str]) -> bool:

@@ -4,8 +4,8 @@ Adding one: implement `Sampler.sample` in a file of its own, keep the row order 
 `tests/contracts/test_samplers.py` over it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
@@ -66,6 +66,10 @@ class SampledCompletions:
     """True through the first end-of-sequence token."""
     sampling_per_token_logps: Float[Tensor, "B T"]
     """Log-probabilities of the temperature-scaled policy in fp32 as the sampler saw them; 0 where padded."""
+    weights: str = ""
+    """Version of the weights that a server drew them with; empty = the trainer's own model drew them."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """`sampler/*` and `time/transfer_seconds`: what a server's weights were like; empty without a server."""
 
     @property
     def num_rows(self) -> int:

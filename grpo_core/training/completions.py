@@ -27,6 +27,7 @@ def write_completions(folder: Path, step: int, batch: TrainingBatch) -> Path:
             "advantage": batch.advantages.tolist(),
             "tokens": rollouts.lengths().tolist(),
             "truncated": rollouts.truncated.tolist(),
+            "weights": rollouts.weights,
         }
     )
     path = folder / f"step_{step:06d}.parquet"

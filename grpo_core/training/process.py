@@ -138,7 +138,8 @@ def _run(
         # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
         began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
         journal.append("resume" if began else "start", state.step, facts)
-        return train(session, state)
+        with contextlib.closing(session):
+            return train(session, state)
 
 
 def _explain(error: GrpoError, run_dir: RunDir) -> str:

@@ -9,6 +9,7 @@ from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
+from grpo_core.generation.vllm.sampler import VllmSampler, open_vllm_sampler
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, set_aside
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.policy.reference import Reference
@@ -44,6 +45,11 @@ class Session:
     updater: Updater
     evaluator: Evaluator
     replay: Replay
+
+    def close(self) -> None:
+        """End a server that makes the rollouts, if this training has started it."""
+        if isinstance(self.sampler, VllmSampler):
+            self.sampler.close()
 
     @property
     def policy(self) -> Policy:
@@ -100,7 +106,10 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     """
     config = run_dir.read_config()
     train_prompts, eval_prompts = load_frozen(run_dir.data)
-    policy = open_policy(resolve_model(config.model.source, config.model.trust_remote_code), config)
+    model = resolve_model(config.model.source, config.model.trust_remote_code)
+    policy = open_policy(model, config)
+    is_embedded = config.rollout.engine == "embedded"
+    sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     rewards = load_rewards(config.rewards)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
     live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
@@ -112,7 +121,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         train_prompts=train_prompts,
         eval_prompts=eval_prompts,
         live=live,
-        sampler=policy,
+        sampler=sampler,
         rewards=rewards,
         updater=Updater(live=live, config=config),
         evaluator=Evaluator(policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config),

@@ -131,6 +131,7 @@ def step_figures(
             measure.advantage_figures(batch),
             measure.completion_figures(rollouts),
             rollouts.filtered,
+            rollouts.figures,
             measure.update_figures(reports),
             measure.reference_figures(after, sync, distance),
             measure.progress_figures(after),

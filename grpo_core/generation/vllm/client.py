@@ -73,9 +73,7 @@ class VllmClient:
             )
         self._model = models[0]["id"]
 
-    def complete(
-        self, prompt: Sequence[int], settings: SamplingSettings, seed: int, end_tokens: Sequence[int]
-    ) -> Completion:
+    def complete(self, prompt: Sequence[int], settings: SamplingSettings, seed: int, end_tokens: Sequence[int]) -> Completion:
         """Return one completion.
 
         Raises:

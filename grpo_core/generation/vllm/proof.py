@@ -11,7 +11,6 @@ trainer's change stands out of the rounding; until then the transfer rests on th
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from grpo_core.errors import StaleWeightsError
 
 MOST_DIFFERENCE = 1e-4
 """In float32, of any token, in nats."""
-MOST_RMS = 2e-5
+MOST_RMS = 5e-5
 """In float32, of the change since the last weights, root mean square over tokens."""
 NOISE_FACTOR = 4.0
 """In bfloat16 the trainer's change is judged where it is so many times the rounding between two unrelated kernels."""
@@ -48,6 +47,11 @@ class Verdict:
     is_conclusive: bool
     """False where the change does not stand out of the rounding: the digests alone speak for the transfer."""
 
+    def figures(self) -> dict[str, float]:
+        """Return the `sampler/probe/*` figures."""
+        figures = {"difference": self.difference, "moved": self.moved, "missed": self.missed}
+        return {f"sampler/probe/{name}": value for name, value in {**figures, "conclusive": float(self.is_conclusive)}.items()}
+
 
 def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
     """Compare both sides of a probe, and their changes since the weights that were `confirmed` last.
@@ -64,7 +68,9 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
         moved = _rms(change)
         missed = _rms(now.server - confirmed.server - change)
     if dtype == "float32":
-        _refuse(difference > MOST_DIFFERENCE, f"a token's log-probability differs by {difference:.2g} (at most {MOST_DIFFERENCE:g})")
+        _refuse(
+            difference > MOST_DIFFERENCE, f"a token's log-probability differs by {difference:.2g} (at most {MOST_DIFFERENCE:g})"
+        )
         _refuse(missed > MOST_RMS, f"its change since the last weights differs by {missed:.2g} (at most {MOST_RMS:g})")
         return Verdict(difference=difference, moved=moved, missed=missed, is_conclusive=True)
     noise = _rms(now.server - now.trainer) if confirmed is None else _rms(confirmed.server - confirmed.trainer)

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,16 +12,19 @@ from pathlib import Path
 import torch
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
+from grpo_core.errors import ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge, probe_tokens
+from grpo_core.generation.vllm.server import ServerSettings, VllmServer, find_python
 from grpo_core.generation.vllm.weights import weights_file, weights_of
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
 
+KEY_VARIABLE = "GRPO_VLLM_KEY"
+"""Environment variable with the key of a server at `rollout.vllm.url`."""
 RESTARTS = 2
 """How often within one call a server that was lost is started again."""
 
@@ -35,7 +40,7 @@ class VllmSampler:
         *,
         in_flight: int,
         folder: Path,
-        can_restart: bool,
+        end: Callable[[], None] | None = None,
     ) -> None:
         """Connect at the first use.
 
@@ -45,15 +50,15 @@ class VllmSampler:
             probe: prompts whose log-probabilities show that the server uses these weights.
             in_flight: requests at a time.
             folder: where the weights lie for a moment if they do not fit in shared memory.
-            can_restart: whether calling `connect` again can help.
+            end: ends the server; None = it is somebody else's, and one that is lost cannot be started again.
         """
         self._connect, self._policy, self._folder = connect, policy, folder
-        self._probe, self._in_flight, self._restarts = probe_tokens(probe), in_flight, RESTARTS if can_restart else 0
+        self._probe, self._in_flight, self._restarts = probe_tokens(probe), in_flight, 0 if end is None else RESTARTS
+        self._end = end or (lambda: None)
         self._client: VllmClient | None = None
         self._version: str | None = None
         self._confirmed: ProbeLogps | None = None
-        self.verdict: Verdict | None = None
-        """Of the last transfer; None where the weights were still those of the one before, and nothing was sent."""
+        self._figures: dict[str, float] = {}
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. A server that is lost is started again, given the weights and asked for the same completions.
@@ -65,37 +70,46 @@ class VllmSampler:
         for attempt in range(self._restarts + 1):
             try:
                 client = self._fresh_client()
-                found = self._sample_from(client, prompts, settings, key)
+                completions = self._complete(client, prompts, settings, key)
                 self._refuse_other_weights(client)
-                return found
             except ServerGoneError as error:
                 self._client = self._version = self._confirmed = None
                 if attempt == self._restarts:
                     raise
                 logger.warning("%s; starting the vLLM server again for the same step", error)
+            else:
+                batch = as_batch(prompts, settings.group_size, completions, self._policy)
+                return replace(batch, weights=str(self._version), figures=self._figures)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def close(self) -> None:
+        """End the server, if it is this run's."""
+        self._end()
 
     def _fresh_client(self) -> VllmClient:
         """Return a client whose server has the policy's weights, and has shown that it uses them."""
         client = self._client = self._client or self._connect()
         weights = weights_of(self._policy)
         version = weights.digest[:16]
-        self.verdict = None
+        began = time.monotonic()
+        self._figures = {}
         if version != self._version or client.weight_version() != version:
             with weights_file(self._policy, self._folder) as path:
                 client.load_weights(str(path), weights.manifest, version)
             self._refuse_version(client, version)
             self._version = version
-            self._prove(client)
+            self._figures = self._prove(client).figures()
+        self._figures["time/transfer_seconds"] = time.monotonic() - began
         return client
 
-    def _prove(self, client: VllmClient) -> None:
+    def _prove(self, client: VllmClient) -> Verdict:
         with ThreadPoolExecutor(self._in_flight) as pool:
             server = [logp for logps in pool.map(client.prompt_logps, self._probe) for logp in logps]
         now = ProbeLogps(server=torch.tensor(server, dtype=torch.float64), trainer=self._trainer_logps())
-        self.verdict = judge(now, self._confirmed, self._policy.dtype)
-        if self.verdict.is_conclusive:
+        verdict = judge(now, self._confirmed, self._policy.dtype)
+        if verdict.is_conclusive:
             self._confirmed = now
+        return verdict
 
     def _trainer_logps(self) -> torch.Tensor:
         """Return the log-probabilities of the probe's tokens, each but the first of its prompt, at temperature 1."""
@@ -114,9 +128,9 @@ class VllmSampler:
             found.append(plain.logps(row)[0].double().cpu())
         return torch.cat(found)
 
-    def _sample_from(
+    def _complete(
         self, client: VllmClient, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
-    ) -> SampledCompletions:
+    ) -> list[Completion]:
         rows = [(prompt, index) for prompt in prompts for index in range(settings.group_size)]
 
         def complete(row: tuple[Prompt, int]) -> Completion:
@@ -124,8 +138,7 @@ class VllmSampler:
             return client.complete(prompt.token_ids, settings, request_seed(key, prompt.id, index), self._policy.eos_token_ids)
 
         with ThreadPoolExecutor(self._in_flight) as pool:
-            completions = list(pool.map(complete, rows))
-        return as_batch(prompts, settings.group_size, completions, self._policy)
+            return list(pool.map(complete, rows))
 
     def _refuse_other_weights(self, client: VllmClient) -> None:
         """Refuse a rollout in which a server took the place of another, or somebody loaded other weights."""
@@ -186,4 +199,31 @@ def open_vllm_sampler(config: RunConfig, policy: Policy, model: Path, prompts: S
     Raises:
         SamplerError: a server is to be started and no environment with vLLM is found.
     """
-    raise NotImplementedError
+    settings = config.rollout.vllm
+    context = config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
+    server = None
+    if settings.url is None:
+        server = VllmServer(
+            ServerSettings(
+                python=find_python(config),
+                model=model,
+                dtype=config.model.dtype,
+                context=context,
+                threads=config.training.threads or len(os.sched_getaffinity(0)),
+                kv_cache_gib=settings.kv_cache_gib,
+                log_file=folder / "vllm.log",
+            ),
+            settings.in_flight,
+        )
+
+    def connect() -> VllmClient:
+        if server is not None:
+            client = server.start()
+        else:
+            client = VllmClient(str(settings.url), os.environ.get(KEY_VARIABLE), settings.in_flight)
+        client.open_model(context)
+        return client
+
+    probe = [prompt.token_ids for prompt in prompts]
+    end = None if server is None else server.stop
+    return VllmSampler(connect, policy, probe, in_flight=settings.in_flight, folder=folder, end=end)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import SamplerError, ServerGoneError
+from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.client import VllmClient
 
 logger = logging.getLogger(__name__)

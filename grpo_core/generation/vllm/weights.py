@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from grpo_core.machine.disk import free_bytes, whole_or_gone
 from grpo_core.policy.policy import Policy
 
-MEMORY = Path("/dev/shm")  # noqa: S108  (shared memory: private folders are made in it)
+MEMORY = Path("/dev/shm")
 """Where files are memory."""
 
 

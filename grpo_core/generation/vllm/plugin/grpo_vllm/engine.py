@@ -116,7 +116,8 @@ def digest(tensor: torch.Tensor) -> str:
 
 def repack_tied(model: torch.nn.Module) -> None:
     """Pack the vocabulary head again: a head that is tied to the embedding is packed when the server starts and, as nothing is
-    loaded into it by its own name, never again; its logits would stay those of the first weights."""
+    loaded into it by its own name, never again; its logits would stay those of the first weights.
+    """
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
