@@ -1,5 +1,6 @@
 """A vLLM server that a run starts for itself: on loopback, with a key, in a process group that ends with the run."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -81,10 +82,8 @@ class VllmServer:
     def stop(self) -> None:
         """End the server and every process of its group, at once: nothing in it needs saving."""
         if self._process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.wait()
             self._process = None
 
@@ -141,8 +140,8 @@ def find_python(config: RunConfig) -> Path:
     python = Path(named) if named else ENVIRONMENT
     if not python.is_file():
         raise SamplerError(
-            f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter of one here or "
-            f"in {PYTHON_VARIABLE}"
+            f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter of one here "
+            f"or in {PYTHON_VARIABLE}"
         )
     lacks = [name for name in ("vllm", "grpo_vllm") if not _has(python, name)]
     if lacks:

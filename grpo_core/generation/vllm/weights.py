@@ -33,7 +33,7 @@ class Weights:
 def weights_of(policy: Policy) -> Weights:
     """Return names, shapes and digests of the live weights, in the type that the server holds them in."""
     manifest = {
-        name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()}
+        name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()}
         for name, tensor in _tensors(policy).items()
     }
     return Weights(manifest=manifest, digest=hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest())

@@ -111,12 +111,14 @@ def read_checked(path: Path, manifest: dict[str, dict[str, Any]]) -> dict[str, t
 
 def digest(tensor: torch.Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes."""
-    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def repack_tied(model: torch.nn.Module) -> None:
-    """Pack the vocabulary head again: a head that is tied to the embedding is packed when the server starts and, as nothing is
-    loaded into it by its own name, never again; its logits would stay those of the first weights.
+    """Pack the vocabulary head again.
+
+    On a CPU vLLM packs weights for its matrix products. A head that is tied to the embedding is packed when the server starts
+    and, as nothing is loaded into it by its own name, never again: its logits would stay those of the first weights.
     """
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
