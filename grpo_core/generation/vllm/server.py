@@ -140,8 +140,8 @@ def find_python(config: RunConfig) -> Path:
     python = Path(named) if named else ENVIRONMENT
     if not python.is_file():
         raise SamplerError(
-            f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter of one here "
-            f"or in {PYTHON_VARIABLE}"
+            f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter "
+            f"of one, here or in {PYTHON_VARIABLE}"
         )
     lacks = [name for name in ("vllm", "grpo_vllm") if not _has(python, name)]
     if lacks:
