@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-proof test-all test-slow mutants torture check format docs clean setup
+.PHONY: help train up down test test-proof test-all test-slow test-vllm vllm mutants torture check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -41,12 +41,18 @@ test: setup  ## the default tests, in two processes: 5 minutes on 2 cores (ARGS=
 	$(PYTEST) $(ARGS)
 
 test-proof: setup  ## what proves by waiting: kills, restarts, servers, sweeps (ARGS="-k NAME")
-	$(PYTEST) -m 'proof and not slow and not gpu' $(ARGS)
+	$(PYTEST) -m 'proof and not slow and not gpu and not vllm' $(ARGS)
 
 test-all: test test-proof  ## both
 
 test-slow: setup  ## proofs that take many minutes
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m 'slow and not vllm'
+
+vllm: setup  ## an environment with vLLM, .venv-vllm, once (ARGS=--cuda on a machine with a GPU)
+	$(BIN)/python -m grpo_core.generation.vllm.environment $(ARGS)
+
+test-vllm: setup  ## tests on a real vLLM server; `make vllm` first
+	$(BIN)/pytest -m vllm $(ARGS)
 
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME --hypothesis-seed 1")
 	$(BIN)/python -m tests.mutants $(ARGS)

