@@ -1,0 +1,103 @@
+"""Every way in which a server can keep old or broken weights is found at the first transfer; without the proof none is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo_core.errors import SamplerError, StaleWeightsError
+from grpo_core.generation.vllm import sampler as sampler_module
+from grpo_core.generation.vllm import weights as weights_module
+from grpo_core.generation.vllm.proof import Verdict
+from grpo_core.generation.vllm.sampler import VllmSampler
+from grpo_core.policy.policy import Policy
+from tests.vllm.conftest import KEY, PROMPTS, SETTINGS, move
+
+IN_THE_ENGINE = ("nothing", "head not packed", "one stale", "half", "not a number")
+
+
+@pytest.mark.parametrize("mistake", IN_THE_ENGINE)
+def test_a_server_that_does_not_use_the_weights_is_found_out(
+    sampler: VllmSampler, policy: Policy, fault: Path, mistake: str
+) -> None:
+    move(policy)
+    fault.write_text(mistake)
+    with pytest.raises(StaleWeightsError, match="not compute with the trainer's weights|not finite"):
+        sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+    fault.write_text("")
+    assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
+
+
+@pytest.mark.parametrize("mistake", ["nothing", "head not packed", "one stale"])
+def test_without_the_proof_nobody_notices(
+    sampler: VllmSampler, policy: Policy, fault: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = Verdict(difference=0.0, moved=0.0, missed=0.0, is_conclusive=True)
+    monkeypatch.setattr(sampler_module, "judge", lambda now, confirmed, dtype: blind)
+    move(policy)
+    fault.write_text(mistake)
+    drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+    mismatch = (policy.logps(drawn) - drawn.sampling_per_token_logps)[drawn.completion_mask].abs().max()
+    assert float(mismatch) > 1e-4
+
+
+def spoil(path: Path, how: str) -> None:
+    """Change a file of weights behind the back of its manifest."""
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+        return
+    if how == "half":
+        tensors = dict(list(tensors.items())[: len(tensors) // 2])
+    if how == "stale":
+        tensors[name] = tensors[name] - 1e-3
+    if how == "shape":
+        tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("how", ["half", "stale", "shape", "truncated"])
+def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken(
+    sampler: VllmSampler, policy: Policy, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    move(policy)
+    save = weights_module.save_file
+
+    def save_badly(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save(tensors, path)
+        spoil(path, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights_module, "save_file", save_badly)
+        with pytest.raises(SamplerError, match="update_weights"):
+            sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+    assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
+
+
+def test_a_policy_that_is_not_finite_is_not_sampled_from(sampler: VllmSampler, policy: Policy) -> None:
+    with torch.no_grad():
+        next(policy.parameters())[0, 0] = torch.nan
+    with pytest.raises(SamplerError):
+        sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+
+
+def test_weights_that_somebody_else_loads_are_noticed(sampler: VllmSampler, policy: Policy) -> None:
+    client = sampler._client
+    assert client is not None
+    client._post("/update_weight_version", {"new_version": "theirs"})
+    drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)  # given again, since the server's are others
+    assert drawn.figures["sampler/probe/difference"] < 1e-4
+
+
+def test_weights_that_did_not_change_are_not_sent_again(sampler: VllmSampler) -> None:
+    drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+    assert "sampler/probe/difference" not in drawn.figures
+
+
+def test_the_same_seeds_give_the_same_tokens_alone_and_together(sampler: VllmSampler) -> None:
+    together, alone = (sampler.sample(prompts, SETTINGS, KEY) for prompts in (PROMPTS, PROMPTS[:1]))
+    length = alone.completion_ids.shape[1]
+    assert torch.equal(together.completion_ids[:4, :length], alone.completion_ids)
+    assert len({tuple(row) for row in together.completion_ids.tolist()}) > 24
