@@ -1,9 +1,8 @@
 """A real vLLM server with a small model whose head is tied, as SmolLM2's is."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from grpo_core.generation.randomness import Stream
 from grpo_core.generation.sampler import RandomKey, SamplingSettings
 from grpo_core.generation.vllm import server as server_module
-from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, ServerSettings, VllmServer
 from grpo_core.policy.policy import Policy

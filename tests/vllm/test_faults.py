@@ -23,7 +23,7 @@ def test_a_server_that_does_not_use_the_weights_is_found_out(
 ) -> None:
     move(policy)
     fault.write_text(mistake)
-    with pytest.raises(StaleWeightsError, match="not compute with the trainer's weights|not finite"):
+    with pytest.raises(StaleWeightsError, match=r"not compute with the trainer's weights|not finite"):
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
     fault.write_text("")
     assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
@@ -79,7 +79,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken
 def test_a_policy_that_is_not_finite_is_not_sampled_from(sampler: VllmSampler, policy: Policy) -> None:
     with torch.no_grad():
         next(policy.parameters())[0, 0] = torch.nan
-    with pytest.raises(SamplerError):
+    with pytest.raises(SamplerError, match="are not finite and are not sent"):
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
 
 

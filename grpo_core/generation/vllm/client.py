@@ -1,6 +1,7 @@
 """The routes of a vLLM server: token ids in, token ids and log-probabilities out; nothing waits without a bound."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from grpo_core.generation.sampler import SamplingSettings
 CONNECT_SECONDS, CONTROL_SECONDS = 5.0, 60.0
 COMPLETION_SECONDS = 600.0
 """For one completion, which waits for others: the server computes many at a time."""
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request: hundreds a step
 TRIES = 3
 """Of a completion that was answered with an error or not at all: it is seeded, so its repetition is the same."""
 

@@ -94,6 +94,7 @@ class VllmSampler:
         began = time.monotonic()
         self._figures = {}
         if version != self._version or client.weight_version() != version:
+            self._version = None  # until all of it has succeeded
             with weights_file(self._policy, self._folder) as path:
                 client.load_weights(str(path), weights.manifest, version)
             self._refuse_version(client, version)
