@@ -1,0 +1,160 @@
+"""A server that dies: another takes its place, the same step is sampled again, and no process is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_core.errors import SamplerError, ServerGoneError
+from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.generation.vllm.client import Completion, VllmClient
+from grpo_core.generation.vllm.sampler import VllmSampler
+from grpo_core.generation.vllm.server import VllmServer
+from grpo_core.policy.policy import Policy
+from tests.vllm.conftest import KEY, PROMPTS, PYTHON, ROOT, SETTINGS, move, settings_of
+
+GONE_SECONDS = 20.0
+
+
+@pytest.fixture
+def server(model_folder: Path, tmp_path: Path) -> Iterator[VllmServer]:
+    """A server that is not started yet."""
+    made = VllmServer(settings_of(model_folder, tmp_path / "vllm.log"), 16)
+    yield made
+    made.stop()
+
+
+def sampler_of(server: VllmServer, policy: Policy, folder: Path) -> VllmSampler:
+    """Return a sampler that starts the server, and starts it again."""
+
+    def connect() -> VllmClient:
+        client = server.start()
+        client.open_model(64)
+        return client
+
+    probe = [prompt.token_ids for prompt in PROMPTS]
+    return VllmSampler(connect, policy, probe, in_flight=16, folder=folder, end=server.stop)
+
+
+def group(server: VllmServer) -> int:
+    assert server._process is not None
+    return server._process.pid
+
+
+def is_gone(process_group: int) -> bool:
+    """Return whether no process of a group is left, zombies aside, within a bounded time."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline:
+        found = subprocess.run(["ps", "-o", "stat=", "-g", str(process_group)], capture_output=True, text=True, check=False)
+        if all(state.startswith("Z") for state in found.stdout.split()):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def same(one: SampledCompletions, other: SampledCompletions) -> bool:
+    return torch.equal(one.completion_ids, other.completion_ids)
+
+
+def in_the_middle(kill: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call `kill` at the tenth completion that is asked for."""
+    calls, complete = [0], VllmClient.complete
+
+    def counted(self: VllmClient, *arguments: object) -> Completion:
+        calls[0] += 1
+        if calls[0] == 10:
+            kill()
+        return complete(self, *arguments)
+
+    monkeypatch.setattr(VllmClient, "complete", counted)
+
+
+@pytest.mark.parametrize("phase", ["before", "transfer", "rollout", "engine in rollout"])
+def test_a_server_that_is_killed_is_replaced_and_the_step_repeated(
+    server: VllmServer, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    sampler = sampler_of(server, policy, tmp_path)
+    wanted = sampler.sample(PROMPTS, SETTINGS, KEY)
+    first = group(server)
+
+    def kill() -> None:
+        target = first
+        if phase == "engine in rollout":
+            found = subprocess.run(["pgrep", "-g", str(first), "-f", "spawn_main"], capture_output=True, text=True, check=True)
+            target = int(found.stdout.split()[0])
+        os.kill(target, signal.SIGKILL)
+
+    if phase == "before":
+        kill()
+    elif phase == "transfer":
+        load = VllmClient.load_weights
+        killed = []
+
+        def load_and_kill(self: VllmClient, *arguments: object) -> None:
+            load(self, *arguments)
+            if not killed:
+                killed.append(True)
+                kill()
+
+        monkeypatch.setattr(VllmClient, "load_weights", load_and_kill)
+        move(policy)
+    else:
+        in_the_middle(kill, monkeypatch)
+    again = sampler.sample(PROMPTS, SETTINGS, KEY)
+    assert group(server) != first
+    assert is_gone(first)
+    assert again.figures["sampler/probe/difference"] < 1e-4
+    if phase != "transfer":
+        assert same(wanted, again)
+
+
+def test_a_server_of_somebody_else_that_dies_ends_the_call_in_bounded_time(
+    server: VllmServer, policy: Policy, tmp_path: Path
+) -> None:
+    client = server.start()
+    client.open_model(64)
+    sampler = VllmSampler(lambda: client, policy, [prompt.token_ids for prompt in PROMPTS], in_flight=16, folder=tmp_path)
+    sampler.sample(PROMPTS[:1], SETTINGS, KEY)
+    os.kill(group(server), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(ServerGoneError, match="no answer"):
+        sampler.sample(PROMPTS[:1], SETTINGS, KEY)
+    assert time.monotonic() - began < 60
+
+
+def test_a_context_that_is_too_short_is_named(server: VllmServer) -> None:
+    with pytest.raises(SamplerError, match=r"its context is 128 tokens.*are 129; start it with --max-model-len 129"):
+        server.start().open_model(129)
+
+
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SamplerError, match=r"ended with \d+ while it started; its log, .*vllm\.log, ends with: "):
+        VllmServer(settings_of(tmp_path / "nothing", tmp_path / "vllm.log"), 16).start()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from grpo_core.generation.vllm.server import VllmServer
+from tests.vllm.conftest import settings_of
+server = VllmServer(settings_of(Path(sys.argv[1]), Path(sys.argv[2])), 16)
+server.start()
+print(server._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_ends_with_the_process_that_started_it(model_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(model_folder), str(tmp_path / "vllm.log")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_VLLM_PYTHON": str(PYTHON)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        assert owner.stdout is not None
+        process_group = int(owner.stdout.readline())
+        owner.kill()
+    assert is_gone(process_group)
