@@ -14,6 +14,7 @@ from pathlib import Path
 from grpo_core.config import RunConfig
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.machine.hardware import needed_variables
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ def command(settings: ServerSettings, port: int) -> list[str]:
 
 def environment(settings: ServerSettings, key: str) -> dict[str, str]:
     """Return the environment of a server: this process's, without what is meant for a training."""
+    hardware = needed_variables()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GRPO_"))}
     return {
         **kept,
@@ -124,6 +126,8 @@ def environment(settings: ServerSettings, key: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads),
+        **hardware,
+        **({"GRPO_VLLM_WITHOUT_AMX": "1"} if hardware else {}),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

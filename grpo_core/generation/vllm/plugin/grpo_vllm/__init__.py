@@ -1,9 +1,13 @@
 """Plugin of a vLLM server: every process of the server calls `register` when it starts."""
 
+import os
+
 from grpo_vllm.owner import end_with_owner
 
 BACKEND = "grpo_file"
 """Of `--weight-transfer-config`."""
+WITHOUT_TILES = "GRPO_VLLM_WITHOUT_AMX"
+"""Set on machines that announce AMX and do not have it: vLLM's attention in bfloat16 would end in SIGILL."""
 
 
 def register() -> None:
@@ -12,4 +16,8 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:  # vLLM calls plugins more than once in a process
         WeightTransferEngineFactory.register_engine(BACKEND, "grpo_vllm.engine", "FileTransferEngine")
+    if os.environ.get(WITHOUT_TILES):
+        import torch
+
+        torch.cpu._is_amx_tile_supported = lambda: False
     end_with_owner()
