@@ -126,6 +126,10 @@ def repack_tied(model: torch.nn.Module) -> None:
 
 
 def _incomplete_layers(model: torch.nn.Module) -> list[str]:
-    """Return the layers of which a part was loaded: of a merged projection, for example, one of three."""
-    infos = ((name, get_layerwise_info(module)) for name, module in model.named_modules())
+    """Return the layers of which a part was loaded: of a merged projection, for example, one of three.
+
+    An embedding is padded to a round number of rows and never filled whole; it is one tensor, loaded or missing.
+    """
+    modules = ((name, layer) for name, layer in model.named_modules() if not isinstance(layer, VocabParallelEmbedding))
+    infos = ((name, get_layerwise_info(layer)) for name, layer in modules)
     return [name for name, info in infos if info.can_load() and 0 < info.load_numel < (info.load_numel_total or 0)]
