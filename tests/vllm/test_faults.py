@@ -14,7 +14,7 @@ from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.policy import Policy
 from tests.vllm.conftest import KEY, PROMPTS, SETTINGS, move
 
-IN_THE_ENGINE = ("nothing", "head not packed", "one stale", "half", "not a number")
+IN_THE_ENGINE = ("nothing", "head not packed", "one stale", "half")
 
 
 @pytest.mark.parametrize("mistake", IN_THE_ENGINE)
@@ -27,6 +27,13 @@ def test_a_server_that_does_not_use_the_weights_is_found_out(
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
     fault.write_text("")
     assert sampler.sample(PROMPTS[:2], SETTINGS, KEY).figures["sampler/probe/difference"] < 1e-4
+
+
+def test_weights_that_are_no_numbers_in_the_engine_end_the_call(sampler: VllmSampler, policy: Policy, fault: Path) -> None:
+    move(policy)
+    fault.write_text("not a number")
+    with pytest.raises(SamplerError, match="values are not JSON compliant|not finite"):
+        sampler.sample(PROMPTS[:2], SETTINGS, KEY)
 
 
 @pytest.mark.parametrize("mistake", ["nothing", "head not packed", "one stale"])

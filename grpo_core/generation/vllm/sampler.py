@@ -98,8 +98,8 @@ class VllmSampler:
             with weights_file(self._policy, self._folder) as path:
                 client.load_weights(str(path), weights.manifest, version)
             self._refuse_version(client, version)
-            self._version = version
             self._figures = self._prove(client).figures()
+            self._version = version
         self._figures["time/transfer_seconds"] = time.monotonic() - began
         return client
 
