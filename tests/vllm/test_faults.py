@@ -32,7 +32,7 @@ def test_a_server_that_does_not_use_the_weights_is_found_out(
 def test_weights_that_are_no_numbers_in_the_engine_end_the_call(sampler: VllmSampler, policy: Policy, fault: Path) -> None:
     move(policy)
     fault.write_text("not a number")
-    with pytest.raises(SamplerError, match="values are not JSON compliant|not finite"):
+    with pytest.raises(SamplerError, match=r"values are not JSON compliant|not finite"):
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
 
 
