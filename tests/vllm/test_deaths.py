@@ -86,7 +86,9 @@ def test_a_server_that_is_killed_is_replaced_and_the_step_repeated(
     def kill() -> None:
         target = first
         if phase == "engine in rollout":
-            found = subprocess.run(["pgrep", "-g", str(first), "-f", "VLLM::|spawn_main"], capture_output=True, text=True, check=True)
+            found = subprocess.run(
+                ["pgrep", "-g", str(first), "-f", "VLLM::|spawn_main"], capture_output=True, text=True, check=True
+            )
             target = int(found.stdout.split()[0])
         os.kill(target, signal.SIGKILL)
 

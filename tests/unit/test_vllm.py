@@ -1,0 +1,255 @@
+"""What needs no vLLM: the verdict on a probe, seeds, the weights' file, the client's answers to a server that misbehaves."""
+
+import asyncio
+import http.server
+import itertools
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tenacity import wait_none
+
+from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
+from grpo_core.generation.randomness import Stream
+from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.vllm import client as client_module
+from grpo_core.generation.vllm import environment
+from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_tokens
+from grpo_core.generation.vllm.sampler import request_seed
+from grpo_core.generation.vllm.weights import weights_file, weights_of
+from tests.policies import policy_of
+
+SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)
+
+
+def logps(server: float, trainer: float, count: int = 8) -> ProbeLogps:
+    return ProbeLogps(
+        server=torch.full((count,), server, dtype=torch.float64), trainer=torch.full((count,), trainer, dtype=torch.float64)
+    )
+
+
+def test_in_float32_both_sides_agree_to_rounding() -> None:
+    verdict = judge(logps(-1.00001, -1.0), None, "float32")
+    assert verdict.is_conclusive
+    assert verdict.difference == pytest.approx(1e-5, rel=1e-3)
+    moved = judge(logps(-1.20001, -1.2), logps(-1.00001, -1.0), "float32")
+    assert (moved.moved, moved.missed) == (pytest.approx(0.2), pytest.approx(0, abs=1e-7))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "dtype", "why"),
+    [
+        (logps(-1.0002, -1.0), None, "float32", r"differs by 0\.0002 \(at most 0\.0001\)"),
+        # Each difference is within its bound, and the server has not moved with the trainer.
+        (logps(-1.0, -1.00008), logps(-1.0, -1.0), "float32", r"its change since the last weights differs by 8e-05"),
+        (logps(math.nan, -1.0), None, "bfloat16", "not finite"),
+        (logps(-1.03, -2.0), logps(-1.03, -1.0), "bfloat16", "have changed by 1, the server's differ from that by 1"),
+    ],
+)
+def test_a_server_with_other_weights_is_refused(now: ProbeLogps, before: ProbeLogps | None, dtype: str, why: str) -> None:
+    with pytest.raises(StaleWeightsError, match=why):
+        judge(now, before, dtype)
+
+
+def test_in_bfloat16_a_change_below_the_rounding_shows_nothing_and_adds_up_until_it_does() -> None:
+    first = logps(-1.03, -1.0)
+    assert judge(first, None, "bfloat16").is_conclusive
+    small = judge(logps(-1.03, -1.05), first, "bfloat16")
+    assert (small.is_conclusive, small.moved) == (False, pytest.approx(0.05))
+    large = judge(logps(-1.33, -1.3), first, "bfloat16")
+    assert (large.is_conclusive, large.missed) == (True, pytest.approx(0, abs=1e-7))
+
+
+def test_the_probe_is_the_first_prompts_up_to_a_number_of_tokens() -> None:
+    assert probe_tokens([(1, 2, 3), (4,), (5, 6, 7)], most=5) == ((1, 2, 3), (5, 6))
+
+
+def test_the_seeds_of_neighbours_are_far_apart_and_none_is_there_twice() -> None:
+    seeds = [
+        request_seed(RandomKey(seed=seed, stream=stream, step=step), prompt, index)
+        for seed, stream, step, prompt, index in itertools.product(range(3), Stream, range(5), range(20), range(16))
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert min(abs(one - other) for one, other in itertools.pairwise(sorted(seeds))) > 16
+
+
+def test_the_file_holds_what_the_manifest_says_and_is_gone_afterwards(tiny_model: Any, tmp_path: Path) -> None:
+    policy = policy_of(tiny_model)
+    weights = weights_of(policy)
+    with weights_file(policy, tmp_path) as path:
+        tensors = load_file(path)
+        assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
+            name: entry["shape"] for name, entry in weights.manifest.items()
+        }
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.parent.exists()
+    assert "lm_head.weight" not in weights.manifest  # tied
+    with torch.no_grad():
+        tiny_model.model.norm.weight.add_(1e-3)
+    changed = weights_of(policy).manifest
+    assert [name for name in changed if changed[name] != weights.manifest[name]] == ["model.norm.weight"]
+
+
+def test_weights_that_are_not_finite_are_not_sent(tiny_model: Any) -> None:
+    with torch.no_grad():
+        tiny_model.model.norm.weight[0] = math.inf
+    with pytest.raises(SamplerError, match=r"not sent to the server: model\.norm\.weight"):
+        weights_of(policy_of(tiny_model))
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """Answers each path with the next of its (status, body); the last one is repeated."""
+
+    script: dict[str, list[tuple[int, Any]]]
+    asked: list[str]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        answers = self.script.get(self.path, [(200, {})])
+        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmClient, type[Scripted]]]:
+    """A client, and the handler of a server that follows a script; retries do not wait."""
+    monkeypatch.setattr(client_module, "wait_exponential", lambda **_: wait_none())
+    handler = type("Handler", (Scripted,), {"script": {}, "asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread.start()
+        yield VllmClient(f"http://127.0.0.1:{listening.server_port}", None, 4), handler
+        listening.shutdown()
+
+
+def completion(**changed: Any) -> dict[str, Any]:
+    tokens = {"token_ids": [5, 1], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
+    return {"choices": [{**tokens, **changed}]}
+
+
+def test_a_completion_is_its_tokens_and_their_log_probabilities(server: Any) -> None:
+    client, handler = server
+    handler.script["/v1/completions"] = [(200, completion())]
+    found = client.complete([3, 4], SETTINGS, 7, [1])
+    assert (found.token_ids, found.logps, found.truncated) == ((5, 1), (-0.5, -0.25), False)
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "why", "times"),
+    [
+        ([(500, b"boom")], ServerGoneError, "answered 500", 3),
+        ([(500, b"boom"), (200, completion())], None, "", 2),
+        ([(400, {"error": "context"})], SamplerError, "refused with 400", 1),
+        ([(200, b"<html>")], SamplerError, "is not JSON", 1),
+        ([(200, {"choices": []})], SamplerError, "has no tokens", 1),
+        ([(200, completion(finish_reason="abort"))], ServerGoneError, "cut off", 1),
+        ([(200, completion(token_ids=[5, 6]))], ServerGoneError, "cut off", 1),
+    ],
+)
+def test_what_a_server_may_answer(server: Any, answers: Any, error: Any, why: str, times: int) -> None:
+    client, handler = server
+    handler.script["/v1/completions"] = answers
+    if error is None:
+        client.complete([3, 4], SETTINGS, 7, [1])
+    else:
+        with pytest.raises(error, match=why):
+            client.complete([3, 4], SETTINGS, 7, [1])
+    assert handler.asked == ["/v1/completions"] * times
+
+
+def test_a_server_that_is_not_there_is_gone() -> None:
+    client = VllmClient("http://127.0.0.1:9", None, 1)
+    assert not client.is_ready()
+    with pytest.raises(ServerGoneError, match="no answer"):
+        client.weight_version()
+
+
+def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: Any) -> None:
+    client, handler = server
+    handler.script["/reset_prefix_cache"] = [(200, {"success": True})]
+    client.load_weights("file", {}, "v1")
+    assert handler.asked == [
+        "/pause?mode=wait",
+        "/init_weight_transfer_engine",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/reset_prefix_cache",
+        "/resume",
+    ]
+    handler.script["/reset_prefix_cache"] = [(200, {"success": False})]
+    with pytest.raises(SamplerError, match="prefix cache was not emptied"):
+        client.load_weights("file", {}, "v2")
+
+
+def test_the_servers_context_and_model_are_checked(server: Any) -> None:
+    client, handler = server
+    handler.script["/v1/models"] = [(200, {"data": [{"id": "m", "max_model_len": 64}]})]
+    client.open_model(64)
+    with pytest.raises(SamplerError, match="its context is 64 tokens"):
+        client.open_model(65)
+    handler.script["/v1/models"] = [(200, {"data": []})]
+    with pytest.raises(SamplerError, match="has 0 models"):
+        client.open_model(1)
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The plugin's modules that need no vLLM."""
+    monkeypatch.syspath_prepend(str(environment.PLUGIN))
+    monkeypatch.setenv("GRPO_VLLM_KEY", "secret")
+    yield __import__("grpo_vllm.guard", fromlist=["guard"])
+    for name in [name for name in sys.modules if name.startswith("grpo_vllm")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers", "passes"),
+    [
+        ("http", [(b"authorization", b"Bearer secret")], True),
+        ("http", [(b"authorization", b"Bearer secret ")], False),
+        ("http", [(b"authorization", b"Bearer secret"), (b"authorization", b"Bearer other")], False),
+        ("http", [], False),
+        ("websocket", [], False),
+        ("lifespan", None, True),
+    ],
+)
+def test_only_who_has_the_key_gets_through(plugin: Any, kind: str, headers: Any, passes: bool) -> None:
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["type"])
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", message.get("code")))
+
+    scope = {"type": kind} if headers is None else {"type": kind, "headers": headers}
+    asyncio.run(plugin.RequireKey(app)(scope, None, send))
+    assert bool(reached) is passes
+    assert passes or sent[0] in (401, 1008)
+
+
+def test_a_guard_without_a_key_does_not_start(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPO_VLLM_KEY")
+    with pytest.raises(KeyError):
+        plugin.RequireKey(None)
