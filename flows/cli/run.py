@@ -8,8 +8,8 @@ import typer
 from flows.stack.servers import runs_in_prefect, use_stack
 from flows.terminal import echo, echo_text, echo_warnings
 from grpo_core.config import check_consistency, load_config, parse_overrides
-from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
+from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import ConfigError
 
@@ -153,7 +153,8 @@ def import_settings(
     processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
 ) -> None:
     """Print the configuration that is equivalent to a TRL or ROLL file, with what became of each of its keys as comments."""
-    from grpo_core.interop import import_config, render, summary
+    from grpo_core.interop.conversion import import_config
+    from grpo_core.interop.report import render, summary
 
     imported = import_config(file, source, processes)
     typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file

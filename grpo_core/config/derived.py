@@ -41,10 +41,9 @@ def effective_beta(config: RunConfig, zero_std_frac: float = 0.0) -> float:
 def weight_of_kl(config: RunConfig) -> str:
     """Return, in words, what one token's KL weighs beside one token's surrogate, and per completion of n tokens."""
     beta, longest = config.loss.beta, config.rollout.max_completion_tokens
-    per_completion = {
+    return {
         "seq-mean-token-mean": f"{beta:g} x mean KL per token, whatever the length",
         "token-mean": f"{beta:g} x mean KL per token over the batch; long completions weigh more",
         "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
         "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
-    }
-    return per_completion[config.loss.aggregation]
+    }[config.loss.aggregation]

@@ -36,8 +36,12 @@ def owned_keys(config: RunConfig) -> list[Finding]:
         remedy = f"; set {owner}, or leave it out" if level is error_if else ""
         for key in keys:
             value = json.dumps(getattr(section, key)).strip('"')
-            is_inert = getattr(section, owning) == off and is_changed(section, key)
-            found.append(level(is_inert, f"{name}.{key}: {value} has no effect {why}{remedy}"))
+            found.append(
+                level(
+                    getattr(section, owning) == off and is_changed(section, key),
+                    f"{name}.{key}: {value} has no effect {why}{remedy}",
+                )
+            )
     return found
 
 
@@ -89,8 +93,9 @@ def inert_advantage_shaping(config: RunConfig) -> list[Finding]:
     """Return a bound that no advantage reaches, and a scale that is undone."""
     advantage, group_size, per_token = config.advantage, config.rollout.group_size, config.loss.kl_placement == "reward"
     clip, reshaped = advantage.advantage_clip, per_token or advantage.whiten_advantages
-    left_out = advantage.baseline == "leave_one_out"
-    bound, formula = (math.sqrt(group_size), "sqrt(G)") if left_out else _standardised_bound(group_size)
+    bound, formula = (
+        (math.sqrt(group_size), "sqrt(G)") if advantage.baseline == "leave_one_out" else _standardised_bound(group_size)
+    )
     return [
         error_if(
             clip is not None and advantage.scale == "group_std" and not reshaped and clip >= bound,

@@ -22,7 +22,7 @@ from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.identity import TOKENIZER_FILES, files_digest
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
-from grpo_core.machine.hardware import gpus, kernel_variables, processor, thread_count
+from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.cache import cache_folder
@@ -98,7 +98,7 @@ def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
         "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
         "dtype": config.model.dtype,
         "training": (training.seed, training.device, training.deterministic, training.rollout_rows),
-        "threads": thread_count(training.threads),
+        "threads": training.threads or core_count(),
     }
 
 

@@ -17,8 +17,6 @@ from grpo_core.errors import DiskFullError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full; the user's share of it is."""
-IN_WORDS = tuple(f"os error {number}" for number in FULL)
-"""How safetensors reports it, which raises an error of its own."""
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -29,9 +27,9 @@ def is_full_disk(error: BaseException) -> bool:
     """
     link: BaseException | None = error
     while link is not None:
-        if isinstance(link, DiskFullError) or (isinstance(link, OSError) and link.errno in FULL):
-            return True
-        if any(words in str(link) for words in IN_WORDS):
+        # In words: safetensors raises an error of its own.
+        is_full = isinstance(link, DiskFullError) or (isinstance(link, OSError) and link.errno in FULL)
+        if is_full or any(f"os error {number}" in str(link) for number in FULL):
             return True
         link = link.__cause__ or link.__context__
     return False
@@ -93,12 +91,6 @@ def free_name(path: Path) -> Path:
     return path if not path.exists() else next(name for name in names if not name.exists())
 
 
-def free_mib(path: Path) -> float:
-    """Return the MiB that this user can still write where `path` is."""
-    facts = os.statvfs(path)
-    return facts.f_bavail * facts.f_frsize / 2**20
-
-
 def free_bytes(path: Path) -> int | None:
     """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
     facts = os.statvfs(nearest_folder(path))
@@ -113,8 +105,7 @@ def nearest_folder(path: Path) -> Path:
 def folder_bytes(folder: Path) -> int:
     """Return the bytes of all files in a folder; links are not followed, and what is just being removed does not count."""
     total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(root) / name).lstat().st_size
+    for path in (Path(root, name) for root, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
     return total

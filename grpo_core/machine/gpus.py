@@ -26,7 +26,7 @@ from typing import IO, Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as stored_dataclass
 
-from grpo_core.errors import DeviceError, name_of
+from grpo_core.errors import DeviceError, name_of, raised_as
 from grpo_core.machine.jsonfile import build, parse_json
 from grpo_core.machine.locks import LOOKING_SECONDS, SAFE_FLAGS, holder_of, regular_file, try_lock, user_name
 
@@ -95,14 +95,12 @@ def held_gpu(gpu: Gpu, run_path: Path) -> Iterator[None]:
     """
     path = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     facts = {"pid": os.getpid(), "run_dir": str(run_path.resolve())[:1000], "share": max(1, slot_count())}
-    try:
-        with _opened_folder(path) as folder:
-            lock = _join(gpu, folder, facts)
-    except OSError as error:
-        raise DeviceError(
-            f"GPU locks {path}: cannot be used ({error.strerror}); "
-            f"name a folder that every user of this machine can write to in {FOLDER_VARIABLE}"
-        ) from error
+    remedy = f"name a folder that every user of this machine can write to in {FOLDER_VARIABLE}"
+    with (
+        raised_as(DeviceError, f"GPU locks {path}: cannot be used ({{cause}}); {remedy}", OSError),
+        _opened_folder(path) as folder,
+    ):
+        lock = _join(gpu, folder, facts)
     with lock:
         yield
 
@@ -176,7 +174,10 @@ def _join(gpu: Gpu, folder: int, facts: Mapping[str, Any]) -> IO[bytes]:
             f"GPU {gpu.name} ({gpu.uuid}): no lock file could be made within {AGREEMENT_SECONDS:.0f} s; "
             f"name another folder in {FOLDER_VARIABLE}"
         )
-    raise DeviceError(_refusal(gpu, others))
+    raise DeviceError(
+        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(other.who for other in others[:8])}; wait for it or end it, "
+        f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
+    )
 
 
 def _lock_own(gpu: Gpu, folder: int) -> tuple[IO[bytes] | None, str]:
@@ -226,8 +227,9 @@ def _look(gpu: Gpu, folder: int, but: str) -> list[_Holder]:
     Raises:
         DeviceError: there are more files than any honest use would make.
     """
-    pattern = re.compile(rf"{re.escape(gpu.uuid)}-(\d+-)?\d+")
-    names = sorted(name for name in os.listdir(folder) if name != but and pattern.fullmatch(name))
+    names = sorted(
+        name for name in os.listdir(folder) if name != but and re.fullmatch(rf"{re.escape(gpu.uuid)}-(\d+-)?\d+", name)
+    )
     if len(names) > MAX_FILES:
         raise DeviceError(
             f"GPU {gpu.name} ({gpu.uuid}): {len(names)} lock files, more than the {MAX_FILES} that are read; "
@@ -243,15 +245,14 @@ def _holder_of(name: str, folder: int) -> _Holder | None:
     except OSError:  # gone, a link, a folder, a pipe; or closed to others, which no file of ours is
         return None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for a holder
-        except OSError:
-            return _describe(file)
-    return None
+        # Shared: two that look do not take each other for a holder.
+        return None if try_lock(file, fcntl.LOCK_SH) else _describe(file)
 
 
 def _describe(file: IO[bytes]) -> _Holder:
-    who, facts = holder_of(file), _read(file)
+    who, facts = holder_of(file), None
+    with contextlib.suppress(ValueError, OSError):  # another user may have written anything
+        facts = build(_Facts, parse_json(os.pread(file.fileno(), MAX_BYTES, 0)))
     if facts is not None:
         who = f"process {facts.pid}" if who == "another process" else who
     owner = os.fstat(file.fileno()).st_uid
@@ -262,22 +263,6 @@ def _describe(file: IO[bytes]) -> _Holder:
     return _Holder(who=f"{who} ({name_of(facts.run_dir, most=300)})", share=facts.share, has_joined=facts.joined)
 
 
-def _read(file: IO[bytes]) -> _Facts | None:
-    """Return what a holder wrote, None where it cannot be read: another user may have written anything."""
-    try:
-        return build(_Facts, parse_json(os.pread(file.fileno(), MAX_BYTES, 0)))
-    except (ValueError, OSError):
-        return None
-
-
 def _write(file: IO[bytes], facts: Mapping[str, Any]) -> None:
-    text = json.dumps(facts).encode()
     file.truncate(0)
-    os.pwrite(file.fileno(), text, 0)
-
-
-def _refusal(gpu: Gpu, holders: list[_Holder]) -> str:
-    return (
-        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(holder.who for holder in holders[:8])}; wait for it or end it, "
-        f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
-    )
+    os.pwrite(file.fileno(), json.dumps(facts).encode(), 0)

@@ -10,7 +10,7 @@ import torch
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError
 from grpo_core.machine.gpus import Gpu, held_gpu
-from grpo_core.machine.hardware import avoid_broken_kernels, thread_count
+from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -29,7 +29,7 @@ def pick_device(wanted: str) -> torch.device:
 
 def pin_threads(config: TrainingConfig) -> int:
     """Fix the number of CPU threads, which decides the order of floating-point sums; return it."""
-    threads = thread_count(config.threads)
+    threads = config.threads or core_count()
     torch.set_num_threads(threads)
     return threads
 

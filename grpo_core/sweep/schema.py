@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from grpo_core.config.credentials import StudyUrl
-from grpo_core.config.section import PlainValues, Section
+from grpo_core.config.section import PlainValues, Section, StudyUrl
 
 
 class Range(Section):

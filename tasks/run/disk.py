@@ -14,8 +14,8 @@ from grpo_core.run.disk_need import (
     savings,
     sweep_need,
 )
+from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
-from grpo_core.run.starting import RUNS_FOLDER
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
 from tasks.tracking.artifacts import artifact_folder, is_local

@@ -12,11 +12,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.plain_text import for_code
-from grpo_core.run.alerts import add_alert, is_alert, monitor_alerts
+from grpo_core.run.alerts import Alert, RuleBook, add_alert, is_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.process_state import end_process, process_has_ended, process_has_started
-from grpo_core.run.rules import Alert, RuleBook
 from grpo_core.training.ending import share_done
 from tasks.away import prefect_may_be_away
 from tasks.run.progress import PlainLines, make_view

@@ -12,9 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import origin_of
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
+from grpo_core.run.flow_folder import holding
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import is_process_of
-from grpo_core.run.starting import holding
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.run.starting import holding, make_folder, starting
+from grpo_core.run.flow_folder import holding, make_folder, starting
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep

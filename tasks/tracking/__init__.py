@@ -16,9 +16,9 @@ from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop
 from grpo_core.errors import GrpoError, JournalError, TrackingError
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import redact_uri
+from grpo_core.run.alerts import RuleBook
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
-from grpo_core.run.rules import RuleBook
 from tasks.credentials import usable_uri
 from tasks.process.cancellation import RunCancelledError
 from tasks.tracking.description import STOP_TAG

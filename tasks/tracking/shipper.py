@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 
 from grpo_core.redaction import redact_uri
-from grpo_core.run.alerts import is_alert
+from grpo_core.run.alerts import Alert, is_alert
 from grpo_core.run.journal import Record
-from grpo_core.run.rules import Alert
 from tasks.tracking.store import TrackedRun, make_client, short_retries
 
 SHIP_SECONDS = 1.0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import FolderError, GrpoError, JournalError
+from grpo_core.run.flow_folder import ROOTS_VARIABLE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.starting import ROOTS_VARIABLE
 from tasks.folders import check_root
 from tasks.process.context import FLOW_RUN_VARIABLE
 

@@ -19,7 +19,7 @@ from grpo_core.metrics import find_metric, required_step_keys
 from grpo_core.policy.saved import find_best
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_journal
-from grpo_core.run.journal_chain import Chain
+from grpo_core.run.record import Chain
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 
@@ -171,7 +171,7 @@ def killed_after_two_steps_of_four(whole, name, **changed_figures):
         if record["kind"] == "step" and record["step"] == 3:
             record["data"]["metrics"] |= changed_figures
         sealed, digest = chain.seal(json.dumps(record, separators=(",", ":")).encode())
-        chain.advance(digest)
+        chain.digest = digest
         lines.append(sealed + b"\n")
     killed.journal_file.write_bytes(b"".join(lines))
     return killed
