@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas
@@ -103,13 +103,13 @@ def _show_runs(axes: Axes, points: Sequence[Point]) -> None:
             set_limits(max(limits[0], min(values) - MARGIN * span), min(limits[1], max(values) + MARGIN * span))
 
 
-def _looks(sweep: SweepRuns, place: int, looks: Sequence[str]) -> dict[Level, str]:
+def _looks(sweep: SweepRuns, place: int, looks: Sequence[str]) -> dict[Level, Any]:
     """Return level -> look of the knob at that place; empty where there is none or it has more levels than looks."""
     levels = sweep.levels(sweep.facts.knobs[place]) if place < len(sweep.facts.knobs) else []
     return dict(zip(levels, looks, strict=False)) if len(levels) <= len(looks) else {}
 
 
-def _legend(figure: Figure, sweep: SweepRuns, colours: Colours, marks: dict[Level, str], fills: dict[Level, str]) -> None:
+def _legend(figure: Figure, sweep: SweepRuns, colours: Colours, marks: dict[Level, Any], fills: dict[Level, Any]) -> None:
     looks = [
         {level: Look(colour=colours.of(level)) for level in colours.levels},
         {level: Look(mark=mark) for level, mark in marks.items()},

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.typing import FillStyleType
 
 from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, Comparison, arm_points, mean_and_half_width
@@ -37,8 +38,7 @@ class Colours:
         self.levels = levels if len(levels) <= MAX_LEVELS else []
         numbers = [float(level) for level in levels if is_number(level)] if not self.levels else []
         norm = LogNorm if numbers and spans_decades(numbers) else Normalize
-        viridis = mpl.colormaps["viridis"]
-        self.scale = mpl.cm.ScalarMappable(norm(min(numbers), max(numbers)), viridis) if numbers else None
+        self.scale = mpl.cm.ScalarMappable(norm(min(numbers), max(numbers)), mpl.colormaps["viridis"]) if numbers else None
 
     def of(self, level: Level) -> str:
         """Return the colour of a level; grey where the scale has no place for it."""
@@ -55,7 +55,7 @@ class Look:
 
     colour: str = "0.4"
     mark: str = "o"
-    fill: str = "full"
+    fill: FillStyleType = "full"
 
     def line(self, *point: float, edge: str | None = None, label: str = "") -> Line2D:
         """Return the mark at a point, or nowhere for a legend."""
