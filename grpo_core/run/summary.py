@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pandas
 
 from grpo_core.errors import JournalError, shown
-from grpo_core.evaluation.results import read_estimates, table_file
-from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
+from grpo_core.evaluation.results import HELD_OUT_SAMPLE, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.run.alerts import all_alerts
 from grpo_core.run.folder import RunDir

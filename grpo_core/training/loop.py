@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
+from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.journal import Kind
 from grpo_core.training.completions import write_completions

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_core.algorithm.kl import k3
-from grpo_core.data.order import prompts_of_step
+from grpo_core.data.prompts import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure

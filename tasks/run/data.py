@@ -30,7 +30,7 @@ def prepare_data(run_path: Path) -> "DataManifest":
 
 def prompts_of(config: RunConfig) -> "PromptSplit":
     """Return the prompts of a configuration, from the cache where its inputs are those of an earlier run."""
-    from grpo_core.data.identity import data_identity
+    from grpo_core.data.prepare import data_identity
     from grpo_core.policy.sources.find import resolve_model
     from grpo_core.policy.sources.scratch import is_made
 

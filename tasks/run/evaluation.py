@@ -6,7 +6,7 @@ from typing import Literal
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.evaluation.sets import HELD_OUT
+from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.folder import RunDir
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
@@ -23,8 +23,8 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     reproduction, which is to repeat it.
     """
     from grpo_core.data.frozen import read_manifest
+    from grpo_core.evaluation.plan import is_evaluated
     from grpo_core.evaluation.reuse import evaluated_once, keep_evaluation, use_kept
-    from grpo_core.evaluation.subject import is_evaluated
 
     run_dir = RunDir(run_path)
     if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, step):

@@ -15,8 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import Origin, apply_overrides, changes_between, validate_config
 from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, data_facts
-from grpo_core.evaluation.results import read_estimates
-from grpo_core.evaluation.sets import HELD_OUT, set_name
+from grpo_core.evaluation.results import HELD_OUT, read_estimates, set_name
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from tasks.away import prefect_may_be_away
@@ -30,7 +29,7 @@ from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_policy
 
 if TYPE_CHECKING:
     from grpo_core.data.frozen import DataManifest
-    from grpo_core.evaluation.subject import Subject
+    from grpo_core.evaluation.plan import Subject
 
 SHOWN_COMPLETIONS = 10
 
@@ -73,7 +72,7 @@ def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], run_dir
 
 
 def _find(policy: str, download_to: Path) -> "Subject":
-    from grpo_core.evaluation.subject import find_subject, subject_of_run
+    from grpo_core.evaluation.plan import find_subject, subject_of_run
 
     if MLFLOW_RUN_ID.fullmatch(policy) and not Path(policy).exists():
         return subject_of_run(*fetch_policy(policy, download_to))

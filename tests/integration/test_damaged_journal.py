@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import ConfigError, GrpoError, JournalError
-from grpo_core.evaluation.subject import find_subject
+from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
@@ -198,8 +198,7 @@ def test_a_configuration_that_was_edited_is_refused_by_its_keys(run_dir: RunDir,
 
 
 def test_a_damaged_run_is_no_empty_row_of_a_sweep(run_dir: RunDir) -> None:
-    from grpo_core.sweep.arms import Arm
-    from grpo_core.sweep.file_models import Outcome
+    from grpo_core.sweep.arms import Arm, Outcome
     from grpo_core.sweep.results import read_run, run_row
     from grpo_core.sweep.schema import ObjectiveConfig
 

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from grpo_core.config import Origin, RunConfig, run_name, validate_config
 from grpo_core.data.frozen import load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
-from grpo_core.evaluation.subject import find_subject
+from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, list_checkpoints, read_mark, read_state
