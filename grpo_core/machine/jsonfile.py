@@ -72,6 +72,15 @@ def append_json(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
 
 
+def read_lines(path: Path) -> list[bytes]:
+    """Return the whole lines of a file that `append_json` writes: none where there is no file, a torn last line is dropped.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
 def build(kind: type[T], fields: Any) -> T:
     """Return what JSON fields hold as a `kind`: a pydantic dataclass with the settings STORED, or whatever pydantic checks.
 

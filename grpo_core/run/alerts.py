@@ -12,9 +12,9 @@ from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.config import RuleConfig
 from grpo_core.errors import JournalError, raised_as
-from grpo_core.machine.jsonfile import STORED, Count, append_json, build, parse_json
+from grpo_core.machine.jsonfile import STORED, Count, append_json, build, parse_json, read_lines
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Record, whole_lines
+from grpo_core.run.journal import Record
 
 
 @stored_dataclass(frozen=True, kw_only=True, config=STORED)
@@ -42,8 +42,7 @@ def monitor_alerts(run_dir: RunDir) -> list[RaisedAlert]:
     """
     alerts = []
     file = run_dir.alerts_file
-    lines, _ = whole_lines(file.read_bytes() if file.exists() else b"")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         with raised_as(JournalError, f"{file}, line {number}: not an alert ({{cause}})", ValueError):
             alerts.append(build(RaisedAlert, parse_json(line)))
     return alerts
