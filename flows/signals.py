@@ -9,9 +9,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SAME_REQUEST_SECONDS = 2.0
 """`timeout` sends SIGTERM to its command and then to the group, Slurm to every process of a step: that is one request."""
@@ -88,3 +93,20 @@ def signals_of_the_command() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ends_when_asked(work: Callable[P, T]) -> Callable[P, T]:
+    """Return a flow's work such that it ends as signals to the command ask, and in Cancelled if its flow run is cancelled."""
+    from prefect.states import Cancelled  # here: the command imports this file, and Prefect takes seconds
+
+    from tasks.process.cancellation import RunCancelledError
+
+    @wraps(work)
+    def ended(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with signals_of_the_command():
+                return work(*args, **kwargs)
+        except RunCancelledError as error:
+            return cast("T", Cancelled(message=str(error)))  # a flow that returns a state ends in it
+
+    return ended

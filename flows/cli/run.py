@@ -1,12 +1,12 @@
 """The verbs of the `grpo` command that are about one run and its configuration."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flows.stack.servers import runs_in_prefect, use_stack
-from flows.terminal import echo, echo_text, echo_warnings
+from flows.terminal import echo, echo_result, echo_text, echo_warnings
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
@@ -28,7 +28,7 @@ def train(
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of a run that was interrupted: go on with it. Nothing else is given then.")
+        Path | None, typer.Option(help="Resume the interrupted run in this folder. Nothing else is given then.")
     ] = None,
     repair: Annotated[
         Repair | None,
@@ -43,19 +43,16 @@ def train(
     elif config is None:
         raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
     else:
-        summary = _train(config, parse_overrides(overrides or []), run_dir)
+        values = parse_overrides(overrides or [])
+        echo_warnings(check_consistency(load_config(config, values)))
+        use_stack()
+        from flows.train import grpo
+
+        summary = grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
     _show(summary)
     if summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)
-
-
-def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSummary":
-    echo_warnings(check_consistency(load_config(config, values)))
-    use_stack()
-    from flows.train import grpo
-
-    return grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
 
 
 def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
@@ -109,14 +106,9 @@ def reproduce(
 def _show(summary: "RunSummary") -> None:
     """Print what came of a run and where to look at it."""
     echo()
-    for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
-        echo(f"  {fact}")
-    echo()
-    echo(f"report    {summary.run_path}/report/report.md")
-    for label, place in zip(("MLflow", ""), filter(None, (summary.mlflow_ui_command, summary.mlflow_address)), strict=False):
-        echo(f"{label:10}{place}")
-    echo(f"Prefect   {runs_in_prefect()}")
-    echo_warnings(summary.problems)
+    facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
+    report = ("report", f"{summary.run_path}/report/report.md")
+    echo_result(facts, (report, *summary.tracked.places, ("Prefect", runs_in_prefect())), summary.problems)
     if summary.is_identical is False:
         raise typer.Exit(4)
 

@@ -1,17 +1,19 @@
 """The verbs of the `grpo` command that are about sweeps."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.stack.servers import use_stack
-from flows.terminal import echo
+from flows.terminal import echo, echo_result
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import describe_plan, load_sweep
 
 if TYPE_CHECKING:
-    from tasks.sweep.reporting import SweepSummary
+    from tasks.sweep.stages import SweepSummary
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 
@@ -35,61 +37,35 @@ def sweep(
         given = [value for value in (file, sweep_dir, *(overrides or [])) if value is not None]
         if given:
             raise ConfigError(f"--resume {resume}: the sweep keeps its own settings; leave out {given[0]}")
-        _show_sweep(_resume_sweep(resume, retry_failed))
-    elif file is None:
-        raise ConfigError("give a FILE (of configs/sweeps/, or a path), or --resume SWEEP_DIR")
-    elif dry_run:
-        _show_plan(file, values)
-    else:
-        from grpo_core.sweep.plan import load_sweep
+        SweepDir(resume).read()  # refused before anything is started
+        use_stack()
+        from flows.sweep import resume_sweep
 
-        load_sweep(file, values)  # refused before anything is started
+        _show_sweep(resume_sweep(sweep_dir=str(resume), retry_failed=retry_failed))
+        return
+    if file is None:
+        raise ConfigError("give a FILE (of configs/sweeps/, or a path), or --resume SWEEP_DIR")
+    plan = load_sweep(file, values)  # refused before anything is started
+    if dry_run:
+        for line in describe_plan(plan):
+            echo(line)
+    else:
         use_stack()
         from flows.sweep import grpo_sweep
 
         _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(sweep_dir) if sweep_dir else None))
 
 
-def _resume_sweep(sweep_dir: Path, retry_failed: bool) -> "SweepSummary":
-    from grpo_core.sweep.folder import SweepDir
-
-    SweepDir(sweep_dir).read()
-    use_stack()
-    from flows.sweep import resume_sweep
-
-    return resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed)
-
-
-def _show_plan(file: str, values: dict[str, Any]) -> None:
-    from grpo_core.sweep.plan import describe_plan, load_sweep
-
-    for line in describe_plan(load_sweep(file, values)):
-        echo(line)
-
-
 def _show_sweep(summary: "SweepSummary") -> None:
     echo()
-    for line in summary.answer:
-        echo(f"  {line}")
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    echo()
-    echo(f"runs      {counts}")
-    echo(f"report    {summary.page}")
-    where = (summary.mlflow_ui_command, summary.mlflow_address) if summary.mlflow_ui_command else (summary.mlflow_address,)
-    for label, text in zip(("MLflow", ""), where, strict=False):
-        echo(f"{label:10}{text}")
-    for problem in summary.problems:
-        echo(f"warning: {problem}", err=True)
+    places = (("runs", counts), ("report", str(summary.page)), *summary.tracked.places)
+    echo_result(summary.answer, places, summary.problems)
 
 
 def report_on_sweep(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
     """Write tables, figures and the report of a sweep from its journals, and upload them to MLflow where it is tracked."""
-    from tasks.sweep.reporting import report_again
+    from tasks.sweep.stages import report_again
 
     page, answer, problems = report_again(sweep_dir)
-    for line in answer:
-        echo(f"  {line}")
-    echo()
-    echo(f"report    {page}")
-    for problem in problems:
-        echo(f"warning: {problem}", err=True)
+    echo_result(answer, [("report", str(page))], problems)

@@ -30,6 +30,11 @@ class RunCancelledError(Exception):
     """The flow run was cancelled, and Prefect did not deliver it."""
 
 
+def was_interrupted(error: BaseException) -> bool:
+    """Return whether an error ends the work because somebody wanted that, and not because it failed."""
+    return isinstance(error, RunCancelledError) or not isinstance(error, Exception)
+
+
 class CancelWatch:
     """Asks the API for the state of this flow run, in a thread, while inside; does nothing outside of deployments."""
 

@@ -18,8 +18,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.starting import RUNS_FOLDER
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
-from tasks.tracking.artifacts import artifact_folder, is_local
-from tasks.tracking.store import TrackedRun
+from tasks.tracking.store import TrackedRun, artifact_folder, is_local
 
 
 def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:

@@ -4,10 +4,8 @@ import logging
 import math
 import time
 from pathlib import Path
-from uuid import UUID
 
 from prefect import task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
@@ -18,7 +16,7 @@ from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.process_state import end_process, process_has_ended, process_has_started
 from grpo_core.run.rules import Alert, RuleBook
 from grpo_core.training.ending import share_done
-from tasks.away import prefect_may_be_away
+from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.run.progress import PlainLines, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
@@ -72,11 +70,7 @@ class _Watch:
         self._mlflow_is_away = False
         self._stops: list[Alert] = []
         """Alerts of an earlier monitor that ask for the end."""
-        self._progress: UUID | None = None
-        with prefect_may_be_away():
-            created = create_progress_artifact(progress=0.0, key="training-progress", description=for_code(str(run_dir.path)))
-            assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
-            self._progress = created
+        self._progress = ProgressArtifact("training-progress", for_code(str(run_dir.path)))
 
     def catch_up(self, view: PlainLines) -> None:
         """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
@@ -172,10 +166,9 @@ class _Watch:
         steps = [record for record in records if record.kind == "step"]
         share = share_done(self._training, steps[-1]) if steps else 0.0
         due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or share == 1.0
-        if steps and due and self._progress is not None:
+        if steps and due:
             self._last_progress = time.monotonic()
-            with prefect_may_be_away():
-                update_progress_artifact(self._progress, progress=100.0 * share)
+            self._progress.show(100.0 * share)
 
 
 def _plain(value: object) -> object:

@@ -22,7 +22,7 @@ from grpo_core.sweep.axes import grid
 from grpo_core.sweep.file_models import Outcome
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
-from tasks.sweep.reporting import report_again
+from tasks.sweep.stages import report_again
 
 STEPS, PROBE_EVERY, LAST_STEPS = 30, 10, 5
 PROBE = "kl/probe/full_init"
