@@ -7,7 +7,6 @@ from typing import Any
 from prefect import get_client
 from prefect.runtime import flow_run
 
-from flows.stack.worker import worker_tags
 from grpo_core.config import merge_knobs, run_name
 from grpo_core.config.knobs import KNOBS
 from grpo_core.errors import GrpoError
@@ -17,6 +16,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import StoredSweep
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
+from tasks.process.context import worker_tags
 from tasks.rails import find_allowed_origin
 
 NAME_CHARACTERS = 200

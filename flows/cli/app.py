@@ -8,9 +8,8 @@ from collections.abc import Callable
 import typer
 
 from flows.cli.clean import clean
-from flows.cli.run import check, evaluate, import_settings, reproduce, track, train
+from flows.cli.run import check, evaluate, import_settings, report_on_sweep, reproduce, sweep, track, train
 from flows.cli.stack import down, status, up
-from flows.cli.sweep import report_on_sweep, sweep
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause

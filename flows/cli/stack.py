@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.stack.client_settings import folder_here
+from flows.stack.servers import folder_here
 from flows.terminal import echo
 
 StackFolder = Annotated[
@@ -65,7 +65,7 @@ def status(
 
 def _show_stack(folder: Path) -> None:
     from flows.stack.control import stack_status
-    from flows.stack.runs import count_flow_runs
+    from flows.stack.prefect_api import count_flow_runs
 
     stack, conditions = stack_status(folder)
     if stack is None:

@@ -17,7 +17,7 @@ from grpo_core.data.prompts import PromptSplit, hold_out_all
 from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation
 from grpo_core.evaluation.sets import HELD_OUT, set_name
-from grpo_core.evaluation.subject import Subject, find_subject, subject_of_run
+from grpo_core.evaluation.subject import find_subject, subject_of_run
 from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, new_run
 from tasks.rails import refuse_code, unquoted
@@ -38,21 +38,17 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """
     check_root(run_path, "run_dir")
     with new_run(run_path, EVALUATION, "evaluation") as run_dir:
-        return _plan(policy, config, overrides, run_dir)
-
-
-def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], run_dir: RunDir) -> EvaluationPlan:
-    """Lay out an evaluation in a folder of ours."""
-    run_dir.forget_start(run_dir.source)  # of an attempt that came to nothing
-    subject = _find(policy, run_dir.source)
-    with unquoted(config or ""):
-        base, resolved = configure_evaluation(subject, config, overrides)
-    refuse_code([resolved])
-    prompts = choose_prompts(subject, config, overrides, base, resolved)
-    name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-    named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
-    resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
-    run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
+        run_dir.forget_start(run_dir.source)  # of an attempt that came to nothing
+        is_tracked = MLFLOW_RUN_ID.fullmatch(policy) and not Path(policy).exists()
+        subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
+        with unquoted(config or ""):
+            base, resolved = configure_evaluation(subject, config, overrides)
+        refuse_code([resolved])
+        prompts = choose_prompts(subject, config, overrides, base, resolved)
+        name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
+        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
+        resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
+        run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
     return EvaluationPlan(
         run_path=run_dir.path,
         policy=subject.name,
@@ -61,12 +57,6 @@ def _plan(policy: str, config: str | None, overrides: Mapping[str, Any], run_dir
         prompts=prompts,
         frozen_data=subject.frozen_data,
     )
-
-
-def _find(policy: str, download_to: Path) -> Subject:
-    if MLFLOW_RUN_ID.fullmatch(policy) and not Path(policy).exists():
-        return subject_of_run(*fetch_policy(policy, download_to))
-    return find_subject(policy)
 
 
 @task(name="prepare-data", cache_policy=NO_CACHE)

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from prefect import task
@@ -42,11 +43,8 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
             ended = process_has_ended(run_dir.process_file)
             for record in watch.read():
                 view.show(record)
-            for alert in watch.alerts_of_silence():
-                view.say(alert.text)
-            for text in (watch.obey_mlflow(), watch.change_of_mlflow()):
-                if text:
-                    view.say(text)
+            for text in watch.notices():
+                view.say(text)
             if ended:
                 break
             time.sleep(POLL_SECONDS)
@@ -112,34 +110,24 @@ class _Watch:
             else:
                 self._raise(alert)
 
-    def alerts_of_silence(self) -> list[Alert]:
+    def notices(self) -> Iterator[str]:
+        """Yield what else to show: alerts about a silent training, an end that MLflow asks for, MLflow gone or back."""
         if not process_has_started(self._run_dir.process_file):
             self._last_record = time.monotonic()  # it waits for a slot
-        alerts = self._rules.check_silence(time.monotonic() - self._last_record)
-        for alert in alerts:
+        for alert in self._rules.check_silence(time.monotonic() - self._last_record):
             self._raise(alert)
-        return alerts
-
-    def obey_mlflow(self) -> str | None:
-        """Ask the training to end after its step if somebody wants that in MLflow; return the reason, once."""
-        if time.monotonic() - self._last_asked < ASK_SECONDS or self._run_dir.stop_file.exists():
-            return None
-        self._last_asked = time.monotonic()
-        reason = stop_requested(self._tracked)
-        if reason:
-            self._run_dir.request_stop(reason)
-        return reason
-
-    def change_of_mlflow(self) -> str | None:
-        """Return what to show when MLflow has gone away or has come back."""
-        away = bool(self._shipper.last_error)
-        if away == self._mlflow_is_away:
-            return None
-        self._mlflow_is_away = away
-        if not away:
-            return "MLflow answers again; all figures up to here are there"
-        cause = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
-        return f"MLflow does not answer; the training continues and its figures wait ({cause})"
+            yield alert.text
+        if time.monotonic() - self._last_asked >= ASK_SECONDS and not self._run_dir.stop_file.exists():
+            self._last_asked = time.monotonic()
+            if reason := stop_requested(self._tracked):
+                self._run_dir.request_stop(reason)
+                yield reason
+        is_away = bool(self._shipper.last_error)
+        if is_away != self._mlflow_is_away:
+            self._mlflow_is_away = is_away
+            error = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
+            gone = f"MLflow does not answer; the training continues and its figures wait ({error})"
+            yield gone if is_away else "MLflow answers again; all figures up to here are there"
 
     def finish(self) -> None:
         self._shipper.ship_all()

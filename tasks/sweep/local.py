@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
@@ -20,7 +19,7 @@ from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.private import append_private
 from grpo_core.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
 from grpo_core.sweep.launcher import Ended, Job
-from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
+from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed, python_path
 
 COMMAND = "flows.cli"
 STOPPED_EARLY = 3
@@ -105,13 +104,18 @@ class LocalLauncher:
             raise
 
     def _environment(self, lifeline: int) -> dict[str, str]:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
         api = {"PREFECT_API_URL": self._api} if self._api else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
         part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
-        return {**inherited, **api, **part, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        return {
+            **inherited,
+            **api,
+            **part,
+            LIFELINE_VARIABLE: str(lifeline),
+            "PYTHONPATH": python_path(),
+            "PYTHONUNBUFFERED": "1",
+        }
 
 
 def prefect_api() -> str | None:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from flows.stack.ports import is_free
+from flows.stack.prefect_api import is_flow, run_processes
 from flows.stack.processes import marked_processes
-from flows.stack.runs import is_flow, run_processes
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.journal import read_journal
 from tests.e2e.project import Project, wait_for
