@@ -40,8 +40,8 @@ def _from_parameters(name: Callable[[dict[str, Any]], str]) -> Callable[[], str]
 @_from_parameters
 def name_training(given: dict[str, Any]) -> str:
     """`quickstart β=0 G=8 sync=10 seed=0`."""
-    knobs = {name: given.get(name) for name in KNOBS}
-    config, origin = find_allowed_origin(given["config"], merge_knobs(knobs, given.get("overrides", {})))
+    values = merge_knobs({name: given.get(name) for name in KNOBS}, given.get("overrides", {}))
+    config, origin = find_allowed_origin(given["config"], values)
     return config.tracking.run_name or run_name(config, origin)
 
 
@@ -83,8 +83,7 @@ def tag_flow_run(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
     labels = {f"{key}:{config.tracking.labels[key]}" for key in ("sweep", "arm") if key in config.tracking.labels}
-    tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels}
-    _add_tags(tags)
+    _add_tags({f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels})
 
 
 def tag_sweep(stored: StoredSweep) -> None:

@@ -42,8 +42,11 @@ class _Requests:
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if number == signal.SIGHUP:
-            self._leave_terminals()
+        if number == signal.SIGHUP:  # further output goes nowhere: writing to a terminal that is gone is an error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in self._terminals:
+                os.dup2(nowhere, stream)
+            os.close(nowhere)
         if self._first is None:
             self._first, self._since = signal.Signals(number), now
         elif now - self._since < SAME_REQUEST_SECONDS and not number == self._first == signal.SIGINT:
@@ -53,13 +56,6 @@ class _Requests:
     def exit_code(self, code: int) -> int:
         """Return the exit code of a command that ends with `code`, which is 130 after any KeyboardInterrupt."""
         return 128 + self._first if self._first is not None and code == 128 + signal.SIGINT else code
-
-    def _leave_terminals(self) -> None:
-        """Let further output go nowhere: writing to a terminal that is gone is an error."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in self._terminals:
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
 
 
 _installed: _Requests | None = None

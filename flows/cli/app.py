@@ -76,6 +76,6 @@ def main() -> None:
         if isinstance(error, GrpoError):
             echo_text(f"error: {error}", err=True)
             sys.exit(error.exit_code)
-        message = cause(error, most=MAX_FAULT_CHARACTERS)
-        echo(f"error: {type(error).__name__}: {message} (unexpected; {DEBUG} shows the traceback)", err=True)
+        what = f"{type(error).__name__}: {cause(error, most=MAX_FAULT_CHARACTERS)}"
+        echo(f"error: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(1)

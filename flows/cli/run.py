@@ -109,8 +109,8 @@ def _show(summary: "RunSummary") -> None:
     """Print what came of a run and where to look at it."""
     echo()
     facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
-    report = ("report", f"{summary.run_path}/report/report.md")
-    echo_result(facts, (report, *summary.tracked.places, ("Prefect", runs_in_prefect())), summary.problems)
+    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", runs_in_prefect()))
+    echo_result(facts, places, summary.problems)
     if summary.is_identical is False:
         raise typer.Exit(4)
 

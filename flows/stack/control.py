@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.stack.ports import choose_port, is_free
 from flows.stack.prefect_api import (
     count_flow_runs,
     forget_worker,
@@ -17,7 +16,7 @@ from flows.stack.prefect_api import (
     settle_lost_runs,
     stop_runs,
 )
-from flows.stack.processes import end_processes, family, marked_processes, start_process
+from flows.stack.processes import choose_port, end_processes, family, is_free, marked_processes, start_process
 from flows.stack.servers import remove_client_settings, write_client_settings
 from flows.stack.services import MLFLOW, PREFECT, Service, mark, services, stack_environment, workers
 from flows.stack.state import Stack, claim_folder, ensure_secret, read_secret, read_stack, secret_file
@@ -166,8 +165,10 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
         raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
     for name, given in asdict(wanted).items():
         if given not in (None, now := getattr(known, name)):
-            option = f"--{name.replace('_', '-')} {_listed(given)}"
-            raise StackError(f"{option}: the stack of {folder} is up with {_listed(now)}; run `grpo down` first")
+            raise StackError(
+                f"--{name.replace('_', '-')} {_listed(given)}: the stack of {folder} is up with {_listed(now)}; "
+                "run `grpo down` first"
+            )
     if read_secret(folder) is None:
         raise StackError(
             f"{folder}: the stack that is up here asks for no secret (an older version started it), or {secret_file(folder)} "

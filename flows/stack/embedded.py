@@ -35,8 +35,8 @@ from prefect.settings import (
 
 from flows.stack.embedded_database import Condition, damaged, database_file, examine, migration_lock
 from flows.stack.embedded_server import GRACE_SECONDS, MODULE
-from flows.stack.ports import HOST, past_proxies
 from flows.stack.prefect_app import HOSTS_VARIABLE, loopback_hosts
+from flows.stack.processes import HOST, past_proxies
 from grpo_core.errors import StackError
 from grpo_core.redaction import redact_uri
 from tasks.process.context import EMBEDDED_VARIABLE, python_path
@@ -95,8 +95,12 @@ def start_embedded_server(show: Callable[[str], None] = lambda line: logger.warn
     started = _start(show)
     atexit.register(_end, started)
     address = f"http://{HOST}:{started.port}/api"
-    os.environ.update({"PREFECT_API_URL": address, "PREFECT_API_AUTH_STRING": started.secret, EMBEDDED_VARIABLE: address})
-    os.environ.update(past_proxies(os.environ))
+    os.environ.update(
+        past_proxies(os.environ),
+        PREFECT_API_URL=address,
+        PREFECT_API_AUTH_STRING=started.secret,
+        **{EMBEDDED_VARIABLE: address},
+    )
     prefect.context.refresh_global_settings_context()
 
 
@@ -237,9 +241,8 @@ def _load() -> str:
 
 def written(log: IO[bytes], secret: str) -> str:
     """Return the end of what a server wrote, without its secret, passwords in addresses and terminal escapes."""
-    size = os.fstat(log.fileno()).st_size
-    start = max(0, size - TAIL_BYTES)
-    text = os.pread(log.fileno(), size - start, start).decode(errors="replace").replace(secret, "***")
+    start = max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES)
+    text = os.pread(log.fileno(), TAIL_BYTES, start).decode(errors="replace").replace(secret, "***")
     return CONTROLS.sub("", redact_uri(text)).strip()
 
 

@@ -98,8 +98,9 @@ def migration_lock(file: Path, show: Callable[[str], None]) -> Iterator[int]:
     with contextlib.ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
-            purpose = "makes or migrates Prefect's database"
-            lock = held.enter_context(waited_lock(path, purpose, patience=WAIT_SECONDS, say=show))
+            lock = held.enter_context(
+                waited_lock(path, "makes or migrates Prefect's database", patience=WAIT_SECONDS, say=show)
+            )
         except BusyError as error:
             raise StackError(f"{error}; or {_other_home()}") from error
         except OSError as error:

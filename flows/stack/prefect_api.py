@@ -43,8 +43,7 @@ def set_up_prefect(stack: Stack) -> None:
         with prefect_client(stack, REQUEST_SECONDS, STARTING_PAUSES) as client:
             _set_job_template(client)
             _set_limits(client, stack.slots)
-            file = next(file for file in DEPLOYMENTS if file.is_file())
-            _prefect(stack, "--no-prompt", "deploy", "--all", "--prefect-file", str(file))
+            _prefect(stack, "--no-prompt", "deploy", "--all", "--prefect-file", str(next(filter(Path.is_file, DEPLOYMENTS))))
             _watch_heartbeats(client)
     except httpx.HTTPError as error:
         raise StackError(f"{stack.api}: cannot be set up ({error}); `grpo down`, then `grpo up`") from error
@@ -134,9 +133,8 @@ def stop_runs(stack: Stack) -> int:
     processes = run_processes(stack)
     orphaned = {run for run in processes.values() if not accepted.get(run)}
     numbers = {process.pid for process, run in processes.items() if run in orphaned}
-    for process in processes:
-        if process.pid in numbers and _parent(process) not in numbers:
-            send_signal([process], signal.SIGTERM)
+    first = [process for process in processes if process.pid in numbers and _parent(process) not in numbers]
+    send_signal(first, signal.SIGTERM)
     return len(accepted.keys() | orphaned)
 
 
@@ -160,8 +158,11 @@ def run_processes(stack: Stack) -> dict[ProcessId, str]:
 
     They are in sessions of their own and outlive the worker; a training may outlive its flow's process, too.
     """
-    marked = marked_processes(mark(stack))
-    return {process: variables[FLOW_RUN_VARIABLE] for process, variables in marked.items() if FLOW_RUN_VARIABLE in variables}
+    return {
+        process: variables[FLOW_RUN_VARIABLE]
+        for process, variables in marked_processes(mark(stack)).items()
+        if FLOW_RUN_VARIABLE in variables
+    }
 
 
 def is_flow(process: ProcessId) -> bool:
@@ -186,12 +187,10 @@ def _cancel(stack: Stack) -> dict[str, bool]:
 
 def _runs(client: httpx.Client, states: tuple[str, ...]) -> list[dict[str, Any]]:
     wanted = {"flow_runs": {"state": {"type": {"any_": list(states)}}}, "work_pools": {"name": {"any_": [POOL]}}}
-    found: list[dict[str, Any]] = client.post("/flow_runs/filter", json=wanted).raise_for_status().json()
-    return found
+    return list(client.post("/flow_runs/filter", json=wanted).raise_for_status().json())
 
 
 def _parent(process: ProcessId) -> int | None:
     with contextlib.suppress(psutil.Error):
-        parent: int = psutil.Process(process.pid).ppid()
-        return parent
+        return int(psutil.Process(process.pid).ppid())
     return None

@@ -10,7 +10,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from flows.stack.ports import past_proxies
+from flows.stack.processes import past_proxies
 from flows.stack.state import Stack, read_secret, read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
@@ -43,8 +43,9 @@ def use_stack() -> None:
     if not (stack.alive("prefect") and stack.alive("mlflow")):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     if chosen is None:
-        os.environ.update(past_proxies(os.environ))
-        os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"] = stack.api, read_secret(folder) or ""
+        os.environ.update(
+            past_proxies(os.environ), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=read_secret(folder) or ""
+        )
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
     echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
 

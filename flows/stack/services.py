@@ -9,9 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from flows.stack.ports import HOST, listens, past_proxies
 from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
-from flows.stack.processes import MARK, family
+from flows.stack.processes import HOST, MARK, family, listens, past_proxies
 from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client, read_secret, secret_file
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE
@@ -80,10 +79,10 @@ def _prefect_server(stack: Stack) -> list[str]:
 
 def _prefect_server_variables(stack: Stack) -> dict[str, str]:
     hosts = loopback_hosts(stack.prefect_port)
-    secret = secret_file(stack.folder.resolve())
     return {
         HOSTS_VARIABLE: hosts,
-        REMEDY_VARIABLE: f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what {secret} holds",
+        REMEDY_VARIABLE: f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what "
+        f"{secret_file(stack.folder.resolve())} holds",
         "PREFECT_SERVER_API_AUTH_STRING": read_secret(stack.folder) or "",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts.split(",")),
         "PREFECT__SERVER_FINAL": "1",
@@ -166,9 +165,8 @@ MLFLOW = Service(
 
 def workers(stack: Stack) -> tuple[Worker, ...]:
     """Return the workers of a stack: `grpo-local`, or with several of them `grpo-local-1`, `grpo-local-2`, ..."""
-    if stack.workers == 1:
-        return (_worker("worker", "grpo-local"),)
-    return tuple(_worker(f"worker-{number}", f"grpo-local-{number}") for number in range(1, stack.workers + 1))
+    numbers = [""] if stack.workers == 1 else [f"-{number}" for number in range(1, stack.workers + 1)]
+    return tuple(_worker(f"worker{number}", f"grpo-local{number}") for number in numbers)
 
 
 def services(stack: Stack) -> tuple[Service, ...]:

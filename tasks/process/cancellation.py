@@ -73,16 +73,14 @@ class CancelWatch:
         since: float | None = None
         with httpx.Client(headers=_headers(), timeout=REQUEST_SECONDS) as client:
             while not self._done.wait(ASK_SECONDS):
-                is_cancelled = _state(client, str(self._run_id)) in CANCELLED
-                since = (since or time.monotonic()) if is_cancelled else None
+                since = (since or time.monotonic()) if _state(client, str(self._run_id)) in CANCELLED else None
                 self._cancelled = since is not None and time.monotonic() - since > GRACE_SECONDS
 
 
 def _state(client: httpx.Client, run_id: str) -> str | None:
     """Return the type of the run's state, None while the API is away."""
     try:
-        answer = client.get(f"{get_current_settings().api.url}/flow_runs/{run_id}")
-        answer.raise_for_status()
+        answer = client.get(f"{get_current_settings().api.url}/flow_runs/{run_id}").raise_for_status()
         return str(answer.json()["state_type"])
     except (httpx.HTTPError, ValueError, KeyError):
         return None

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -38,13 +37,12 @@ PATIENCE_SECONDS = 1800.0
 DIGEST = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
-def by_identity(_context: TaskRunContext, parameters: Mapping[str, Any]) -> str | None:
+def by_identity(_context: TaskRunContext, parameters: Mapping[str, str | None]) -> str | None:
     """Return the key of a cached result: the task's argument `identity`; None = neither look one up nor keep one.
 
     Prefect's own policies would hash the arguments and the task's few lines, not the files and the code that they stand for.
     """
-    identity: str | None = parameters["identity"]
-    return identity
+    return parameters["identity"]
 
 
 def prepared_once(identity: str | None) -> AbstractContextManager[None]:

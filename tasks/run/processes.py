@@ -31,8 +31,7 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     run_dir = RunDir(run_path)
     if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, step):
         return
-    is_shared = policy == "base" and not run_dir.original.exists()
-    identity = _identity(run_dir, set_name, step) if is_shared else None
+    identity = _identity(run_dir, set_name, step) if policy == "base" and not run_dir.original.exists() else None
     if identity is None:
         _evaluate(run_dir, policy, set_name, step)
         return
@@ -45,9 +44,12 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
 
 
 def _evaluate(run_dir: RunDir, policy: str, set_name: str, step: int) -> None:
-    python = run_dir.read_config().training.python
-    arguments = [str(run_dir.path), "--policy", policy, "--set", set_name, "--step", str(step)]
-    run_child("grpo_core.evaluation", arguments, run_dir.log_file(f"evaluate-{policy}"), python)
+    run_child(
+        "grpo_core.evaluation",
+        [str(run_dir.path), "--policy", policy, "--set", set_name, "--step", str(step)],
+        run_dir.log_file(f"evaluate-{policy}"),
+        run_dir.read_config().training.python,
+    )
 
 
 def _identity(run_dir: RunDir, set_name: str, step: int) -> str | None:

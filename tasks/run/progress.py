@@ -27,8 +27,7 @@ ROWS = 12
 
 def make_view(config: RunConfig) -> "PlainLines":
     """Return the view for where this process runs."""
-    on_terminal = deployed_flow_run() is None and sys.stdout.isatty()
-    return (LiveTable if on_terminal else PlainLines)(config.training)
+    return (LiveTable if deployed_flow_run() is None and sys.stdout.isatty() else PlainLines)(config.training)
 
 
 def say(text: str) -> None:

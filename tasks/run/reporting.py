@@ -21,6 +21,7 @@ from tasks.tracking import TrackedRun
 REPORT_RETRIES = 4
 """The report is worth half a minute of waiting for Prefect."""
 SHOWN_COMPLETIONS = 10
+NO_SECTIONS: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +53,25 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     figures = save_figures(records, run_dir.report)
     status = run_status(run_dir)
     repeated = verdict(run_dir)
-    reached = describe_result(records, compare_evaluations(run_dir))
-    facts = (*(repeated.facts() if repeated else ()), *reached, *status.notes)
+    facts = (
+        *(repeated.facts() if repeated else ()),
+        *describe_result(records, compare_evaluations(run_dir)),
+        *status.notes,
+    )
     alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))  # of the monitor, also what a full disk had no room for
     syncs = sync_table(records)
     sections = {
         "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
         "Reference syncs": _table(list(syncs.columns), syncs.round(4).astype(str).to_numpy().tolist()),
     }
-    title = f"GRPO run {tracked.name}"
+    title, where = f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_path)
     linked = {**sections, "Figures": [f"![{figure.stem}]({figure.name})\n" for figure in figures]}
     inlined = {**sections, "Figures": [_inlined(figure) for figure in figures]}  # Prefect keeps the text alone
-    (run_dir.report / "report.md").write_text(_markdown(title, run_path, tracked, facts, linked))
+    (run_dir.report / "report.md").write_text(markdown_page(title, where, facts, linked))
     with prefect_may_be_away(REPORT_RETRIES):
-        markdown = _markdown(title, run_path, tracked, facts, inlined)
-        create_markdown_artifact(markdown, key="training-report", description=for_markdown(title))
+        create_markdown_artifact(
+            markdown_page(title, where, facts, inlined), key="training-report", description=for_markdown(title)
+        )
     return RunSummary(
         run_path=run_path,
         tracked=tracked,
@@ -84,13 +89,14 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     import pandas
 
     run_dir = RunDir(plan.run_path)
-    lines = [f"{key}: {estimate}" for key, estimate in read_estimates(run_dir, "base").items()]
-    facts = (f"policy: {plan.policy}", *data_facts(plan), *lines)
+    estimates = read_estimates(run_dir, "base").items()
+    facts = (f"policy: {plan.policy}", *data_facts(plan), *(f"{key}: {estimate}" for key, estimate in estimates))
     table = pandas.read_parquet(run_dir.eval / "base.parquet")
     columns = ["prompt", "completion", "answer", "score"]
     greedy = table[table["sample"] == -1].head(SHOWN_COMPLETIONS)[columns].to_numpy().tolist()
     ends = [[" ".join(str(cell).split())[-200:] for cell in row] for row in greedy]
-    markdown = _markdown(tracked.name, plan.run_path, tracked, facts, {"Greedy completions": _table(columns, ends)})
+    where = whereabouts(tracked, "run dir", plan.run_path)
+    markdown = markdown_page(tracked.name, where, facts, {"Greedy completions": _table(columns, ends)})
     run_dir.report.mkdir(exist_ok=True)
     (run_dir.report / "report.md").write_text(markdown)
     with prefect_may_be_away(REPORT_RETRIES):
@@ -98,11 +104,9 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     return RunSummary(run_path=plan.run_path, tracked=tracked, status="finished", facts=facts)
 
 
-def _markdown(
-    title: str, run_path: Path, tracked: TrackedRun, facts: Iterable[str], sections: Mapping[str, Sequence[str]]
-) -> str:
-    lines = [f"# {for_markdown(title)}", "", whereabouts(tracked, "run dir", run_path), ""]
-    lines += [f"- {for_markdown(fact)}" for fact in facts]
+def markdown_page(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
+    """Return a report in Markdown: a title, where it all is, what was found, and sections of lines under their headings."""
+    lines = [f"# {for_markdown(title)}", "", where, "", *(f"- {for_markdown(fact)}" for fact in facts)]
     for heading, content in sections.items():
         lines += ["", f"## {heading}", "", *content]
     return "\n".join([*lines, ""])

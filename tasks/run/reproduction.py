@@ -85,12 +85,11 @@ def say_changes(run_path: Path) -> None:
 
 def _gather(run: str, target: Path) -> None:
     """Lay out what is known of a run in `target`."""
-    source = Path(run)
-    if MLFLOW_RUN_ID.fullmatch(run) and not source.exists():
+    if MLFLOW_RUN_ID.fullmatch(run) and not Path(run).exists():
         tags = fetch_records(run, target).tags
         final = {"step": int(tags["policy_step"]), "digest": tags["policy_digest"]} if "policy_step" in tags else None
     else:
-        final = _copy_records(RunDir(source), target)
+        final = _copy_records(RunDir(Path(run)), target)
     if final is not None:
         write_json(target / POLICY_FILE, final)
 

@@ -25,7 +25,7 @@ from tasks.process.cancellation import CancelWatch, was_interrupted
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say
-from tasks.run.reporting import REPORT_RETRIES, whereabouts
+from tasks.run.reporting import REPORT_RETRIES, markdown_page, whereabouts
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun
@@ -48,9 +48,8 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         FolderError: it is not ours, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
-    own = folder_of_this_flow_run(sweep_path)
-    if own is not None:
-        return own
+    if (earlier := folder_of_this_flow_run(sweep_path)) is not None:
+        return earlier
     plan, name = load_allowed_sweep(file, overrides), Path(file).stem
     for note in plan.notes:
         say(f"warning: {note}")
@@ -61,8 +60,10 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     with starting(SweepDir(path), "sweep"):
         SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
         claim(path)
-    size = f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs"
-    say(f"{size}, {plan.sweep.runs.concurrency} at a time, in {path}")
+    say(
+        f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
+        f"{plan.sweep.runs.concurrency} at a time, in {path}"
+    )
     return path
 
 
@@ -98,10 +99,10 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     launcher: Launcher = LocalLauncher(runs.concurrency) if is_local else DeploymentLauncher(stored.id, runs.deployment)
     # Without the address each run would track beside its own folder, inside the sweep's.
     uri = {} if tracked.uri.startswith("http") else {"tracking.uri": tracked.uri}
+    tracking = {"tracking.parent": tracked.run_id, **uri}
     reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
     with contextlib.closing(study), CancelWatch() as cancellation:
         try:
-            tracking = {"tracking.parent": tracked.run_id, **uri}
             campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
             while campaign.proceed():
                 time.sleep(POLL_SECONDS)
@@ -148,9 +149,8 @@ class SweepSummary:
 def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
     """Write the report, upload it to MLflow and keep its words as an artifact of the flow run."""
     results, report, problems = _report(stored, tracked)
-    lines = [f"# Sweep {for_markdown(tracked.name)}", "", whereabouts(tracked, "report", report.page), ""]
     with prefect_may_be_away(REPORT_RETRIES):
-        markdown = "\n".join([*lines, *(f"- {for_markdown(line)}" for line in report.answer), ""])
+        markdown = markdown_page(f"Sweep {tracked.name}", whereabouts(tracked, "report", report.page), report.answer)
         create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
     return SweepSummary(
         sweep_path=stored.dir.path,
@@ -182,6 +182,5 @@ def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results",
         if tracked is not None:
             log_results(tracked, stored, results, report.answer)
     except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
-        problem = f"the report is not in MLflow ({cause(error)}); `grpo report {stored.dir.path}` tries again"
-        return results, report, (problem,)
+        return results, report, (f"the report is not in MLflow ({cause(error)}); `grpo report {stored.dir.path}` tries again",)
     return results, report, ()

@@ -103,8 +103,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
         client.log_artifact(tracked.run_id, str(file))
     client.log_artifacts(tracked.run_id, str(run_dir.data), "data")
     inputs = []
-    train, held_out = load_frozen(run_dir.data)
-    for split, context, prompts in (("train", "training", train), ("eval", "evaluation", held_out)):
+    for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
         source = CodeDatasetSource({"data.source": config.data.source, "artifact": f"data/{split}.jsonl"})
         data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
@@ -120,8 +119,8 @@ def log_inputs(client: Any, run_id: str, inputs: Sequence[Any]) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    tries = Retrying(retry=retry_if_exception_type(MlflowException), stop=stop_after_attempt(INPUT_TRIES), reraise=True)
-    tries(client.log_inputs, run_id, datasets=inputs)
+    retrying = Retrying(retry=retry_if_exception_type(MlflowException), stop=stop_after_attempt(INPUT_TRIES), reraise=True)
+    retrying(client.log_inputs, run_id, datasets=inputs)
 
 
 @task(name="track-results", cache_policy=NO_CACHE)
@@ -148,8 +147,10 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
             shipper.add_alert(alert)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if unshipped:
-        later = f"`grpo track {run_path}` ships them later"
-        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); {later}")
+        problems.append(
+            f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); "
+            f"`grpo track {run_path}` ships them later"
+        )
     with _noting(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
         _log_results(client, run_dir, tracked, with_policy=finished)
     with _noting(problems, f"the MLflow run could not be ended as {status}"):

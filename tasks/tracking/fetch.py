@@ -74,9 +74,8 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
         client = make_client(uri, create=False)
         run = client.get_run(run_id)
         present = {file.path for file in client.list_artifacts(run_id)}
-        for name in names:
-            if name in present:
-                client.download_artifacts(run_id, name, str(target))
+        for name in present.intersection(names):
+            client.download_artifacts(run_id, name, str(target))
     if "config.json" not in present:
         raise TrackingError(f"run {run_id}: this MLflow run has no config.json, so it is not a training of this project")
     return run.data

@@ -41,12 +41,8 @@ class Schema:
     @property
     def is_current(self) -> bool:
         """Whether this version of MLflow can use it as it is."""
-        return self.revisions == (_history()[0],) and not self.has_leftovers
-
-    @property
-    def has_leftovers(self) -> bool:
-        """Whether a migration that ended in its middle has left a table behind."""
-        return any(table.startswith("_alembic_tmp_") for table in self.tables)
+        is_half = any(table.startswith("_alembic_tmp_") for table in self.tables)  # left by a migration that was cut short
+        return self.revisions == (_history()[0],) and not is_half
 
 
 def ensure_store(path: Path, artifacts: str = LOCAL_ARTIFACTS, say: Callable[[str], None] = say_to_user) -> None:
@@ -132,8 +128,7 @@ def _read_schema(path: Path) -> Schema:
     try:
         # `rw` without `c`: never created here, but what a killed writer has left in its `-journal` is rolled back.
         with contextlib.closing(_connect(path)) as connection:
-            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            tables = frozenset(str(name) for (name,) in names)
+            tables = frozenset(name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
             rows = connection.execute("SELECT version_num FROM alembic_version") if "alembic_version" in tables else ()
             return Schema(tables=tables, revisions=tuple(str(revision) for (revision,) in rows))
     except sqlite3.Error as error:

@@ -90,8 +90,7 @@ def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    local = uri.startswith("sqlite")
-    location = (run_path.resolve().parent / "mlartifacts").as_uri() if local else None
+    location = (run_path.resolve().parent / "mlartifacts").as_uri() if uri.startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
     try:
@@ -109,15 +108,16 @@ def _describe(config: RunConfig, origin: Origin, run_path: Path) -> str:
         f"| {for_code(key, in_table=True)} | {_cell(before)} | {_cell(now)} |" for key, (before, now) in origin.changes.items()
     ]
     table = ["| key | preset | this run |", "|---|---|---|", *rows] if rows else ["Exactly as the preset says."]
-    lines = [
-        f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
-        "",
-        *table,
-        "",
-        f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_path.resolve()))}')}. "
-        f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
+            "",
+            *table,
+            "",
+            f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_path.resolve()))}')}. "
+            f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
+        ]
+    )
 
 
 def _cell(value: Any) -> str:

@@ -106,26 +106,26 @@ def make_client(uri: str, create: bool = True) -> Any:
     return MlflowClient(tracking_uri=usable_uri(uri))
 
 
-_checked: set[tuple[str, int, int]] = set()
-"""Path, device and inode of the local stores that this process has found whole: most clients live for one request."""
+_checked: dict[Path, tuple[int, int]] = {}
+"""Device and inode of the local stores that this process has found whole: most clients live for one request."""
 
 
 def _check_store(uri: str, file: Path, create: bool) -> None:
     if not file.exists():
         if not create:
             raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the run's store")
-    elif _identity(file) in _checked:
+    elif _checked.get(file) == _identity(file):
         return
     ensure_store(file)
     refuse_incomplete(file)
-    if any(path == str(file) for path, _, _ in _checked):
+    if file in _checked:
         close_connections(uri)  # they lead to the file that was moved away
-    _checked.add(_identity(file))
+    _checked[file] = _identity(file)
 
 
-def _identity(file: Path) -> tuple[str, int, int]:
+def _identity(file: Path) -> tuple[int, int]:
     facts = file.stat()
-    return str(file), facts.st_dev, facts.st_ino
+    return facts.st_dev, facts.st_ino
 
 
 SHORT_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}

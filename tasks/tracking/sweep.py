@@ -39,9 +39,9 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     Raises:
         TrackingError: the store or server cannot be used.
     """
-    sweep, config = stored.plan.sweep, stored.plan.configs[0]
+    config = stored.plan.configs[0]
     uri = tracking_uri(config, stored.dir.path)
-    settings = sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
+    settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
     params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
     with tracking_errors(f"tracking.uri {uri}: the sweep cannot be tracked", OPENING_REMEDY):
         client = make_client(uri)
@@ -98,17 +98,15 @@ def drop_strays(tracked: TrackedRun, stored: StoredSweep) -> None:
     """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
     client = make_client(tracked.uri)
     with short_retries():
-        below = f"tags.`{PARENT}` = '{tracked.run_id}'"
-        children = client.search_runs([tracked.experiment_id], below, max_results=MAX_CHILDREN)
+        is_below = f"tags.`{PARENT}` = '{tracked.run_id}'"
+        children = client.search_runs([tracked.experiment_id], is_below, max_results=MAX_CHILDREN)
         empty = [run.info.run_id for run in children if not run.data.metrics]
         if not empty:
             return
         time.sleep(NOTE_SECONDS)  # a run of a worker that has just been opened is noted in its folder now
-        keys = [(arm, seed) for arm in stored.dir.read_arms() for seed in stored.plan.sweep.seeds]
-        known = {mlflow_run_id(stored.dir.run_dir(*key)) for key in keys}
-        for run_id in empty:
-            if run_id not in known:
-                client.delete_run(run_id)
+        arms, seeds = stored.dir.read_arms(), stored.plan.sweep.seeds
+        for run_id in set(empty) - {mlflow_run_id(stored.dir.run_dir(arm, seed)) for arm in arms for seed in seeds}:
+            client.delete_run(run_id)
 
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
@@ -122,8 +120,10 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
         key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
     }
     now = round(time.time() * 1000)
-    metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value]
-    client.log_batch(row["mlflow_run_id"], metrics=metrics)
+    client.log_batch(
+        row["mlflow_run_id"],
+        metrics=[Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value],
+    )
 
 
 def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.stack.control import Wanted, end_stack, start_stack
-from flows.stack.ports import listens
-from flows.stack.processes import MARK, identify, is_alive, start_process
+from flows.stack.processes import MARK, identify, is_alive, listens, start_process
 from flows.stack.servers import folder_here, is_for, use_stack, write_client_settings
 from flows.stack.services import MLFLOW
 from flows.stack.state import Stack, claim_folder, ensure_secret, prefect_client, read_secret, read_stack, secret_file

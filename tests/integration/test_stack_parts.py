@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from flows.stack.control import Wanted, start_stack
-from flows.stack.ports import choose_port, is_free
 from flows.stack.processes import (
     MARK,
     ProcessId,
+    choose_port,
     end_processes,
     family,
     identify,
     is_alive,
+    is_free,
     marked_processes,
     start_process,
 )
