@@ -29,6 +29,7 @@ MARKER_TEXT = "The folder of a local stack: databases, artifacts, logs and the s
 PARTS_BEFORE_THE_MARKER = {"stack.json", "stack.partial", "lock", "logs", "prefect", "mlflow", "slots"}
 """What `grpo up` put into this folder before it marked it."""
 BUSY_PAUSES = (0.2, 0.5, 1.0, 2.0)
+"""Seconds between the attempts at a request that Prefect is too busy to answer."""
 REQUEST_SECONDS = 3.0
 ACCEPTED = re.compile(r"[!-~]{16,}")
 """Printable ASCII without spaces: it travels in headers and is typed into a browser."""
@@ -196,17 +197,17 @@ def prefect_client(stack: Stack, timeout: float = REQUEST_SECONDS, pauses: Seque
     Args:
         stack: whose API.
         timeout: of each request, in seconds.
-        pauses: seconds between the attempts at a request that Prefect is too busy to answer.
+        pauses: as `BUSY_PAUSES`.
     """
     secret = read_secret(stack.folder)
     headers = {"Authorization": "Basic " + base64.b64encode(secret.encode()).decode()} if secret else {}
     # trust_env: the secret of a server on this machine is nothing for a proxy.
     return httpx.Client(
-        base_url=stack.api, timeout=timeout, headers=headers, trust_env=False, transport=PatientTransport(pauses)
+        base_url=stack.api, timeout=timeout, headers=headers, trust_env=False, transport=_RetryingTransport(pauses)
     )
 
 
-class PatientTransport(httpx.HTTPTransport):
+class _RetryingTransport(httpx.HTTPTransport):
     """Repeats a request that Prefect answers with 503, as it does while another connection locks its SQLite file."""
 
     def __init__(self, pauses: Sequence[float]) -> None:

@@ -67,10 +67,10 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     title, where = f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_path)
     linked = {**sections, "Figures": [f"![{figure.stem}]({figure.name})\n" for figure in figures]}
     inlined = {**sections, "Figures": [_inlined(figure) for figure in figures]}  # Prefect keeps the text alone
-    (run_dir.report / "report.md").write_text(markdown_page(title, where, facts, linked))
+    (run_dir.report / "report.md").write_text(markdown_report(title, where, facts, linked))
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(
-            markdown_page(title, where, facts, inlined), key="training-report", description=for_markdown(title)
+            markdown_report(title, where, facts, inlined), key="training-report", description=for_markdown(title)
         )
     return RunSummary(
         run_path=run_path,
@@ -96,7 +96,7 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     greedy = table[table["sample"] == -1].head(SHOWN_COMPLETIONS)[columns].to_numpy().tolist()
     ends = [[" ".join(str(cell).split())[-200:] for cell in row] for row in greedy]
     where = whereabouts(tracked, "run dir", plan.run_path)
-    markdown = markdown_page(tracked.name, where, facts, {"Greedy completions": _table(columns, ends)})
+    markdown = markdown_report(tracked.name, where, facts, {"Greedy completions": _table(columns, ends)})
     run_dir.report.mkdir(exist_ok=True)
     (run_dir.report / "report.md").write_text(markdown)
     with prefect_may_be_away(REPORT_RETRIES):
@@ -104,7 +104,7 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     return RunSummary(run_path=plan.run_path, tracked=tracked, status="finished", facts=facts)
 
 
-def markdown_page(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
+def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
     """Return a report in Markdown: a title, where it all is, what was found, and sections of lines under their headings."""
     lines = [f"# {for_markdown(title)}", "", where, "", *(f"- {for_markdown(fact)}" for fact in facts)]
     for heading, content in sections.items():

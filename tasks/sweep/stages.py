@@ -25,7 +25,7 @@ from tasks.process.cancellation import CancelWatch, was_interrupted
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say
-from tasks.run.reporting import REPORT_RETRIES, markdown_page, whereabouts
+from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun
@@ -150,7 +150,7 @@ def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
     """Write the report, upload it to MLflow and keep its words as an artifact of the flow run."""
     results, report, problems = _report(stored, tracked)
     with prefect_may_be_away(REPORT_RETRIES):
-        markdown = markdown_page(f"Sweep {tracked.name}", whereabouts(tracked, "report", report.page), report.answer)
+        markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", report.page), report.answer)
         create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
     return SweepSummary(
         sweep_path=stored.dir.path,
