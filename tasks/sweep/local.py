@@ -70,7 +70,7 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(), **gpu},
+                env={**self._environment(self._lifeline[0]), **gpu},
                 pass_fds=(self._lifeline[0],),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
@@ -102,7 +102,7 @@ class LocalLauncher:
                     child.process.kill()
             raise
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, lifeline: int) -> dict[str, str]:
         api = {"PREFECT_API_URL": self._api} if self._api else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
@@ -111,7 +111,7 @@ class LocalLauncher:
             **inherited,
             **api,
             **part,
-            LIFELINE_VARIABLE: str(self._lifeline[0]),
+            LIFELINE_VARIABLE: str(lifeline),
             "PYTHONPATH": python_path(),
             "PYTHONUNBUFFERED": "1",
         }
