@@ -116,8 +116,8 @@ def waited_lock(
     wait: Callable[[], None] = _pause,
     patience: float = float("inf"),
     say: Callable[[str], None] = logger.warning,
-) -> Iterator[None]:
-    """Hold the lock of a file, made where there is none, for as long as the block runs; wait until whoever holds it is done.
+) -> Iterator[IO[bytes]]:
+    """Hold the lock of a file, made where there is none, while inside; wait until whoever holds it is done; yield the file.
 
     Args:
         path: the file; it stays, since removing it would take the lock from those who wait.
@@ -143,7 +143,7 @@ def waited_lock(
                 report_at *= 10
                 say(f"waiting for {holder_of(file)}, which {purpose}")
             wait()
-        yield
+        yield file
 
 
 @contextlib.contextmanager

@@ -170,7 +170,7 @@ def _decode(value: Any) -> Any:
     return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
 
 
-def _alone(url: str) -> AbstractContextManager[None]:
+def _alone(url: str) -> AbstractContextManager[object]:
     """Keep others from a SQLite file while its tables are created: of sweeps that start together, some would fail."""
     file = sqlite_file(url)
     if file is None:

@@ -17,7 +17,7 @@ def repair_run(run_path: Path, repair: Repair) -> None:
     """
     from grpo_core.run.rebuild import rebuild
     from grpo_core.run.repair import cut, find_damage, rewrite
-    from tasks.tracking.recover import tracked_figures
+    from tasks.tracking.fetch import tracked_figures
 
     run_dir = RunDir(run_path)
     engine = run_dir.read_config().training.engine

@@ -81,20 +81,20 @@ def reproduce(path: Path, run: RunDir) -> None:
 
 
 def sweep(path: Path, run: RunDir) -> None:
-    from tasks.sweep.opening import open_sweep
+    from tasks.sweep.stages import open_sweep
 
     open_sweep.fn("beta_group_sync_tiny", {}, path)
 
 
 def resume_sweep(path: Path, run: RunDir) -> None:
-    from tasks.sweep.opening import hold_sweep
+    from tasks.sweep.stages import hold_sweep
 
     with hold_sweep(path):
         pass
 
 
 def report(path: Path, run: RunDir) -> None:
-    from tasks.sweep.reporting import report_again
+    from tasks.sweep.stages import report_again
 
     report_again(path)
 

@@ -20,7 +20,7 @@ from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, Outcome, arm_config, grid
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
-from tasks.sweep.reporting import report_again
+from tasks.sweep.stages import report_again
 
 STEPS, PROBE_EVERY, LAST_STEPS = 30, 10, 5
 PROBE = "kl/probe/full_init"
