@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.stack.secret import read_secret
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
-from grpo_core.machine.private import write_private
+from grpo_core.machine.disk import write_private
 
 SETTINGS = Path("prefect.toml")
 MARK = re.compile(r"# Written by `grpo up`, removed by `grpo down`: the stack in (?P<folder>.+)")

@@ -18,8 +18,8 @@ import prefect
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_HOME
 
 from grpo_core.errors import StackError
+from grpo_core.machine.disk import FILE_MODE, FOLDER_MODE
 from grpo_core.machine.locks import holder_of, try_lock
-from grpo_core.machine.private import FILE_MODE, FOLDER_MODE
 
 SQLITE_URL = re.compile(r"sqlite(\+\w+)?:///(?P<path>[^?]+)")
 REVISION = re.compile(r"^(?P<name>revision|down_revision)\s*(?::[^=\n]+)?=\s*(?P<value>.+)$", re.MULTILINE)

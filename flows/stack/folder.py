@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from grpo_core.errors import StackError
-from grpo_core.machine.private import private_folder, write_private
+from grpo_core.machine.disk import private_folder, write_private
 
 MARKER = "grpo-stack"
 MARKER_TEXT = "The folder of a local stack: databases, artifacts, logs and the secret of its Prefect. Made by `grpo up`.\n"

@@ -12,7 +12,7 @@ import httpx
 
 from flows.stack.state import Stack
 from grpo_core.errors import StackError
-from grpo_core.machine.private import private_folder, write_private
+from grpo_core.machine.disk import private_folder, write_private
 
 BUSY_PAUSES = (0.2, 0.5, 1.0, 2.0)
 """Seconds between the attempts at a request that Prefect is too busy to answer."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_core.errors import name_of, shown
-from grpo_core.machine.private import write_private, write_whole
+from grpo_core.machine.disk import write_private, write_whole
 
 T = TypeVar("T")
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

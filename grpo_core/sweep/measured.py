@@ -8,7 +8,7 @@ five measurements of a figure that is measured every ten steps are most of the r
 from collections.abc import Mapping
 
 from grpo_core.config import RunConfig
-from grpo_core.config.findings import is_single_update
+from grpo_core.config.derived import is_single_update
 from grpo_core.metrics import find_metric
 
 

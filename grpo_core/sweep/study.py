@@ -20,9 +20,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, cause
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.machine.locks import waited_lock
-from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.axes import grid

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
+from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.private import append_private
 from grpo_core.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
 from grpo_core.sweep.launcher import Ended, Job
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed

@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_fixed
 
 from grpo_core.errors import GrpoError, JournalError, TrackingError
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import RuleBook
 from grpo_core.run.folder import RunDir

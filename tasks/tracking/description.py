@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import Origin, RunConfig
-from grpo_core.config.flat import flatten
+from grpo_core.config.origin import flatten
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.redaction import kept_uri
 from tasks.process.context import prefect_is_embedded

@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import GrpoError, TrackingError, cause
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.machine.jsonfile import STORED, build, read_json
-from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri, redact_uri
 from grpo_core.run.folder import RunDir
 from tasks.credentials import VARIABLE, environment_uri, usable_uri

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrackingError
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.machine.disk import sqlite_file
 from grpo_core.run.provenance import collect_provenance, write_provenance
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
