@@ -1,7 +1,6 @@
 """Configuration: what can be set (`schema`), how it is read (`loading`), which combinations make sense (`consistency`).
 
-`presets` finds files by name, `knobs` are flat names of the keys that are swept most, `origin` is what a run changes of its
-preset.
+`presets` finds files by name, `origin` is what a run changes of its preset.
 """
 
 from grpo_core.config.consistency import check_consistency

@@ -6,7 +6,7 @@ can be run; what no sweep would want is an error.
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,9 +54,8 @@ OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gy
 """Key of `data` -> the kind of `data.source` that it belongs to."""
 
 
-def owned_keys(config: RunConfig) -> list[Finding]:
-    """Return what belongs to something that is switched off."""
-    found = []
+def owned_keys(config: RunConfig) -> Iterator[Finding]:
+    """Yield what belongs to something that is switched off."""
     for level, owner, off, keys in OWNED:
         name, _, owning = owner.partition(".")
         section: Section = getattr(config, name)
@@ -64,13 +63,10 @@ def owned_keys(config: RunConfig) -> list[Finding]:
         remedy = f"; set {owner}, or leave it out" if level is error_if else ""
         for key in keys:
             value = json.dumps(getattr(section, key)).strip('"')
-            found.append(
-                level(
-                    getattr(section, owning) == off and is_changed(section, key),
-                    f"{name}.{key}: {value} has no effect {why}{remedy}",
-                )
+            yield level(
+                getattr(section, owning) == off and is_changed(section, key),
+                f"{name}.{key}: {value} has no effect {why}{remedy}",
             )
-    return found
 
 
 def inert_data(config: RunConfig) -> list[Finding]:

@@ -1,8 +1,8 @@
 """Files on a disk, which may be full: written whole or not at all, some for their owner alone.
 
-A full disk is recognised whichever library meets it.
-What was whole before stays whole: a journal line is taken back, a checkpoint or a table is written beside the others and
-removed if it cannot be finished. That also frees the space that the last words of the run need.
+A full disk is recognised whichever library meets it. What was whole before stays whole: a journal line is taken back, a
+checkpoint or a table is written beside the others and removed if it cannot be finished. That also frees the space that the last
+words of the run need.
 """
 
 import contextlib
@@ -92,8 +92,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        remove(partial)
         raise
 
 

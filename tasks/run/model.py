@@ -1,6 +1,6 @@
 """Tasks: find the initial policy, and write down what the run is made with."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ def prepare_model(run_path: Path, data: "DataManifest") -> ModelFacts:
         )
     if earlier:
         known = {raised.text for raised in monitor_alerts(run_dir)}
-        for difference in environment_differences(earlier, asdict(provenance)):
+        for difference in environment_differences(earlier, provenance):
             say(f"environment: {difference}")
             alert = f"resumed in another environment: {difference}"
             if is_resumed and alert not in known:

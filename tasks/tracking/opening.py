@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_core.config import RunConfig, run_name
 from grpo_core.errors import TrackingError
-from grpo_core.machine.jsonfile import read_json, write_private_json
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.run.folder import RunDir
 from tasks.tracking.description import STOP_TAG, params, start_tags
 from tasks.tracking.store import TrackedRun, make_client
@@ -20,7 +20,9 @@ def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     experiment_id = find_experiment(client, uri, config.tracking.experiment, run_dir.path)
     run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
-    write_private_json(run_dir.tracking_file, asdict(tracked))  # at once: whoever resumes a run that dies here finds this one
+    write_json(
+        run_dir.tracking_file, asdict(tracked), private=True
+    )  # at once: whoever resumes a run that dies here finds this one
     _log_params(client, tracked, config)
     return tracked
 
@@ -53,7 +55,7 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
             return None
         tracked = replace(known, uri=uri)
         if asdict(tracked) != read_json(run_dir.tracking_file):  # also where an earlier version has kept a password
-            write_private_json(run_dir.tracking_file, asdict(tracked))
+            write_json(run_dir.tracking_file, asdict(tracked), private=True)
         client.update_run(tracked.run_id, status="RUNNING")
         _log_params(client, tracked, run_dir.read_config())  # the attempt before may have died before it did
         if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue

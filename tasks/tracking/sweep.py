@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.machine.jsonfile import write_private_json
+from grpo_core.machine.jsonfile import write_json
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.sweep.folder import StoredSweep, SweepDir, mlflow_run_id
 from grpo_core.sweep.measures import MEASURES
@@ -53,7 +53,7 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
             experiment_id = find_experiment(client, uri, config.tracking.experiment, sweep_dir.path)
             run = client.create_run(experiment_id, run_name=stored.name, tags=_tags(stored))
             tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=stored.name)
-            write_private_json(sweep_dir.tracking_file, asdict(tracked))
+            write_json(sweep_dir.tracking_file, asdict(tracked), private=True)
             _log_params(client, tracked, stored)
             return tracked
     except GrpoError:  # a local store that is broken or locked: the message names the file and what to do
