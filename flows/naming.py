@@ -8,7 +8,7 @@ from prefect import get_client
 from prefect.runtime import flow_run
 
 from grpo_core.config import merge_knobs, origin_of, run_name
-from grpo_core.config.knobs import KNOBS
+from grpo_core.config.loading import KNOBS
 from grpo_core.errors import GrpoError
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri

@@ -16,8 +16,8 @@ import prefect
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_HOME
 
 from grpo_core.errors import BusyError, StackError
+from grpo_core.machine.disk import FOLDER_MODE
 from grpo_core.machine.locks import waited_lock
-from grpo_core.machine.private import FOLDER_MODE
 from grpo_core.machine.sqlite import revisions
 
 SQLITE_URL = re.compile(r"sqlite(\+\w+)?:///(?P<path>[^?]+)")

@@ -14,7 +14,7 @@ from flows.stack.processes import past_proxies
 from flows.stack.state import Stack, read_secret, read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
-from grpo_core.machine.private import write_private
+from grpo_core.machine.disk import write_private
 from tasks.process.context import prefect_is_embedded
 
 SETTINGS = Path("prefect.toml")

@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 
 from flows.stack.processes import ProcessId, is_alive
 from grpo_core.errors import StackError, cause
+from grpo_core.machine.disk import private_folder, write_private
 from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.machine.private import private_folder, write_private
 
 MARKER = "grpo-stack"
 MARKER_TEXT = "The folder of a local stack: databases, artifacts, logs and the secret of its Prefect. Made by `grpo up`.\n"

@@ -4,9 +4,8 @@ Each check lists the findings that it can make, each with the condition under wh
 bound and the value.
 """
 
-from grpo_core.config.derived import optimizer_steps
-from grpo_core.config.findings import Check, Finding, error_if, is_single_update, warning_if
-from grpo_core.config.inert import INERT
+from grpo_core.config.derived import is_single_update, optimizer_steps
+from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.observation import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits

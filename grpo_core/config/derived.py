@@ -1,8 +1,19 @@
-"""Figures that follow from a configuration: how many updates, and how beta compares with the advantages."""
+"""What follows from a configuration: whether a key was changed, how many updates, how beta compares with the advantages."""
 
 import math
 
 from grpo_core.config.schema import RunConfig
+from grpo_core.config.section import Section
+
+
+def is_single_update(config: RunConfig) -> bool:
+    """Return whether each rollout is used for one optimizer step, so that every ratio to the rollouts' policy is 1."""
+    return config.loss.epochs_per_rollout == 1 and config.loss.minibatches == 1
+
+
+def is_changed(section: Section, key: str) -> bool:
+    """Return whether a key is not at its default."""
+    return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
 
 
 def optimizer_steps(config: RunConfig) -> int:

@@ -1,4 +1,7 @@
-"""Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages."""
+"""Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages.
+
+The knobs that are swept most are flat parameters of a flow, too: `beta` instead of `overrides={"loss.beta": ...}`.
+"""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +17,16 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import copy_plain, parse_yaml
 from grpo_core.errors import ConfigError, listed, name_of, shown
+
+KNOBS = {
+    "beta": "loss.beta",
+    "group_size": "rollout.group_size",
+    "ref_sync_steps": "reference.sync_steps",
+    "seed": "training.seed",
+}
+"""Parameter name -> key path."""
+FIXED_REFERENCE = 0
+"""The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -80,6 +93,32 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         # Here: Prefect keeps what a flow is given, also if it is refused.
         refuse_credentials(key.strip(), overrides[key.strip()])
     return overrides
+
+
+def merge_knobs(
+    knobs: Mapping[str, Any], overrides: Mapping[str, Any], keys: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return `overrides` with the given knobs (those that are not None) added under their key paths (None = those of KNOBS).
+
+    Raises:
+        ConfigError: a knob's key is also among the overrides.
+
+    >>> merge_knobs({"beta": 0.1, "seed": None, "ref_sync_steps": 0}, {"training.steps": 5})
+    {'training.steps': 5, 'loss.beta': 0.1, 'reference.sync_steps': None}
+    """
+    merged = dict(overrides)
+    for name, value in knobs.items():
+        if value is None:
+            continue
+        key = (keys or KNOBS)[name]
+        for other in overrides:
+            if other == key or key.startswith(f"{other}."):
+                raise ConfigError(
+                    f"{key}: given twice, as the parameter {name} ({value}) and in overrides as {other} "
+                    f"({overrides[other]}); give it once"
+                )
+        merged[key] = None if name == "ref_sync_steps" and value == FIXED_REFERENCE else value
+    return merged
 
 
 def read_values(

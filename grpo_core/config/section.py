@@ -21,23 +21,19 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """Of float32, in which weights and losses are computed."""
 
 
-def _check_plain(values: dict[str, Any]) -> dict[str, Any]:
+def _check_plain(value: Any, path: str = "", levels: int = MAX_LEVELS) -> Any:
     """Return free values after refusing what JSON cannot hold: dates, bytes, NaN, keys that are no text, nesting without end.
 
     Raises:
         PydanticCustomError: names where the value is, and what is wrong with it.
     """
-    _check(values, "", MAX_LEVELS)
-    return values
-
-
-def _check(value: Any, path: str, levels: int) -> None:
     fault = _fault(value, levels)
     if fault is not None:
         raise PydanticCustomError("not_plain", "{fault}", {"fault": f"{path[:60] or 'it'} {fault}"})
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
-        _check(item, f"{path}.{key}".lstrip("."), levels - 1)
+        _check_plain(item, f"{path}.{key}".lstrip("."), levels - 1)
+    return value
 
 
 def _fault(value: Any, levels: int) -> str | None:

@@ -80,15 +80,12 @@ def detect_source(path: Path, values: dict[str, object]) -> Source:
 
 
 def _left_to_fill_in(nested: dict[str, object]) -> tuple[str, ...]:
+    defaults = {**DEFAULTS, "rewards": ", ".join(reward["fn"] for reward in DEFAULTS["rewards"])}
     return tuple(
-        f"{key} is not in the file and stays at our default ({_default_text(key)}); set it"
+        f"{key} is not in the file and stays at our default ({defaults[key]}); set it"
         for key in TO_FILL_IN
         if key not in flatten_sections(nested)
     )
-
-
-def _default_text(key: str) -> str:
-    return ", ".join(reward["fn"] for reward in DEFAULTS[key]) if key == "rewards" else str(DEFAULTS[key])
 
 
 def convert_all(flat: Mapping[str, Any], settings: Settings, system: System) -> tuple[Entry, ...]:

@@ -58,20 +58,15 @@ class _Facts:
     pid: _Positive
     run_dir: str
     share: _Positive
-    joined: bool = True
-    """Whether it has the GPU; versions that did not write it had."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Holder:
-    """A process that has locked a file of a GPU."""
-
-    who: str
-    """`process 4711`, with its user and run if they are known."""
-    share: int
     """With how many it shares the GPU."""
-    has_joined: bool
-    """Whether it has the GPU; otherwise it is still looking who else is there."""
+    joined: bool = True
+    """Whether it has the GPU; otherwise it is still looking who else is there. Versions that did not write it had."""
+
+
+_UNKNOWN = _Facts(pid=1, run_dir="", share=1)
+"""Of a holder whose file holds something else: it has the GPU, and shares it with nobody."""
+_Holder = tuple[str, _Facts]
+"""A process that has locked a file of a GPU: who (`process 4711`, with its user and run if they are known), what it wrote."""
 
 
 def slot_count() -> int:
@@ -159,13 +154,13 @@ def _join(gpu: Gpu, folder: int, facts: Mapping[str, Any]) -> IO[bytes]:
                 unless_joined.enter_context(lock)
                 _write(lock, {**facts, "joined": False})
                 others = _look(gpu, folder, but=name)
-                if len(others) < min([facts["share"], *(other.share for other in others)]) and _is_still(lock, folder, name):
+                if len(others) < min([facts["share"], *(other.share for _, other in others)]) and _is_still(lock, folder, name):
                     _write(lock, {**facts, "joined": True})
                     unless_joined.pop_all()
                     return lock
         # One look may meet a process that is only trying; nobody but those who have the GPU is a reason to give up soon.
         waited = time.monotonic() - began
-        has_holders = lock is not None and any(other.has_joined for other in others)
+        has_holders = lock is not None and any(other.joined for _, other in others)
         if waited > (LOOKING_SECONDS if has_holders else AGREEMENT_SECONDS):
             break
         time.sleep(random.uniform(0.005, 0.1))  # or two would meet again and again
@@ -175,7 +170,7 @@ def _join(gpu: Gpu, folder: int, facts: Mapping[str, Any]) -> IO[bytes]:
             f"name another folder in {FOLDER_VARIABLE}"
         )
     raise DeviceError(
-        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(other.who for other in others[:8])}; wait for it or end it, "
+        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(who for who, _ in others[:8])}; wait for it or end it, "
         f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
     )
 
@@ -250,17 +245,15 @@ def _holder_of(name: str, folder: int) -> _Holder | None:
 
 
 def _describe(file: IO[bytes]) -> _Holder:
-    who, facts = holder_of(file), None
+    who, facts = holder_of(file), _UNKNOWN
     with contextlib.suppress(ValueError, OSError):  # another user may have written anything
         facts = build(_Facts, parse_json(os.pread(file.fileno(), MAX_BYTES, 0)))
-    if facts is not None:
-        who = f"process {facts.pid}" if who == "another process" else who
+    if facts is not _UNKNOWN and who == "another process":
+        who = f"process {facts.pid}"
     owner = os.fstat(file.fileno()).st_uid
     if owner != os.geteuid() and " of user " not in who:
         who += f" of user {user_name(owner)}"
-    if facts is None:
-        return _Holder(who=who, share=1, has_joined=True)
-    return _Holder(who=f"{who} ({name_of(facts.run_dir, most=300)})", share=facts.share, has_joined=facts.joined)
+    return (who if facts is _UNKNOWN else f"{who} ({name_of(facts.run_dir, most=300)})"), facts
 
 
 def _write(file: IO[bytes], facts: Mapping[str, Any]) -> None:

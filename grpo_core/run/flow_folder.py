@@ -91,7 +91,12 @@ class FlowDir:
             self.path.mkdir(parents=True, exist_ok=True)
             marker = self.marker()
             if marker is None:
-                self._refuse_foreign()
+                names = foreign_entries(self.path)
+                if names and self.marker() is None:  # looked for again: another start may have marked it before this list
+                    raise FolderError(
+                        f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
+                        f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
+                    )
                 write_marker(self.path, kind)
         self._refuse_kind(marker)
         self.refuse_links()
@@ -105,14 +110,6 @@ class FlowDir:
         marker = self.marker()
         if marker is not None and marker.kind != kind:
             write_json(self.path / MARKER_FILE, asdict(replace(marker, kind=kind)))
-
-    def _refuse_foreign(self) -> None:
-        names = foreign_entries(self.path)
-        if names and self.marker() is None:  # looked for again: another start may have marked it before this list was made
-            raise FolderError(
-                f"{self.what} {self.path}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
-                f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
-            )
 
     def _refuse_kind(self, marker: Marker | None) -> None:
         if marker is not None and marker.kind not in self.kinds:

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import FolderError, GrpoError, JournalError, cause, raised_as
+from grpo_core.machine.disk import close_to_others, write_whole
 from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
-from grpo_core.machine.private import close_to_others, write_whole
 from grpo_core.redaction import kept_uri
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.journal import JOURNAL_FILE, holds_record

@@ -64,11 +64,16 @@ class Saved:
             return f"it {_end(records)} and does not hold the evaluation in {name} (step {self.step})"
         if self.step and not any(record.kind == "step" and record.step == self.step for record in records):
             return f"it {_end(records)}, and {name} was saved after step {self.step}"
-        return (
-            None
-            if self.mark is None or not self.mark.records or self.mark.digest in accepted
-            else _mark_fault(self.mark, name, records)
+        mark = self.mark
+        if mark is None or not mark.records or mark.digest in accepted:
+            return None
+        if len(records) < mark.records:
+            return f"it {_end(records)} in {len(records)} records, and {name} was saved after {mark.records} records"
+        other = (
+            f"its first {mark.records} records are not those after which {name} was saved: it was written again by "
+            "something else, or is the journal of another run"
         )
+        return None if records[mark.records - 1].digest == mark.digest else other
 
 
 def check_run(run_dir: RunDir) -> Checked:
@@ -174,17 +179,6 @@ def find_fault(records: Sequence[Record], saved: Sequence[Saved], has_digests: b
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _mark_fault(mark: JournalMark, name: str, records: Sequence[Record]) -> str | None:
-    if len(records) < mark.records:
-        return f"it {_end(records)} in {len(records)} records, and {name} was saved after {mark.records} records"
-    if records[mark.records - 1].digest != mark.digest:
-        return (
-            f"its first {mark.records} records are not those after which {name} was saved: it was written again by "
-            "something else, or is the journal of another run"
-        )
-    return None
-
-
 def accepted_digests(records: Sequence[Record]) -> frozenset[str]:
     """Return the marks of checkpoints whose records a repair has rebuilt."""
     lists = [record.data["accepts"] for record in records if record.kind == "alert" and "accepts" in record.data]
@@ -198,14 +192,11 @@ def find_hole(records: Sequence[Record]) -> tuple[int, int, Record] | None:
     """
     reached = 0
     for record in supersede(list(records)):
-        if record.kind == "step":
-            if record.step > reached + 1:
-                return reached + 1, record.step - 1, record
+        if record.kind in ("step", "resume"):
+            last = record.step if record.kind == "resume" else record.step - 1
+            if last > reached:
+                return reached + 1, last, record
             reached = max(reached, record.step)
-        elif record.kind == "resume":
-            if record.step > reached:
-                return reached + 1, record.step, record
-            reached = record.step
     return None
 
 

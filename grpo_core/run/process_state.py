@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from grpo_core.machine.disk import write_whole
 from grpo_core.machine.jsonfile import STORED, build, read_json
-from grpo_core.machine.private import write_whole
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""

@@ -8,80 +8,54 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
-from grpo_core.machine.jsonfile import write_private_json
+from grpo_core.machine.jsonfile import write_json
 
 PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Everything needed to say whether two runs should be identical."""
+def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> dict[str, Any]:
+    """Return the provenance of a run about to start: everything needed to say whether two runs should be identical.
 
-    git_commit: str | None
-    git_diff: str
-    """Uncommitted changes of tracked files; empty where there are none, or with `tracking.git_diff: false`."""
-    git_diff_digest: str
-    """SHA-256 of the uncommitted changes, whether they are kept or not; empty where there are none."""
-    python: str
-    packages: dict[str, str]
-    platform: str
-    processor: str
-    cpu_count: int
-    threads: int
-    """CPU threads of the training."""
-    gpus: list[str]
-    """Names of the machine's GPUs; empty for a training on the CPU."""
-    driver: str | None
-    cuda: str | None
-    """The CUDA that torch was built with, None where there is no GPU; as cudnn."""
-    cudnn: str | None
-    environment: dict[str, str]
-    """Environment variables that choose kernels, devices or the order of sums."""
-    config_digest: str
-    data_digest: str
-    model_digest: str
-    seed: int
-    data_seed: int
-    journal_digests: bool = True
-    """The run's journal holds a chain of digests; a journal without any was changed."""
-
-
-def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> Provenance:
-    """Return the provenance of a run about to start; `config` is the resolved configuration."""
-    names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()
+    Args:
+        config: the resolved configuration.
+        data_digest: of its frozen prompts.
+        model_digest: of its model's weights.
+    """
+    names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
     cuda, cudnn = _cuda_versions() if names else (None, None)
     diff = _git("diff", "HEAD") or ""
-    return Provenance(
-        git_commit=_git("rev-parse", "HEAD"),
-        git_diff=diff if config["tracking"]["git_diff"] else "",
-        git_diff_digest=_digest(diff),
-        python=sys.version.split()[0],
-        packages=installed_versions(PACKAGES),
-        platform=platform.platform(),
-        processor=processor(),
-        cpu_count=core_count(),
-        threads=config["training"]["threads"] or core_count(),
-        gpus=names,
-        driver=driver,
-        cuda=cuda,
-        cudnn=cudnn,
-        environment=kernel_variables(),
-        config_digest=config_digest(config),
-        data_digest=data_digest,
-        model_digest=model_digest,
-        seed=config["training"]["seed"],
-        data_seed=config["data"]["seed"],
-    )
+    return {
+        "git_commit": _git("rev-parse", "HEAD"),
+        # Of tracked files. Its digest is kept in any case.
+        "git_diff": diff if config["tracking"]["git_diff"] else "",
+        "git_diff_digest": _digest(diff),
+        "python": sys.version.split()[0],
+        "packages": installed_versions(PACKAGES),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cpu_count": core_count(),
+        "threads": config["training"]["threads"] or core_count(),  # of the training
+        "gpus": names,
+        "driver": driver,
+        "cuda": cuda,
+        "cudnn": cudnn,
+        "environment": kernel_variables(),
+        "config_digest": config_digest(config),
+        "data_digest": data_digest,
+        "model_digest": model_digest,
+        "seed": config["training"]["seed"],
+        "data_seed": config["data"]["seed"],
+        "journal_digests": True,  # the journal holds a chain of digests: one without any was changed
+    }
 
 
-def write_provenance(provenance: Provenance, path: Path) -> None:
+def write_provenance(provenance: Mapping[str, Any], path: Path) -> None:
     """Write it as JSON that only its owner can read: the diff may hold anything."""
-    write_private_json(path, asdict(provenance))
+    write_json(path, provenance, private=True)
 
 
 def config_digest(config: dict[str, Any]) -> str:

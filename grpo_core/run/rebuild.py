@@ -15,7 +15,6 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import JournalError, few_names
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import MANIFEST_FILE
-from grpo_core.run.integrity import Saved
 from grpo_core.run.journal import Kind, Record, supersede
 from grpo_core.run.record import now
 from grpo_core.run.repair import Damage
@@ -45,17 +44,8 @@ class Tracked:
     """By set and step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rebuilt:
-    """A journal that can take the place of a damaged one."""
-
-    records: list[Record]
-    text: str
-    """What was done, one line."""
-
-
-def rebuild(damage: Damage, tracked: Tracked) -> Rebuilt:
-    """Return the records of a run: those that are whole, and for the others what is tracked.
+def rebuild(damage: Damage, tracked: Tracked) -> list[Record]:
+    """Return the records of a run: a note of what was done, those that are whole, and for the others what is tracked.
 
     Raises:
         JournalError: the tracker does not hold all that is missing before the newest checkpoint.
@@ -76,19 +66,17 @@ def rebuild(damage: Damage, tracked: Tracked) -> Rebuilt:
         _record("start", 0, tracked.began_ms, began),
         *_syncs([*trusted, *added], tracked.config),
         *_evaluations(damage, tracked, last),
-        *map(_checkpoint, checkpoints),
+        *(
+            _record("checkpoint", item.step, _written_ms(item.path / MANIFEST_FILE), {"name": item.path.name})
+            for item in checkpoints
+        ),
     )
     added += [record for record in others if _identity(record) not in known]
-    text = _text(damage, trusted, added)
     # First, so that it stands in every part that a later repair finds whole.
-    note = Record(
-        seq=0,
-        time=now(),
-        kind="alert",
-        step=0,
-        data={"text": text, **MARKED, "accepts": [item.mark.digest for item in checkpoints if item.mark is not None]},
-    )
-    return Rebuilt(records=[note, *sorted([*trusted, *added], key=_order)], text=text)
+    accepts = [item.mark.digest for item in checkpoints if item.mark is not None]
+    data = {"text": _text(damage, trusted, added), **MARKED, "accepts": accepts}
+    note = Record(seq=0, time=now(), kind="alert", step=0, data=data)
+    return [note, *sorted([*trusted, *added], key=_order)]
 
 
 def _reached(steps: Set[int], needed: int) -> int:
@@ -133,10 +121,6 @@ def _evaluations(damage: Damage, tracked: Tracked, last: int) -> Iterator[Record
         found = tracked.evaluations.get((item.set_name, item.step))
         time_ms = _written_ms(item.path) if found is None else found.time_ms
         yield _record("eval", item.step, time_ms, {**facts, "metrics": metrics})
-
-
-def _checkpoint(saved: Saved) -> Record:
-    return _record("checkpoint", saved.step, _written_ms(saved.path / MANIFEST_FILE), {"name": saved.path.name})
 
 
 def _written_ms(file: Path) -> int:
@@ -186,10 +170,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     >>> _ranges([1, 2, 3, 7, 9, 10])
     '1-3, 7, 9-10'
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    # In a run without a gap a number and its place grow alike.
+    groups = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import free_name
+from grpo_core.machine.disk import free_name, write_whole
 from grpo_core.machine.locks import locked_soon
-from grpo_core.machine.private import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
 from grpo_core.run.journal import whole_lines

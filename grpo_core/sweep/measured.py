@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
-from grpo_core.config.findings import is_single_update
+from grpo_core.config.derived import is_single_update
 from grpo_core.metrics import find_metric
 from grpo_core.sweep.schema import ObjectiveConfig, SweepConfig
 

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
-from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
-from grpo_core.config.findings import is_changed, is_single_update
+from grpo_core.config.derived import advantage_rms_factor, is_changed, is_single_update, weight_of_kl
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section

@@ -19,8 +19,8 @@ from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
 from grpo_core.errors import TrainingError
+from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.private import append_private
 from grpo_core.machine.slots import held_slot
 from grpo_core.run.process_state import NOT_STARTED, STOP_SECONDS, ProcessState, write_process_state
 from tasks.process.cancellation import CancelWatch

@@ -9,7 +9,6 @@ together one prepares the inputs, and the others use them.
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 from prefect import task
@@ -106,7 +105,7 @@ def prepare_model(run_path: Path, data: DataManifest) -> Path:
         )
     if earlier:
         known = {raised.text for raised in monitor_alerts(run_dir)}
-        for difference in environment_differences(earlier, asdict(provenance)):
+        for difference in environment_differences(earlier, provenance):
             say(f"environment: {difference}")
             alert = f"resumed in another environment: {difference}"
             if is_resumed and alert not in known:

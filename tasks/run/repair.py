@@ -29,8 +29,8 @@ def repair_run(run_path: Path, repair: Repair) -> None:
         say(f"{run_dir.journal_file}: {damage.fault}")
         if repair == "mlflow":
             rebuilt = rebuild(damage, tracked_figures(run_dir))
-            rewrite(run_dir, rebuilt.records)
-            say(rebuilt.text)
+            rewrite(run_dir, rebuilt)
+            say(str(rebuilt[0].data["text"]))
         elif engine != "native":
             raise JournalError(f"run dir {run_path}: training.engine {engine} cannot go back to a checkpoint; start a new run")
         else:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from prefect.settings import PREFECT_API_URL
 
+from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.private import append_private
 from grpo_core.sweep.launcher import VISIBLE_VARIABLE, Ended, Job, gpu_variables, visible_gpus
 from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed, python_path
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import Origin, RunConfig, run_name
-from grpo_core.config.flat import flatten
+from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
-from grpo_core.machine.jsonfile import read_json, write_private_json
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.redaction import kept_uri
 from grpo_core.run.flow_folder import FlowDir
@@ -41,7 +41,8 @@ def create_run(
     experiment_id = _find_experiment(client, uri, config.tracking.experiment, flow_dir.path)
     run = client.create_run(experiment_id, run_name=name, tags=tags)
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
-    write_private_json(flow_dir.tracking_file, asdict(tracked))  # at once: whoever resumes a run that dies here finds this one
+    # At once: whoever resumes a run that dies here finds this one.
+    write_json(flow_dir.tracking_file, asdict(tracked), private=True)
     _log_params(client, tracked, params)
     return tracked
 
@@ -72,7 +73,7 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
             return None
         tracked = replace(known, uri=uri)
         if asdict(tracked) != read_json(run_dir.tracking_file):  # also where an earlier version has kept a password
-            write_private_json(run_dir.tracking_file, asdict(tracked))
+            write_json(run_dir.tracking_file, asdict(tracked), private=True)
         client.update_run(tracked.run_id, status="RUNNING")
         _log_params(client, tracked, _params(run_dir.read_config()))  # the attempt before may have died before it did
         if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_core.config import RunConfig, apply_overrides, load_config, preset_names, validate_config
-from grpo_core.config.flat import flatten
+from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.interop.conversion import import_config
 from grpo_core.interop.trl.batches import in_passes, rows_per_minibatch
