@@ -9,7 +9,7 @@
       journal.json            how far the journal was, and the digest of its last record then
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
-Sampling needs no generator state: its random numbers are functions of seed and step (`generation/randomness.py`).
+Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`).
 """
 
 import copy

@@ -53,7 +53,7 @@ def _check_plain_head(model: "PreTrainedModel", folder: Path) -> None:
     """Some architectures scale or cap their logits after the head; log-probabilities computed from it would be wrong."""
     import torch
 
-    from grpo_core.policy.prefix import backbone, vocabulary_head
+    from grpo_core.policy.forward import backbone, vocabulary_head
 
     ids = torch.arange(1, 9).unsqueeze(0) % model.config.get_text_config().vocab_size
     with torch.no_grad():

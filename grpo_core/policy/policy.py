@@ -16,11 +16,9 @@ from grpo_core.algorithm.logprobs import token_full_kl, token_logps
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.policy.device import pick_device
-from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter
+from grpo_core.policy.device import Dtype, compute_in, pick_device
+from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
-from grpo_core.policy.precision import Dtype, compute_in
-from grpo_core.policy.prefix import vocabulary_head
 from grpo_core.types import Prompt
 
 

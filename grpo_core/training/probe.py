@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_core.config import RunConfig
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.training.measure import Figures, clustered_standard_error, masked_mean

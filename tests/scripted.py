@@ -1,4 +1,4 @@
-"""A sampler that follows a script: for tests, golden trajectories and dry runs without sampling."""
+"""A sampler that follows a script: for golden trajectories and the comparison of two engines, without sampling."""
 
 from collections.abc import Callable, Sequence
 
