@@ -9,8 +9,7 @@ from typing import Any
 from grpo_core.config import RunConfig
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import pin_threads, set_determinism
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.rewards.base import Reward, call, load_rewards
