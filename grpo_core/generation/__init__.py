@@ -1,1 +1,1 @@
-"""Where completions come from: one protocol, and the embedded sampler."""
+"""Where completions come from: one protocol, an embedded sampler, a scripted one for tests and dry runs."""
