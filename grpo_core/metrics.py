@@ -8,7 +8,7 @@ Adding one: an entry below, the figure in `training/measure.py` (or where the ev
 
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -206,12 +206,6 @@ def check_registered(keys: Iterable[str]) -> None:
     unknown = sorted(key for key in keys if not is_registered(key))
     if unknown:
         raise JournalError(f"metric keys not in the registry (grpo_core/metrics.py): {', '.join(unknown)}")
-
-
-def required_step_keys(reward_names: Collection[str]) -> tuple[str, ...]:
-    """Return the keys that every step of a run with these reward functions must hold."""
-    keys = (metric.key.replace("<fn>", name) for metric in REGISTRY if metric.when == "step" for name in reward_names)
-    return tuple(dict.fromkeys(keys))
 
 
 def metrics_page() -> str:

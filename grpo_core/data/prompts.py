@@ -204,8 +204,5 @@ def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: 
     """
     first = (step - 1) * num_prompts_per_step
     places = [divmod(position, len(prompts)) for position in range(first, first + num_prompts_per_step)]
-    return tuple(prompts[int(_permutation(len(prompts), seed, epoch)[index])] for epoch, index in places)
-
-
-def _permutation(length: int, seed: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.random.default_rng([seed, epoch]).permutation(length)
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch, _ in places}
+    return tuple(prompts[int(orders[epoch][index])] for epoch, index in places)

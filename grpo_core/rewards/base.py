@@ -23,11 +23,11 @@ RewardFn = Callable[..., list[float | None]]
 Completion = str | Conversation
 
 BUILTIN = {
-    "reasoning_gym": "grpo_core.rewards.gym:reasoning_gym",
+    "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
     "math_answer": "grpo_core.rewards.maths:math_answer",
-    "exact_answer": "grpo_core.rewards.exact:exact_answer",
-    "format": "grpo_core.rewards.shape:format_reward",
-    "length": "grpo_core.rewards.shape:length_reward",
+    "exact_answer": "grpo_core.rewards.simple:exact_answer",
+    "format": "grpo_core.rewards.simple:format_reward",
+    "length": "grpo_core.rewards.simple:length_reward",
 }
 
 

@@ -66,7 +66,9 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     }
     title, where = f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_path)
     linked = {**sections, "Figures": [f"![{figure.stem}]({figure.name})\n" for figure in figures]}
-    inlined = {**sections, "Figures": [_inlined(figure) for figure in figures]}  # Prefect keeps the text alone
+    pictures = [(figure.stem, base64.b64encode(figure.read_bytes()).decode()) for figure in figures]
+    # Prefect keeps the text alone.
+    inlined = {**sections, "Figures": [f"![{name}](data:image/png;base64,{content})\n" for name, content in pictures]}
     (run_dir.report / "report.md").write_text(markdown_report(title, where, facts, linked))
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(
@@ -115,10 +117,6 @@ def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapp
 def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
     """Return a line of Markdown: a link to the MLflow run, and where the files are."""
     return f"[MLflow run {for_markdown(tracked.run_id)}]({for_link(tracked.address)}) · {what} {for_code(str(path))}"
-
-
-def _inlined(figure: Path) -> str:
-    return f"![{figure.stem}](data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()})\n"
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:

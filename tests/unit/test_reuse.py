@@ -84,7 +84,7 @@ def test_other_weights_and_another_tokenizer_change_it(identify: Identify, tiny_
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"rewards": [{"fn": "grpo_core.rewards.gym:reasoning_gym"}]},
+        {"rewards": [{"fn": "grpo_core.rewards.simple:reasoning_gym"}]},
         {"model.trust_remote_code": True},
         {"training.python": "/usr/bin/python3"},
     ],

@@ -55,11 +55,6 @@ def _put(found: Comparison, template: str) -> str:
     return template.format(high=high, low=low, amount=amount(found))
 
 
-def _alone_words(found: Comparison, wording: Wording) -> str:
-    """Return a difference that its own interval shows and the correction does not: `1 over 4 (alone: ..., Holm p = 0.08)`."""
-    return f"{_put(found, wording.pair)} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
-
-
 def _open_words(found: Comparison, wording: Wording) -> str:
     """Return a difference whose own interval includes 0: `8 over 4 by 0.011 [-0.002, 0.024]`."""
     return f"{_put(found, wording.pair)} by {amount(found)}"
@@ -103,7 +98,12 @@ def _knob_words(findings: Findings, knob: str, outcome: str) -> str:
     texts = [_stands(found, wording) for found in claims[:MOST_LISTED]]
     if len(claims) > MOST_LISTED:
         texts.append(f"{len(claims) - MOST_LISTED} more differences stand in the table")
-    if alone := [_alone_words(found, wording) for found in tested if found.is_alone]:
+    alone = [
+        f"{_put(found, wording.pair)} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
+        for found in tested
+        if found.is_alone
+    ]
+    if alone:
         texts.append("not established after correction: " + first_few(alone))
     rest = [found for found in tested if not found.is_claim and not found.is_alone]
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
@@ -146,16 +146,15 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
     """Return a line for each two knobs whose strongest interaction matters to what is written about either of them."""
     known = [found for found in findings.interactions.get(outcome, ()) if not math.isnan(found.estimate.p)]
     # They are in the order of their knobs.
-    strongest = [max(of_knobs, key=_strength) for _, of_knobs in groupby(known, key=lambda found: (found.knob, found.other))]
+    strongest = [
+        max(of_knobs, key=lambda found: (found.is_claim, found.is_alone, abs(found.estimate.mean)))
+        for _, of_knobs in groupby(known, key=lambda found: (found.knob, found.other))
+    ]
     return [
         f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(findings.sweep, found)}"
         for found in strongest
         if found.is_claim or found.is_alone or _hides(findings, found)
     ]
-
-
-def _strength(found: Interaction) -> tuple[bool, bool, float]:
-    return found.is_claim, found.is_alone, abs(found.estimate.mean)
 
 
 def _hides(findings: Findings, found: Interaction) -> bool:
