@@ -377,7 +377,7 @@ def assert_tracked_once(tracked: Any, run_dir: RunDir) -> None:
 def test_mlflow_gives_back_the_steps_that_are_missing(
     run_dir: RunDir, finished: RunDir, tracked: Any, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
     repair_run(run_dir.path, "mlflow")
@@ -405,7 +405,7 @@ def test_mlflow_gives_back_the_steps_that_are_missing(
 
 
 def test_a_repaired_journal_that_is_damaged_again_is_repaired_again(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     cut_after(run_dir, 3)
     repair_run(run_dir.path, "mlflow")
@@ -418,7 +418,7 @@ def test_a_repaired_journal_that_is_damaged_again_is_repaired_again(run_dir: Run
 
 
 def test_what_mlflow_does_not_hold_either_is_not_invented(run_dir: RunDir, tracked: Any) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     run, client = tracked
     other = client.create_run(run.experiment_id).info.run_id
@@ -445,7 +445,7 @@ def test_a_cut_leaves_mlflow_with_each_figure_once(run_dir: RunDir, finished: Ru
 
 
 def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     journal = Journal(run_dir.journal_file)
     try:

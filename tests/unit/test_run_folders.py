@@ -18,7 +18,7 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
-from tasks.run.repair import repair_run
+from tasks.run.setup import repair_run
 
 THEIRS = {
     "config.json": '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}',
