@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import Origin, RunConfig, find_config, find_origin, load_config
+from grpo_core.config import RunConfig, find_config, load_config
 from grpo_core.config.code import Code, code_in, is_allowed
 from grpo_core.config.presets import FOLDERS, find_sweep
 from grpo_core.errors import ConfigError, listed, shown
@@ -62,16 +62,16 @@ def _refusal(code: Code) -> str:
     return f"{given} is code of a module that is not allowed for deployments; its owner allows it with {how}, {REMEDY}"
 
 
-def find_allowed_origin(config: str, overrides: Mapping[str, Any]) -> tuple[RunConfig, Origin]:
-    """Return what `find_origin` does, within the rails.
+def load_allowed(config: str, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return what `load_config` does, within the rails.
 
     Raises:
-        ConfigError: as `find_origin`; or it runs code that is not allowed.
+        ConfigError: as `load_config`; or it runs code that is not allowed.
     """
     with unquoted(config):
-        resolved, origin = find_origin(config, overrides)
+        resolved = load_config(config, overrides)
     refuse_code([resolved])
-    return resolved, origin
+    return resolved
 
 
 def load_allowed_sweep(file: str, overrides: Mapping[str, Any]) -> Plan:

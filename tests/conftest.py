@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def _own_cache() -> None:
     """Keep evaluations that other sessions have made out of this one; models, which take long to make, are shared."""
-    from grpo_core.policy.cache import cache_folder
+    from grpo_core.policy.sources.cache import cache_folder
 
     models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)

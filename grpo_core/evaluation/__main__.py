@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
-from grpo_core.evaluation.results import write_evaluation
-from grpo_core.evaluation.sets import HELD_OUT
+from grpo_core.evaluation.results import HELD_OUT, write_evaluation
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 
@@ -46,8 +45,8 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
     from grpo_core.data.frozen import load_frozen
     from grpo_core.evaluation.runner import open_evaluator
     from grpo_core.policy.device import held_device, pick_device
-    from grpo_core.policy.loading import resolve_model
     from grpo_core.policy.saved import list_checkpoints, read_state
+    from grpo_core.policy.sources.find import resolve_model
 
     run_dir.require_ours()
     config = run_dir.read_config()

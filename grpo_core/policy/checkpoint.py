@@ -9,12 +9,10 @@
       journal.json            how far the journal was, and the digest of its last record then
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
-Sampling needs no generator state: its random numbers are functions of seed and step (`generation/randomness.py`).
+Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`).
 """
 
 import copy
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -28,9 +26,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from grpo_core.errors import ModelError, cause, name_of, shown
-from grpo_core.machine.disk import whole_or_gone
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
+from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
@@ -78,7 +76,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
         _write(scratch, live, state, mark)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
-    _to_disk(folder)
+    flush(folder)
     _drop_others(target, keep, checkpoint_name(state.best_step))
     return target
 
@@ -93,13 +91,13 @@ def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMar
         _save_weights(live.reference.initial.model, folder / INITIAL_FILE)
     with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
         torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
-    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
+    write_json(folder / STATE_FILE, asdict(state))
     if mark is not None:
-        (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
-    digests = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
+        write_json(folder / MARK_FILE, asdict(mark))
+    digests = {str(file.relative_to(folder)): sha256_of(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    write_json(folder / MANIFEST_FILE, digests)
     for path in (*folder.rglob("*"), folder):
-        _to_disk(path)
+        flush(path)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -135,13 +133,11 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
     Raises:
         ModelError: names the first file that is missing or differs, that the manifest leaves out, or that lies elsewhere.
     """
-    try:
+    unreadable = f"{checkpoint}: {MANIFEST_FILE} cannot be read ({{cause}}); the checkpoint is damaged"
+    with raised_as(ModelError, unreadable, OSError, ValueError):
         digests = read_json(checkpoint / MANIFEST_FILE)
         if not isinstance(digests, dict):
             raise ValueError(f"it holds a {type(digests).__name__}")
-    except (OSError, ValueError) as error:
-        what = f"{MANIFEST_FILE} cannot be read ({cause(error)})"
-        raise ModelError(f"{checkpoint}: {what}; the checkpoint is damaged") from error
     fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
     left_out = [name for name in NEEDED_FILES if name not in digests]
     if fault is None and left_out:
@@ -160,7 +156,7 @@ def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
     if not parts or parts[0] == "/" or ".." in parts:
         return f"{MANIFEST_FILE} names {shown(name)}, which lies outside of it"
     try:
-        found = _sha256(checkpoint / name)
+        found = sha256_of(checkpoint / name)
     except FileNotFoundError:
         return f"{name_of(name)} is missing"
     except (OSError, ValueError) as error:  # a name that no file can have; a folder
@@ -187,16 +183,19 @@ def _save_weights(model: PreTrainedModel, path: Path) -> None:
 
 def _check_weights(checkpoint: Path, name: str, model: PreTrainedModel) -> None:
     """Compare names and shapes of the weights in a file, without reading them, with those of a model."""
-    try:
-        with safe_open(checkpoint / name, framework="pt") as file:
-            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{checkpoint}: {name} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+    unreadable = f"{checkpoint}: {name} cannot be read ({{cause}}); the checkpoint is damaged"
+    with (
+        raised_as(ModelError, unreadable, OSError, ValueError, SafetensorError),
+        safe_open(checkpoint / name, framework="pt") as file,
+    ):
+        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
     for key, parameter in model.named_parameters():
         wanted, found = list(parameter.shape), shapes.get(key)
         if found != wanted:
-            what = f"{name} is of another model: {key} has the shape {found}, here it is {wanted}"
-            raise ModelError(f"{checkpoint}: {what}; was model.source changed?")
+            raise ModelError(
+                f"{checkpoint}: {name} is of another model: {key} has the shape {found}, here it is {wanted}; "
+                "was model.source changed?"
+            )
 
 
 def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
@@ -209,25 +208,12 @@ def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
     except Exception as error:  # torch raises many types for a file that is none of its own, or of another optimizer
         live.optimizer.load_state_dict(before[0])
         live.schedule.load_state_dict(before[1])
-        what = f"{OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)})"
-        raise ModelError(f"{checkpoint}: {what}; the checkpoint is damaged") from error
+        raise ModelError(
+            f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)}); the checkpoint is damaged"
+        ) from error
 
 
 @torch.no_grad()
 def _load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
-
-
-def _to_disk(path: Path) -> None:
-    """Flush a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

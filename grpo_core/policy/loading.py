@@ -1,82 +1,19 @@
-"""Find and load a policy: a bundled model, one made from nothing, a local folder or a hub id."""
+"""Load the model and the tokenizer of a folder, and tell its weights apart from others by digest."""
 
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ModelError, cause, shown
-from grpo_core.policy.bundled import PREFIX, bundled_model_here, bundled_model_path
-from grpo_core.policy.scratch import PREFIX as SCRATCH_PREFIX
-from grpo_core.policy.scratch import is_made, scratch_model_path
+from grpo_core.errors import ModelError, raised_as
+from grpo_core.machine.disk import sha256_of
+from grpo_core.policy.sources.find import WEIGHT_FILES
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-
-
-def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
-    """Return the local folder of a model, downloading, converting or making it where needed.
-
-    Args:
-        source: `bundled:<name>`, `scratch:<name>`, a folder, or a hub id such as `org/name`.
-        trust_remote_code: also fetch the Python files of a hub repository.
-
-    Raises:
-        ModelError: nothing usable is found; the message lists what was tried.
-    """
-    if source.startswith(PREFIX):
-        return bundled_model_path(source.removeprefix(PREFIX))
-    if source.startswith(SCRATCH_PREFIX):
-        return scratch_model_path(source.removeprefix(SCRATCH_PREFIX))
-    folder = _folder_of(source)
-    if folder is not None:
-        if not (folder / "config.json").exists():
-            raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
-        return folder
-    return _download(source, trust_remote_code)
-
-
-def model_here(source: str) -> Path | None:
-    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
-    if source.startswith(PREFIX):
-        return bundled_model_here(source.removeprefix(PREFIX))
-    if source.startswith(SCRATCH_PREFIX):
-        return scratch_model_path(source.removeprefix(SCRATCH_PREFIX)) if is_made(source) else None
-    return _folder_of(source) or _downloaded(source)
-
-
-def _downloaded(source: str) -> Path | None:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", *WEIGHT_FILES], local_files_only=True))
-    except Exception:  # noqa: BLE001  (as in `_download`; it is not here)
-        return None
-
-
-def _folder_of(source: str) -> Path | None:
-    try:
-        folder = Path(source).expanduser()
-        return folder if folder.is_dir() else None
-    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
-        return None
-
-
-def _download(source: str, trust_remote_code: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    wanted = ["*.json", "*.txt", "*.model", "*.jinja", *WEIGHT_FILES, *(["*.py"] if trust_remote_code else [])]
-    try:
-        return Path(snapshot_download(source, allow_patterns=wanted))
-    except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
-        raise ModelError(
-            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {PREFIX!r}), a recipe "
-            f"({SCRATCH_PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
-            "Check the spelling, or give a local path"
-        ) from error
+UNLOADABLE = (OSError, ValueError, KeyError)
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
@@ -87,10 +24,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrained
     """
     from transformers import AutoTokenizer
 
-    try:
+    with raised_as(ModelError, f"model.source: no tokenizer can be loaded from {folder}: {{cause}}", *UNLOADABLE):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.source: no tokenizer can be loaded from {folder}: {cause(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
     return tokenizer
@@ -105,10 +40,8 @@ def load_model(folder: Path, device: "torch.device | str" = "cpu", trust_remote_
     import torch
     from transformers import AutoModelForCausalLM
 
-    try:
+    with raised_as(ModelError, f"model.source: no causal language model can be loaded from {folder}: {{cause}}", *UNLOADABLE):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.source: no causal language model can be loaded from {folder}: {cause(error)}") from error
     model.eval()
     _check_plain_head(model, folder)
     return model.to(device)
@@ -118,7 +51,7 @@ def _check_plain_head(model: "PreTrainedModel", folder: Path) -> None:
     """Some architectures scale or cap their logits after the head; log-probabilities computed from it would be wrong."""
     import torch
 
-    from grpo_core.policy.prefix import backbone, vocabulary_head
+    from grpo_core.policy.forward import backbone, vocabulary_head
 
     ids = torch.arange(1, 9).unsqueeze(0) % model.config.get_text_config().vocab_size
     with torch.no_grad():
@@ -141,11 +74,8 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model folder's weight files, in name order."""
-    digest = hashlib.sha256()
-    for file in _weight_files(folder):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    digests = [bytes.fromhex(sha256_of(file)) for file in _weight_files(folder)]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def weights_identity(folder: Path) -> str:

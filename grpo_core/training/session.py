@@ -1,6 +1,6 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -10,15 +10,15 @@ from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, set_aside
-from grpo_core.policy.loading import resolve_model
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
+from grpo_core.policy.sources.find import resolve_model
 from grpo_core.rewards.base import Reward, load_rewards
+from grpo_core.run.comparison import COMPARED, Identity, identity
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal, read_records
+from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.training.optimizer import build_optimizer
-from grpo_core.training.replay import Replay
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
@@ -43,7 +43,8 @@ class Session:
     rewards: tuple[Reward, ...]
     updater: Updater
     evaluator: Evaluator
-    replay: Replay
+    taken_back: dict[Identity, Record] = field(default_factory=dict)
+    """Records that the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
     @property
     def policy(self) -> Policy:
@@ -88,16 +89,18 @@ class Session:
             if damaged:
                 raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
             state = FRESH
-        self.replay.expect(read_records(self.run_dir.journal_file), state.step)
+        after = [record for record in read_records(self.run_dir.journal_file) if record.step > state.step]
+        self.taken_back.update({identity(record): record for record in after if record.kind in COMPARED})
         return state
 
 
-def open_session(run_dir: RunDir, config: RunConfig, journal: Journal, stop: StopRequest) -> Session:
+def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
     """Load everything that the configuration of `run_dir` names.
 
     Raises:
         GrpoError: data, model or a reward function cannot be used.
     """
+    config = run_dir.read_config()
     train_prompts, eval_prompts = load_frozen(run_dir.data)
     policy = open_policy(resolve_model(config.model.source, config.model.trust_remote_code), config)
     rewards = load_rewards(config.rewards)
@@ -115,5 +118,4 @@ def open_session(run_dir: RunDir, config: RunConfig, journal: Journal, stop: Sto
         rewards=rewards,
         updater=Updater(live=live, config=config),
         evaluator=Evaluator(policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config),
-        replay=Replay(),
     )

@@ -85,7 +85,7 @@ def letters(prompts: Any, completions: Any, **columns: Any) -> list[float | None
 
 def open_scripted(run_dir: RunDir, journal: Journal) -> Session:
     """Open a session in float64 whose completions follow the script."""
-    session = open_session(run_dir, run_dir.read_config(), journal, StopRequest(run_dir.stop_file, None))
+    session = open_session(run_dir, journal, StopRequest(run_dir.stop_file, None))
     session.policy.model.double()
     session.reference.policy.model.double()
     return replace(session, sampler=ScriptedSampler(script, [END]))

@@ -15,15 +15,15 @@ import pytest
 
 from grpo_core.errors import BusyError, ModelError
 from grpo_core.machine.locks import open_lock, try_lock
-from grpo_core.policy import cache
-from grpo_core.policy.cache import MADE_FILE, is_whole, made_once, model_folder
+from grpo_core.policy.sources import cache
+from grpo_core.policy.sources.cache import MADE_FILE, is_whole, made_once, model_folder
 from tests.conftest import write_model
 
 ROOT = Path(__file__).parents[2]
 MAKER = """
 import sys, time
 from pathlib import Path
-from grpo_core.policy.cache import made_once, model_folder
+from grpo_core.policy.sources.cache import made_once, model_folder
 def make(folder):
     with open(sys.argv[1], "a") as file:
         file.write("made\\n")
@@ -180,7 +180,7 @@ def test_another_user_reads_a_shared_cache_and_is_told_where_to_keep_more(tmp_pa
     with tempfile.TemporaryDirectory(prefix="grpo-shared-cache-") as name:
         Path(name).chmod(0o755)
         code = (
-            "import os\nfrom grpo_core.policy.cache import *\nos.setuid(65534)\n"
+            "import os\nfrom grpo_core.policy.sources.cache import *\nos.setuid(65534)\n"
             "fail = lambda folder: 1 / 0\n"
             "print(made_once('scratch:one', model_folder('one'), fail))\n"
             "try:\n    made_once('scratch:two', model_folder('two'), fail)\nexcept Exception as error:\n    print(error)\n"

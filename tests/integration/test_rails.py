@@ -14,17 +14,17 @@ import yaml
 from flows import naming
 from flows.stack.services import stack_environment
 from flows.stack.state import Stack, read_stack
-from grpo_core.config import apply_overrides
+from grpo_core.config import apply_overrides, load_config
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
-from tasks.rails import ALLOWED_VARIABLE, find_allowed_origin
+from tasks.rails import ALLOWED_VARIABLE, load_allowed
 from tasks.run.evaluation_run import open_evaluation
 from tasks.run.reproduction import open_reproduction, say_changes
 from tasks.run.setup import hold_run, open_run
 from tasks.sweep.local import LocalLauncher
-from tasks.sweep.opening import hold_sweep, open_sweep
+from tasks.sweep.stages import hold_sweep, open_sweep
 
 CODE = {
     "training.python": "/tmp/python",
@@ -121,23 +121,23 @@ def test_code_in_any_arm_of_a_sweep_is_refused(folder: Path, tiny_values: dict[s
 
 def test_allowed_modules_are_those_of_the_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = {"rewards": CODE["rewards"]}
-    message = refused(lambda: find_allowed_origin("tiny", rewards), "rewards")
+    message = refused(lambda: load_allowed("tiny", rewards), "rewards")
     assert "grpo up --allow-reward mine.short" in message
     monkeypatch.setenv(ALLOWED_VARIABLE, "other, mine")
-    find_allowed_origin("tiny", rewards)
+    load_allowed("tiny", rewards)
     for key in ("training.python", "model.trust_remote_code"):  # nothing allows those
-        refused(lambda key=key: find_allowed_origin("tiny", {**rewards, key: CODE[key]}), key)
+        refused(lambda key=key: load_allowed("tiny", {**rewards, key: CODE[key]}), key)
 
 
 def test_at_a_terminal_everything_is_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PART_VARIABLE)
     for key, value in CODE.items():
-        find_allowed_origin("tiny", {key: value})
+        assert load_allowed("tiny", {key: value}) == load_config("tiny", {key: value})
 
 
 def test_every_key_that_runs_code_is_named_at_once(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        find_allowed_origin("tiny", CODE)
+        load_allowed("tiny", CODE)
     assert all(named in str(caught.value) for named in NAMED.values())
 
 
@@ -206,9 +206,9 @@ def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(
 ) -> None:
     file = tmp_path_factory.mktemp("elsewhere") / "mine.yaml"
     file.write_text(yaml.safe_dump(tiny_values))
-    find_allowed_origin(str(file), {})
+    load_allowed(str(file), {})
     with pytest.raises(ConfigError, match=r"loss\.bta: unknown key; did you mean loss\.beta"):
-        find_allowed_origin(str(file), {"loss.bta": 1})
+        load_allowed(str(file), {"loss.bta": 1})
 
 
 def test_a_worker_is_started_with_what_its_stack_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from grpo_core.generation.scripted import ScriptedSampler
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
-from grpo_core.training.clock import Clock
+from grpo_core.training.measure import Clock
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import open_session
 from grpo_core.training.signals import StopRequest
@@ -73,7 +73,7 @@ def scripted_session(tiny_run):
     def open_scripted(overrides, name):
         run_dir = tiny_run(overrides, name)
         journals.append(Journal(run_dir.journal_file))
-        session = open_session(run_dir, run_dir.read_config(), journals[-1], StopRequest(run_dir.stop_file, None))
+        session = open_session(run_dir, journals[-1], StopRequest(run_dir.stop_file, None))
         return replace(session, sampler=ScriptedSampler(scripted, [END]))
 
     yield open_scripted

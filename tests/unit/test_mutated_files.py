@@ -23,14 +23,14 @@ from grpo_core.config import (
     RunConfig,
     apply_overrides,
     check_consistency,
-    find_origin,
     load_config,
+    origin_of,
     parse_overrides,
     run_name,
     validate_config,
 )
 from grpo_core.config.derived import advantage_rms_factor, effective_beta, optimizer_steps, weight_of_kl
-from grpo_core.config.flat import flatten
+from grpo_core.config.origin import flatten
 from grpo_core.data.frozen import freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import read_rows
@@ -70,9 +70,8 @@ def assert_usable(config: RunConfig, path: Path) -> None:
     factor = advantage_rms_factor(config)
     assert factor is None or 0 < factor < 2
     assert optimizer_steps(config) >= 1
-    again, origin = find_origin(str(path), {})
-    assert again == config
-    assert run_name(config, origin).startswith(path.stem)
+    assert load_config(path) == config
+    assert run_name(config, origin_of(config, str(path))).startswith(path.stem)
     assert flatten(config).keys() >= {"loss.beta", "training.steps"}
     values = config.model_dump(mode="json")
     text = json.dumps(values, allow_nan=False)

@@ -11,15 +11,15 @@ from grpo_core.config import (
     RunConfig,
     apply_overrides,
     find_config,
-    find_origin,
     load_config,
     merge_knobs,
+    origin_of,
     preset_names,
     run_name,
     validate_config,
 )
-from grpo_core.config.flat import flatten
-from grpo_core.config.knobs import KNOBS
+from grpo_core.config.loading import KNOBS
+from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
 
@@ -85,22 +85,24 @@ def test_a_knob_given_twice_is_refused_with_both_values(overrides: dict[str, Any
 
 
 def test_origin_lists_what_differs_from_the_preset_and_nothing_else() -> None:
-    config, origin = find_origin("quickstart", {"loss.beta": 0.04, "training.steps": 60, "rewards.0.weight": 2.0})
-    assert origin == Origin(preset="quickstart", changes={"rewards.0.weight": (1.0, 2.0), "training.steps": (50, 60)})
+    config = load_config("quickstart", {"loss.beta": 0.04, "training.steps": 60, "rewards.0.weight": 2.0})
+    assert origin_of(config, "quickstart") == Origin(
+        preset="quickstart", changes={"rewards.0.weight": (1.0, 2.0), "training.steps": (50, 60)}
+    )
     assert config == load_config("quickstart", {"training.steps": 60, "rewards.0.weight": 2.0})
 
 
 def test_origin_lists_keys_that_only_one_of_the_two_has() -> None:
-    _, origin = find_origin("quickstart", {"rewards": [{"fn": "reasoning_gym"}, {"fn": "length"}]})
-    assert origin.changes["rewards.1.fn"] == (None, "length")
+    config = load_config("quickstart", {"rewards": [{"fn": "reasoning_gym"}, {"fn": "length"}]})
+    assert origin_of(config, "quickstart").changes["rewards.1.fn"] == (None, "length")
 
 
 def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) -> None:
     path = tmp_path / "half.yaml"
     path.write_text("reference: {mixup_alpha: 0.5}\n")
-    config, origin = find_origin(str(path), {"reference.sync_steps": 5})
+    config = load_config(path, {"reference.sync_steps": 5})
     assert (config.reference.mixup_alpha, config.reference.sync_steps) == (0.5, 5)
-    assert origin.changes["reference.sync_steps"] == (None, 5)
+    assert origin_of(config, str(path)).changes["reference.sync_steps"] == (None, 5)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +119,13 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
     ],
 )
 def test_a_run_is_named_by_what_differs(overrides: dict[str, Any], name: str) -> None:
-    assert run_name(*find_origin("quickstart", overrides)) == name
+    config = load_config("quickstart", overrides)
+    assert run_name(config, origin_of(config, "quickstart")) == name
 
 
 def test_a_run_dir_keeps_its_origin(tmp_path: Path) -> None:
-    config, origin = find_origin("quickstart", {"evaluation.k": [1, 2], "training.steps": 20})
+    config = load_config("quickstart", {"evaluation.k": [1, 2], "training.steps": 20})
+    origin = origin_of(config, "quickstart")
     RunDir(tmp_path / "run").create(config, origin)
     read = RunDir(tmp_path / "run").read_origin()
     assert run_name(config, read) == run_name(config, origin)

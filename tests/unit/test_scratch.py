@@ -12,9 +12,10 @@ from grpo_core.config import load_config
 from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import open_evaluator
-from grpo_core.policy import scratch
-from grpo_core.policy.loading import load_model, load_tokenizer, resolve_model, weights_digest
-from grpo_core.policy.scratch import (
+from grpo_core.policy.loading import load_model, load_tokenizer, weights_digest
+from grpo_core.policy.sources import scratch
+from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.scratch import (
     IGNORED,
     RECIPES,
     build_model,

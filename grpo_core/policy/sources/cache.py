@@ -4,7 +4,6 @@ A model is made by one process, under a lock, in a folder beside its place, and 
 files, `made.manifest`, is part of it. A finished model is read without the lock, also from a folder that cannot be written.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import ModelError, cause
-from grpo_core.machine.disk import is_full_disk
+from grpo_core.machine.disk import flush, is_full_disk, sha256_of
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import waited_lock
 
@@ -86,17 +85,18 @@ def is_whole(target: Path) -> bool:
         return _is_plausible(target)
     except (OSError, ValueError):
         return False
-    if not isinstance(made, dict) or MODEL_FILE not in made:
-        return False
-    return all(isinstance(facts, dict) and _is_unchanged(target / Path(name).name, facts) for name, facts in made.items())
+    return (
+        isinstance(made, dict)
+        and MODEL_FILE in made
+        and all(isinstance(facts, dict) and _is_unchanged(target / Path(name).name, facts) for name, facts in made.items())
+    )
 
 
 def _is_unchanged(file: Path, facts: Mapping[str, Any]) -> bool:
     try:
         found = file.stat()
-        if found.st_size != facts.get("bytes"):
-            return False
-        return found.st_mtime_ns == facts.get("modified_ns") or _digest(file) == facts.get("sha256")
+        is_as_long = found.st_size == facts.get("bytes")
+        return is_as_long and (found.st_mtime_ns == facts.get("modified_ns") or sha256_of(file) == facts.get("sha256"))
     except OSError:
         return False
 
@@ -147,14 +147,8 @@ def _replace(source: str, target: Path, make: Callable[[Path], None]) -> None:
 def _list_files(folder: Path) -> None:
     made, readers = {}, folder.stat().st_mode & 0o666  # by the umask; some libraries close their files to others
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
+        flush(file)
         file.chmod(readers)
         facts = file.stat()
-        made[file.name] = {"bytes": facts.st_size, "modified_ns": facts.st_mtime_ns, "sha256": _digest(file)}
+        made[file.name] = {"bytes": facts.st_size, "modified_ns": facts.st_mtime_ns, "sha256": sha256_of(file)}
     write_json(folder / MADE_FILE, made)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

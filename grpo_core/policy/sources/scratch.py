@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.cache import is_whole, made_once, model_folder
+from grpo_core.policy.sources.cache import is_whole, made_once, model_folder
 
 if TYPE_CHECKING:
     import torch

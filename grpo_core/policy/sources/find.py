@@ -1,0 +1,68 @@
+"""Find a model by its `model.source`: bundled with a package, made from nothing, a local folder or a hub id."""
+
+from pathlib import Path
+
+from grpo_core.errors import ModelError, cause, shown
+from grpo_core.policy.sources import bundled, scratch
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+
+
+def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
+    """Return the local folder of a model, downloading, converting or making it where needed.
+
+    Args:
+        source: `bundled:<name>`, `scratch:<name>`, a folder, or a hub id such as `org/name`.
+        trust_remote_code: also fetch the Python files of a hub repository.
+
+    Raises:
+        ModelError: nothing usable is found; the message lists what was tried.
+    """
+    if source.startswith(bundled.PREFIX):
+        return bundled.bundled_model_path(source.removeprefix(bundled.PREFIX))
+    if source.startswith(scratch.PREFIX):
+        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
+    folder = _folder_of(source) or _download(source, trust_remote_code)
+    if not (folder / "config.json").exists():
+        raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
+    return folder
+
+
+def model_here(source: str) -> Path | None:
+    """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
+    if source.startswith(bundled.PREFIX):
+        return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
+    if source.startswith(scratch.PREFIX):
+        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX)) if scratch.is_made(source) else None
+    return _folder_of(source) or _downloaded(source)
+
+
+def _downloaded(source: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=["*.json", *WEIGHT_FILES], local_files_only=True))
+    except Exception:  # noqa: BLE001  (as in `_download`; it is not here)
+        return None
+
+
+def _folder_of(source: str) -> Path | None:
+    try:
+        folder = Path(source).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError):  # a name of more than 255 bytes; ~ of an unknown user
+        return None
+
+
+def _download(source: str, trust_remote_code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.txt", "*.model", "*.jinja", *WEIGHT_FILES, *(["*.py"] if trust_remote_code else [])]
+    try:
+        return Path(snapshot_download(source, allow_patterns=wanted))
+    except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
+        raise ModelError(
+            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {bundled.PREFIX!r}), "
+            f"a recipe ({scratch.PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
+            "Check the spelling, or give a local path"
+        ) from error
