@@ -5,23 +5,20 @@ open_evaluation - open_tracking - prepare_evaluation_data - prepare_model - eval
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from prefect import flow
-from prefect.states import Cancelled
 
 from flows.naming import name_evaluation_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
-from flows.signals import signals_of_the_command
+from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from grpo_core.evaluation.plan import EvaluationPlan
-from tasks.process.cancellation import RunCancelledError
-from tasks.run.evaluation import evaluate_policy
-from tasks.run.evaluation_run import open_evaluation, prepare_evaluation_data, report_evaluation
-from tasks.run.model import prepare_model
-from tasks.run.reporting import RunSummary
+from tasks.run.evaluation_run import open_evaluation, prepare_evaluation_data
+from tasks.run.inputs import prepare_model
+from tasks.run.processes import evaluate_policy
+from tasks.run.reporting import RunSummary, report_evaluation
 from tasks.run.setup import hold_run
-from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
+from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples"}
 
@@ -51,20 +48,16 @@ def grpo_evaluate(
         run_dir: Folder of the evaluation; left out, a new one under `runs/`.
     """
     knobs = merge_knobs({"data": data, "num_prompts": num_prompts, "samples": samples}, overrides, KEYS)
-    plan = open_evaluation(policy, config, knobs, Path(run_dir) if run_dir else None)
+    return _evaluate(open_evaluation(policy, config, knobs, Path(run_dir) if run_dir else None))
+
+
+@ends_when_asked
+def _evaluate(plan: EvaluationPlan) -> RunSummary:
     with hold_run(plan.run_path):
-        return _tracked_evaluation(plan, open_tracking(plan.run_path))
-
-
-def _tracked_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
-    try:
-        with signals_of_the_command(), end_tracking(plan.run_path, tracked):
-            prompts = prepare_evaluation_data(plan)
-            prepare_model(plan.run_path, prompts)
+        tracked = open_tracking(plan.run_path)
+        with end_tracking(plan.run_path, tracked):
+            prepare_model(plan.run_path, prepare_evaluation_data(plan))
             track_inputs(plan.run_path, tracked)
             evaluate_policy(plan.run_path, "base", plan.set_name, plan.step)
             summary = report_evaluation(plan, tracked)
-            problems = track_results(plan.run_path, tracked, "FINISHED")
-    except RunCancelledError as error:
-        return cast("RunSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
-    return replace(summary, problems=problems)
+            return replace(summary, problems=track_results(plan.run_path, tracked, "FINISHED"))

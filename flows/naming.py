@@ -7,9 +7,8 @@ from typing import Any
 from prefect import get_client
 from prefect.runtime import flow_run
 
-from flows.stack.worker import worker_tags
 from grpo_core.config import merge_knobs, origin_of, run_name
-from grpo_core.config.knobs import KNOBS
+from grpo_core.config.loading import KNOBS
 from grpo_core.errors import GrpoError
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
@@ -17,6 +16,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import StoredSweep
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
+from tasks.process.context import worker_tags
 from tasks.rails import load_allowed
 
 NAME_CHARACTERS = 200
@@ -83,8 +83,7 @@ def tag_flow_run(run_path: Path) -> None:
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
     labels = {f"{key}:{config.tracking.labels[key]}" for key in ("sweep", "arm") if key in config.tracking.labels}
-    tags = {f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels}
-    _add_tags(tags)
+    _add_tags({f"preset:{run_dir.read_origin().preset}", f"model:{config.model.source}", f"data:{config.data.source}", *labels})
 
 
 def tag_sweep(stored: StoredSweep) -> None:

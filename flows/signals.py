@@ -9,9 +9,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SAME_REQUEST_SECONDS = 2.0
 """`timeout` sends SIGTERM to its command and then to the group, Slurm to every process of a step: that is one request."""
@@ -37,8 +42,11 @@ class _Requests:
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if number == signal.SIGHUP:
-            self._leave_terminals()
+        if number == signal.SIGHUP:  # further output goes nowhere: writing to a terminal that is gone is an error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in self._terminals:
+                os.dup2(nowhere, stream)
+            os.close(nowhere)
         if self._first is None:
             self._first, self._since = signal.Signals(number), now
         elif now - self._since < SAME_REQUEST_SECONDS and not number == self._first == signal.SIGINT:
@@ -48,13 +56,6 @@ class _Requests:
     def exit_code(self, code: int) -> int:
         """Return the exit code of a command that ends with `code`, which is 130 after any KeyboardInterrupt."""
         return 128 + self._first if self._first is not None and code == 128 + signal.SIGINT else code
-
-    def _leave_terminals(self) -> None:
-        """Let further output go nowhere: writing to a terminal that is gone is an error."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in self._terminals:
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
 
 
 _installed: _Requests | None = None
@@ -88,3 +89,20 @@ def signals_of_the_command() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ends_when_asked(work: Callable[P, T]) -> Callable[P, T]:
+    """Return a flow's work such that it ends as signals to the command ask, and in Cancelled if its flow run is cancelled."""
+    from prefect.states import Cancelled  # here: the command imports this file, and Prefect takes seconds
+
+    from tasks.process.cancellation import RunCancelledError
+
+    @wraps(work)
+    def ended(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with signals_of_the_command():
+                return work(*args, **kwargs)
+        except RunCancelledError as error:
+            return cast("T", Cancelled(message=str(error)))  # a flow that returns a state ends in it
+
+    return ended

@@ -4,18 +4,13 @@ open_sweep - track_sweep - run_arms (each run is the flow grpo, here or through 
 """
 
 from pathlib import Path
-from typing import cast
 
 from prefect import flow
-from prefect.states import Cancelled
 
 from flows.naming import name_resumed_sweep, name_sweep, tag_sweep
 from flows.parameters import NO_OVERRIDES, Name, Overrides
-from flows.signals import signals_of_the_command
-from tasks.process.cancellation import RunCancelledError
-from tasks.sweep.opening import hold_sweep, open_sweep
-from tasks.sweep.reporting import SweepSummary, report_sweep
-from tasks.sweep.running import refuse_failures, run_arms
+from flows.signals import ends_when_asked
+from tasks.sweep.stages import SweepSummary, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
 from tasks.tracking.sweep import end_sweep, track_sweep
 
 
@@ -45,16 +40,14 @@ def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary
     return run_sweep(Path(sweep_dir), retry_failed)
 
 
+@ends_when_asked
 def run_sweep(sweep_path: Path, retry_failed: bool = False) -> SweepSummary:
     """Do what is left to do of the sweep in a folder."""
-    with signals_of_the_command(), hold_sweep(sweep_path) as stored:
+    with hold_sweep(sweep_path) as stored:
         tag_sweep(stored)
         tracked = track_sweep(stored)
-        try:
-            with end_sweep(tracked):
-                run_arms(stored, tracked, retry_failed)
-                summary = report_sweep(stored, tracked)
-                refuse_failures(stored)
-        except RunCancelledError as error:
-            return cast("SweepSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
-    return summary
+        with end_sweep(tracked):
+            run_arms(stored, tracked, retry_failed)
+            summary = report_sweep(stored, tracked)
+            refuse_failures(stored)
+            return summary

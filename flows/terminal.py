@@ -25,6 +25,16 @@ def echo_warnings(warnings: Iterable[str], err: bool = True) -> None:
         echo(f"warning: {warning}", err=err)
 
 
+def echo_result(facts: Iterable[str], places: Iterable[tuple[str, str]], problems: Iterable[str]) -> None:
+    """Print what came of a run or sweep, where to look at it, each place with its label, and what could not be tracked."""
+    for fact in facts:
+        echo(f"  {fact}")
+    echo()
+    for label, place in places:
+        echo(f"{label:10}{place}")
+    echo_warnings(problems)
+
+
 def echo_traceback() -> None:
     """Print the traceback of the error that is being handled."""
     echo_text(traceback.format_exc().rstrip("\n"), err=True)

@@ -8,25 +8,20 @@ however, is resumed by running it again: by `resume`, or by a retry of the same 
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from prefect import flow
-from prefect.states import Cancelled
 
 from flows.naming import name_resumed_run, name_training, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
-from flows.signals import signals_of_the_command
+from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
-from tasks.process.cancellation import RunCancelledError
-from tasks.run.data import prepare_data
 from tasks.run.disk import check_disk
-from tasks.run.evaluation import evaluate_policy
-from tasks.run.model import prepare_model
+from tasks.run.inputs import prepare_data, prepare_model
 from tasks.run.monitoring import monitor
+from tasks.run.processes import evaluate_policy, release_monitor, run_training_process
 from tasks.run.reporting import RunSummary, report_run
 from tasks.run.setup import Repair, hold_run, open_run, reopen_run
-from tasks.run.training import release_monitor, run_training_process
-from tasks.tracking import TrackedRun, end_tracking, open_tracking, track_inputs, track_results
+from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 
 @flow(name="grpo", flow_run_name=name_training)
@@ -73,18 +68,15 @@ def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
     return run_training(reopen_run(Path(run_dir), repair))
 
 
+@ends_when_asked
 def run_training(run_path: Path) -> RunSummary:
     """Do what is left to do of the run in a folder."""
-    with signals_of_the_command(), hold_run(run_path):
+    with hold_run(run_path):
         tag_flow_run(run_path)
-        return _tracked_run(run_path, open_tracking(run_path))
-
-
-def _tracked_run(run_path: Path, tracked: TrackedRun) -> RunSummary:
-    try:
+        tracked = open_tracking(run_path)
         with end_tracking(run_path, tracked):
             data = prepare_data(run_path)
-            check_disk(run_path, tracked, prepare_model(run_path, data).folder)
+            check_disk(run_path, tracked, prepare_model(run_path, data))
             track_inputs(run_path, tracked)
             evaluate_policy(run_path, "base")
             watching = monitor.submit(run_path, tracked)
@@ -96,7 +88,4 @@ def _tracked_run(run_path: Path, tracked: TrackedRun) -> RunSummary:
             alerts = watching.result()
             evaluate_policy(run_path, "final")
             summary = report_run(run_path, tracked, alerts)
-            problems = track_results(run_path, tracked, "FINISHED")
-    except RunCancelledError as error:
-        return cast("RunSummary", Cancelled(message=str(error)))  # a flow that returns a state ends in it
-    return replace(summary, problems=problems)
+            return replace(summary, problems=track_results(run_path, tracked, "FINISHED"))

@@ -19,11 +19,12 @@
 
 A message names the key, the bound, the value and what to do. Commands print the message alone and exit with
 `exit_code`: 2 where nothing had been started, 1 where a run was under way. `shown`, `name_of`,
-`cause` and `listed` keep a message readable whatever the value is. No message holds a password of an
-address, nor a character that a terminal would obey.
+`few_names`, `cause` and `listed` keep a message readable whatever the value is. No message holds a
+password of an address, nor a character that a terminal would obey.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from grpo_core.plain_text import for_terminal
@@ -134,9 +135,35 @@ def name_of(key: str | int, most: int = 80) -> str:
     >>> print(name_of("loss.beta"), name_of(3), name_of(" \u2028"))
     loss.beta 3 ' \u2028'
     """
-    if isinstance(key, str) and key.isprintable() and len(key) <= most:
-        return key
-    return shown(key, most)
+    return key if isinstance(key, str) and key.isprintable() and len(key) <= most else shown(key, most)
+
+
+def few_names(names: Iterable[str | int], most: int) -> str:
+    """Return some names in one line, and how many more there are.
+
+    >>> few_names("abcdef", 4)
+    'a, b, c, d and 2 more'
+    """
+    names = list(names)
+    return ", ".join(map(name_of, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextlib.contextmanager
+def raised_as(kind: type[GrpoError], message: str, *caught: type[Exception]) -> Iterator[None]:
+    """Raise the errors that are caught inside as one of ours, which says in place of `{cause}` what was wrong.
+
+    Args:
+        kind: of the error that is raised.
+        message: what cannot be done, why (`{cause}`), and what to do instead.
+        caught: kinds of errors; an error that is ours already stays as it is.
+    """
+    try:
+        yield
+    except caught as error:
+        if isinstance(error, GrpoError):
+            raise
+        reason = isinstance(error, OSError) and error.strerror
+        raise kind(message.replace("{cause}", reason or cause(error))) from error
 
 
 def cause(error: BaseException, most: int = 300) -> str:

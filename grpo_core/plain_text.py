@@ -57,9 +57,8 @@ def for_markdown(text: str) -> str:
     >>> print(for_markdown("<b> | [x](http://evil/x) *a_b* `c`"))
     &lt;b> \| \[x\](`http://evil/x)` \*a_b\* \`c\`
     """
-    plain = visible(redact_uri(text)).strip(" ")
-    pieces = [for_code(piece) if index % 2 else _escaped(piece) for index, piece in enumerate(_LINK.split(plain))]
-    return _BLOCK_START.sub(r"\1\\", "".join(pieces))
+    pieces = enumerate(_LINK.split(visible(redact_uri(text)).strip(" ")))
+    return _BLOCK_START.sub(r"\1\\", "".join(for_code(piece) if index % 2 else _escaped(piece) for index, piece in pieces))
 
 
 def for_code(text: str, *, in_table: bool = False) -> str:
@@ -102,5 +101,4 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    escaped = _MARKUP.sub(lambda found: "\\" + found[0], text)
-    return "".join(_ENTITIES.get(character, character) for character in escaped)
+    return "".join(_ENTITIES.get(character, character) for character in _MARKUP.sub(lambda found: "\\" + found[0], text))

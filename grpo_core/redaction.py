@@ -82,8 +82,7 @@ def kept_uri(uri: str) -> str:
     >>> kept_uri("https://me:secret@host:5000"), kept_uri("postgresql://me:secret@db/mlflow"), kept_uri("sqlite:///a b.db")
     ('https://host:5000', 'postgresql://***@db/mlflow', 'sqlite:///a b.db')
     """
-    kept = _redact_patterns(_encoded(uri)) if has_credentials(uri) else uri
-    return _HTTP_USER.sub(r"\1", kept)
+    return _HTTP_USER.sub(r"\1", _redact_patterns(_encoded(uri)) if has_credentials(uri) else uri)
 
 
 def _redact_patterns(text: str) -> str:

@@ -9,9 +9,16 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from grpo_core.machine.marker import Kind
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import (
+    ROOTS_VARIABLE,
+    RUNS_FOLDER,
+    FlowDir,
+    allowed_roots,
+    make_folder,
+    refuse_foreign_root,
+    starting,
+)
 from grpo_core.run.folder import RunDir
-from grpo_core.run.starting import ROOTS_VARIABLE, RUNS_FOLDER, allowed_roots, make_folder, refuse_foreign_root, starting
 from tasks.process.context import is_deployed
 
 

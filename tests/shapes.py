@@ -7,7 +7,6 @@ PACKAGES = (
     "grpo_core.algorithm",
     "grpo_core.policy.forward",
     "grpo_core.policy.policy",
-    "grpo_core.policy.prefix",
     "grpo_core.policy.reference",
     "grpo_core.training",
 )

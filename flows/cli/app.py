@@ -8,9 +8,8 @@ from collections.abc import Callable
 import typer
 
 from flows.cli.clean import clean
-from flows.cli.run import check, evaluate, import_settings, reproduce, track, train
+from flows.cli.run import check, evaluate, import_settings, report_on_sweep, reproduce, sweep, track, train
 from flows.cli.stack import down, status, up
-from flows.cli.sweep import report_on_sweep, sweep
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
@@ -56,18 +55,13 @@ QUIET = {
 """Environment defaults of the command: its own view replaces Prefect's log, and nothing is reported to anybody."""
 
 
-def _set_environment(debug: bool) -> None:
-    """Set what Prefect and MLflow read when they are imported; what the user has set stays."""
-    for name, value in QUIET.items():
-        if not (debug and name.endswith("LOGGING_LEVEL")):
-            os.environ.setdefault(name, value)
-
-
 def main() -> None:
     """Run the command; an error is one message and an exit code, with --debug (anywhere on the line) also a traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     debug = len(arguments) < len(sys.argv) - 1
-    _set_environment(debug)
+    for name, value in QUIET.items():  # read when Prefect and MLflow are imported
+        if not (debug and name.endswith("LOGGING_LEVEL")):
+            os.environ.setdefault(name, value)
     exit_with_lifeline()  # a run that a sweep has started ends with it
     if not debug:
         # Each attempt to reach a server that is away; the monitor reports it once.
@@ -76,14 +70,12 @@ def main() -> None:
         move_credentials()
         with ended_like_ctrl_c():
             app(arguments)
-    except GrpoError as error:
+    except Exception as error:  # noqa: BLE001  (whatever goes wrong is a message)
         if debug:
             echo_traceback()
-        echo_text(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001  (whatever else goes wrong is one line, too)
-        if debug:
-            echo_traceback()
-        message = cause(error, most=MAX_FAULT_CHARACTERS)
-        echo(f"error: {type(error).__name__}: {message} (unexpected; {DEBUG} shows the traceback)", err=True)
+        if isinstance(error, GrpoError):
+            echo_text(f"error: {error}", err=True)
+            sys.exit(error.exit_code)
+        what = f"{type(error).__name__}: {cause(error, most=MAX_FAULT_CHARACTERS)}"
+        echo(f"error: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(1)

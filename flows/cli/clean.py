@@ -33,8 +33,9 @@ def clean(
     found = find_items(folder, kind or tuple(KINDS), run or ())
     for item in found.items:
         note = f"  ({item.note})" if item.note else ""
-        size = shown_bytes(item.bytes)
-        typer.echo(f"{item.kind:12}{size:>8}{_age(item.age_seconds):>12}  {name_of(str(item.path), 300)}{note}")
+        typer.echo(
+            f"{item.kind:12}{shown_bytes(item.bytes):>8}{_age(item.age_seconds):>12}  {name_of(str(item.path), 300)}{note}"
+        )
     for text in found.skipped:
         typer.echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"

@@ -1,20 +1,25 @@
-"""The verbs of the `grpo` command that are about one run and its configuration."""
+"""The verbs of the `grpo` command that are about runs, their configurations, and sweeps of them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flows.stack.servers import runs_in_prefect, use_stack
-from flows.terminal import echo, echo_text, echo_warnings
+from flows.terminal import echo, echo_result, echo_text, echo_warnings
 from grpo_core.config import check_consistency, load_config, parse_overrides
-from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
+from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import ConfigError
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import describe_plan, load_sweep
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
+    from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["mlflow", "cut"]
 ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
@@ -28,7 +33,7 @@ def train(
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of a run that was interrupted: go on with it. Nothing else is given then.")
+        Path | None, typer.Option(help="Resume the interrupted run in this folder. Nothing else is given then.")
     ] = None,
     repair: Annotated[
         Repair | None,
@@ -43,25 +48,19 @@ def train(
     elif config is None:
         raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
     else:
-        summary = _train(config, parse_overrides(overrides or []), run_dir)
+        values = parse_overrides(overrides or [])
+        echo_warnings(check_consistency(load_config(config, values)))
+        use_stack()
+        from flows.train import grpo
+
+        summary = grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
     _show(summary)
     if summary.status == "stopped":
         echo(f"stopped early: {summary.reason}", err=True)
         raise typer.Exit(3)
 
 
-def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> "RunSummary":
-    echo_warnings(check_consistency(load_config(config, values)))
-    use_stack()
-    from flows.train import grpo
-
-    return grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
-
-
 def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
-    from grpo_core.run.folder import RunDir
-    from grpo_core.run.integrity import check_run
-
     if given:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
     RunDir(run_dir).read_config()
@@ -109,14 +108,9 @@ def reproduce(
 def _show(summary: "RunSummary") -> None:
     """Print what came of a run and where to look at it."""
     echo()
-    for fact in (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts)):
-        echo(f"  {fact}")
-    echo()
-    echo(f"report    {summary.run_path}/report/report.md")
-    for label, place in zip(("MLflow", ""), filter(None, (summary.mlflow_ui_command, summary.mlflow_address)), strict=False):
-        echo(f"{label:10}{place}")
-    echo(f"Prefect   {runs_in_prefect()}")
-    echo_warnings(summary.problems)
+    facts = (*summary.facts, *(f"alert: {alert}" for alert in summary.alerts))
+    places = (("report", f"{summary.run_path}/report/report.md"), *summary.tracked.places, ("Prefect", runs_in_prefect()))
+    echo_result(facts, places, summary.problems)
     if summary.is_identical is False:
         raise typer.Exit(4)
 
@@ -153,8 +147,62 @@ def import_settings(
     processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
 ) -> None:
     """Print the configuration that is equivalent to a TRL or ROLL file, with what became of each of its keys as comments."""
-    from grpo_core.interop import import_config, render, summary
+    from grpo_core.interop.conversion import import_config
+    from grpo_core.interop.report import render, summary
 
     imported = import_config(file, source, processes)
     typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
     echo(summary(imported), err=True)
+
+
+def sweep(
+    file: Annotated[
+        str | None, typer.Argument(help="A file in configs/sweeps/ by name, or a path.", metavar="FILE", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+) -> None:
+    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
+    values = parse_overrides(overrides or [])
+    if resume is None and retry_failed:
+        raise ConfigError("--retry-failed: has no effect without --resume SWEEP_DIR")
+    if resume is not None:
+        given = [value for value in (file, sweep_dir, *(overrides or [])) if value is not None]
+        if given:
+            raise ConfigError(f"--resume {resume}: the sweep keeps its own settings; leave out {given[0]}")
+        SweepDir(resume).read()  # refused before anything is started
+        use_stack()
+        from flows.sweep import resume_sweep
+
+        _show_sweep(resume_sweep(sweep_dir=str(resume), retry_failed=retry_failed))
+        return
+    if file is None:
+        raise ConfigError("give a FILE (of configs/sweeps/, or a path), or --resume SWEEP_DIR")
+    plan = load_sweep(file, values)  # refused before anything is started
+    if dry_run:
+        for line in describe_plan(plan):
+            echo(line)
+    else:
+        use_stack()
+        from flows.sweep import grpo_sweep
+
+        _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(sweep_dir) if sweep_dir else None))
+
+
+def _show_sweep(summary: "SweepSummary") -> None:
+    echo()
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    places = (("runs", counts), ("report", str(summary.page)), *summary.tracked.places)
+    echo_result(summary.answer, places, summary.problems)
+
+
+def report_on_sweep(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
+    """Write tables, figures and the report of a sweep from its journals, and upload them to MLflow where it is tracked."""
+    from tasks.sweep.stages import report_again
+
+    page, answer, problems = report_again(sweep_dir)
+    echo_result(answer, [("report", str(page))], problems)

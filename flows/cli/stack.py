@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.stack.client_settings import folder_here
+from flows.stack.servers import folder_here
 from flows.terminal import echo
 
 StackFolder = Annotated[
@@ -33,8 +33,11 @@ def up(
     from tasks.rails import module_names
 
     allowed = module_names(allow_reward) if allow_reward else None
-    wanted = Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers, allow_reward=allowed)
-    stack = start_stack(folder or folder_here(), wanted, echo)
+    stack = start_stack(
+        folder or folder_here(),
+        Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers, allow_reward=allowed),
+        echo,
+    )
     echo()
     echo(f"logs and data are in {stack.folder}; a first run:")
     echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
@@ -65,7 +68,7 @@ def status(
 
 def _show_stack(folder: Path) -> None:
     from flows.stack.control import stack_status
-    from flows.stack.runs import count_flow_runs
+    from flows.stack.prefect_api import count_flow_runs
 
     stack, conditions = stack_status(folder)
     if stack is None:
@@ -96,7 +99,5 @@ def _show_run(run_dir: Path) -> None:
         for key in ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds"):
             if key in now.last.metrics:
                 echo(f"  {key:20} {now.last.metrics[key]:.4g}")
-    for alert in now.alerts:
-        echo(f"alert: {alert}")
-    for note in now.notes:
-        echo(note)
+    for line in (*(f"alert: {alert}" for alert in now.alerts), *now.notes):
+        echo(line)

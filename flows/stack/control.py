@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.stack.client_settings import remove_client_settings, write_client_settings
-from flows.stack.folder import claim_folder
-from flows.stack.ports import choose_port, is_free
-from flows.stack.prefect_setup import forget_worker, set_up_prefect
-from flows.stack.processes import end_processes, family, marked_processes, start_process
-from flows.stack.runs import count_flow_runs, is_flow, pause_pool, run_processes, settle_lost_runs, stop_runs
-from flows.stack.secret import ensure_secret, read_secret, secret_file
+from flows.stack.prefect_api import (
+    count_flow_runs,
+    forget_worker,
+    is_flow,
+    pause_pool,
+    run_processes,
+    set_up_prefect,
+    settle_lost_runs,
+    stop_runs,
+)
+from flows.stack.processes import choose_port, end_processes, family, is_free, marked_processes, start_process
+from flows.stack.servers import remove_client_settings, write_client_settings
 from flows.stack.services import MLFLOW, PREFECT, Service, mark, services, stack_environment, workers
-from flows.stack.state import Stack, read_stack
+from flows.stack.state import Stack, claim_folder, ensure_secret, read_secret, read_stack, secret_file
 from grpo_core.errors import StackError
 from grpo_core.machine.locks import open_lock, try_lock
 
@@ -131,9 +136,7 @@ def end_stack(folder: Path, patience: float, report: Report) -> bool:
 def stack_status(folder: Path) -> tuple[Stack | None, dict[str, str]]:
     """Return the stack of a folder and the condition of each service: `ready`, `not ready` or `ended`."""
     stack = read_stack(folder)
-    if stack is None:
-        return None, {}
-    return stack, {service.name: _condition(stack, service) for service in services(stack)}
+    return stack, {service.name: _condition(stack, service) for service in services(stack)} if stack else {}
 
 
 def _condition(stack: Stack, service: Service) -> str:
@@ -162,8 +165,10 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
         raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
     for name, given in asdict(wanted).items():
         if given not in (None, now := getattr(known, name)):
-            option = f"--{name.replace('_', '-')} {_listed(given)}"
-            raise StackError(f"{option}: the stack of {folder} is up with {_listed(now)}; run `grpo down` first")
+            raise StackError(
+                f"--{name.replace('_', '-')} {_listed(given)}: the stack of {folder} is up with {_listed(now)}; "
+                "run `grpo down` first"
+            )
     if read_secret(folder) is None:
         raise StackError(
             f"{folder}: the stack that is up here asks for no secret (an older version started it), or {secret_file(folder)} "
@@ -209,10 +214,8 @@ def _start_workers(stack: Stack, report: Report) -> Stack:
 def _ensure_started(stack: Stack, service: Service) -> Stack:
     if stack.alive(service.name):
         return stack
-    process = start_process(
-        service.command(stack), {**stack_environment(stack), **service.variables(stack)}, stack.log_file(service.name)
-    )
-    return stack.with_process(service.name, process)
+    environment = {**stack_environment(stack), **service.variables(stack)}
+    return stack.with_process(service.name, start_process(service.command(stack), environment, stack.log_file(service.name)))
 
 
 def _await_ready(stack: Stack, service: Service) -> None:
@@ -221,18 +224,14 @@ def _await_ready(stack: Stack, service: Service) -> None:
         if ended or time.monotonic() > deadline:
             how = "ended" if ended else f"is not ready after {START_SECONDS:.0f} s"
             log = stack.log_file(service.name)
-            message = f"{service.name}: {how}; its log, {log}, ends with:\n{_tail(log)}"
+            tail = [f"  {line}" for line in log.read_text(errors="replace").splitlines()[-TAIL_LINES:]]
+            message = "\n".join([f"{service.name}: {how}; its log, {log}, ends with:", *tail])
             port = getattr(stack, f"{service.name}_port", None)
             # The holder of the port may have left it again: what the service wrote counts as well.
             if ended and port is not None and (PORT_IN_USE in message.lower() or not is_free(port)):
                 raise _PortTakenError(message, service.name, port)
             raise StackError(message)
         time.sleep(POLL_SECONDS)
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
 
 def _end_runs(stack: Stack, patience: float, report: Report) -> None:
@@ -248,8 +247,8 @@ def _end_runs(stack: Stack, patience: float, report: Report) -> None:
             return
         if time.monotonic() > deadline:
             end_processes(remaining, END_SECONDS)
-            runs = len(set(remaining.values()))
-            report(f"{runs} run(s) were not ready after {patience:.0f} s and were ended; their last checkpoint stays")
+            ended = f"{len(set(remaining.values()))} run(s) were not ready after {patience:.0f} s and were ended"
+            report(f"{ended}; their last checkpoint stays")
             return
         time.sleep(POLL_SECONDS)
 

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import secrets
 import select
 import socket
@@ -33,12 +34,12 @@ from prefect.settings import (
 )
 
 from flows.stack.embedded_database import Condition, damaged, database_file, examine, migration_lock
-from flows.stack.embedded_output import failure, sign_of_damage, written
 from flows.stack.embedded_server import GRACE_SECONDS, MODULE
-from flows.stack.ports import HOST, past_proxies
 from flows.stack.prefect_app import HOSTS_VARIABLE, loopback_hosts
+from flows.stack.processes import HOST, past_proxies
 from grpo_core.errors import StackError
-from tasks.process.context import EMBEDDED_VARIABLE
+from grpo_core.redaction import redact_uri
+from tasks.process.context import EMBEDDED_VARIABLE, python_path
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,19 @@ START_SECONDS = 300.0
 """How long a server that lives may take to start; Prefect's own setting counts where it is longer."""
 NOTICE_SECONDS = 15.0
 POLL_SECONDS = 0.2
+SHOWN_LINES = 12
+TAIL_BYTES = 50_000
+SIGNS_OF_DAMAGE = (
+    "malformed",
+    "is not a database",
+    "already exists",
+    "duplicate column name",
+    "no such table",
+    "no such column",
+)
+"""What SQLite reports of a database that another start will not mend."""
+CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[^\n\t -~\u00a0-\uffff]")
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
 _held: list[int] = []
 """Write ends of lifelines: open as long as this process is."""
 
@@ -81,8 +95,12 @@ def start_embedded_server(show: Callable[[str], None] = lambda line: logger.warn
     started = _start(show)
     atexit.register(_end, started)
     address = f"http://{HOST}:{started.port}/api"
-    os.environ.update({"PREFECT_API_URL": address, "PREFECT_API_AUTH_STRING": started.secret, EMBEDDED_VARIABLE: address})
-    os.environ.update(past_proxies(os.environ))
+    os.environ.update(
+        past_proxies(os.environ),
+        PREFECT_API_URL=address,
+        PREFECT_API_AUTH_STRING=started.secret,
+        **{EMBEDDED_VARIABLE: address},
+    )
     prefect.context.refresh_global_settings_context()
 
 
@@ -121,28 +139,27 @@ def _start_once(show: Callable[[str], None], lock: int | None, variables: dict[s
     lifeline, held = os.pipe()
     ready, write_ready = os.pipe()
     _held.append(held)
-    try:
-        with contextlib.ExitStack() as opened, socket.create_server((HOST, 0)) as listener:
-            opened.callback(os.close, ready)
-            log = opened.enter_context(tempfile.TemporaryFile())  # readable through this descriptor alone
-            port = listener.getsockname()[1]
-            passed = (listener.fileno(), lifeline, write_ready, *(() if lock is None else (lock,)))
-            try:
+    with contextlib.ExitStack() as failed, contextlib.ExitStack() as opened:
+        failed.callback(_release, held)
+        opened.callback(os.close, ready)
+        log = opened.enter_context(tempfile.TemporaryFile())  # readable through this descriptor alone
+        try:
+            with socket.create_server((HOST, 0)) as listener:  # the server's own stays open: once dead, it refuses connections
+                port = listener.getsockname()[1]
+                passed = (listener.fileno(), lifeline, write_ready, *(() if lock is None else (lock,)))
                 process = _spawn(passed, {**_environment(port, secret), **variables}, log)
-            finally:
-                os.close(lifeline)
-                os.close(write_ready)
-            listener.close()  # the server's own is open: a server that has died refuses connections
-            try:
-                _wait(process, ready, lambda: written(log, secret), show)
-            except BaseException:
-                process.kill()
-                process.wait()
-                raise
-    except BaseException:
-        _release(held)
-        raise
+        finally:
+            os.close(lifeline)
+            os.close(write_ready)
+        failed.callback(_kill, process)
+        _wait(process, ready, lambda: written(log, secret), show)
+        failed.pop_all()
     return _Started(process=process, lifeline=held, port=port, secret=secret)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def _spawn(passed: tuple[int, ...], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -159,18 +176,16 @@ def _spawn(passed: tuple[int, ...], environment: dict[str, str], log: IO[bytes])
 
 
 def _environment(port: int, secret: str) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[2])
-    address = f"http://{HOST}:{port}"
     return {
         **os.environ,
         **get_current_settings().to_environment_variables(exclude_unset=True),
-        "PYTHONPATH": os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part),
+        "PYTHONPATH": python_path(),
         "PYTHONSAFEPATH": "1",  # a folder `flows` where the user works is not ours
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
         "PREFECT_SERVER_API_AUTH_STRING": secret,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
         HOSTS_VARIABLE: loopback_hosts(port),
     }
 
@@ -204,8 +219,7 @@ def _end(started: _Started) -> None:
     try:
         started.process.wait(GRACE_SECONDS + 1)
     except subprocess.TimeoutExpired:
-        started.process.kill()
-        started.process.wait()
+        _kill(started.process)
 
 
 def _release(lifeline: int) -> None:
@@ -223,3 +237,35 @@ os.register_at_fork(after_in_child=_release_all)  # a fork that outlives the com
 
 def _load() -> str:
     return f"{os.getloadavg()[0]:.0f}"
+
+
+def written(log: IO[bytes], secret: str) -> str:
+    """Return the end of what a server wrote, without its secret, passwords in addresses and terminal escapes."""
+    start = max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES)
+    text = os.pread(log.fileno(), TAIL_BYTES, start).decode(errors="replace").replace(secret, "***")
+    return CONTROLS.sub("", redact_uri(text)).strip()
+
+
+def failure(what: str, output: str) -> str:
+    """Return the message for a server that did not start, with its last lines.
+
+    Before them stands the last exception's: an SQL statement of any length may follow it.
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    causes = [line for line in lines[:-SHOWN_LINES] if EXCEPTION.match(line)]
+    last = "\n".join([*causes[-1:], *lines[-SHOWN_LINES:]])
+    text = f"; its last output:\n{last}\n" if output else ". "
+    return (
+        f"the embedded Prefect server {what}{text}"
+        f"Start the command again (at a high load, later); or start a server once with `grpo up`, which commands in this "
+        f"folder then use; or set PREFECT_API_URL to a server of yours; or give it another database with PREFECT_HOME. "
+        f"--debug shows all of its output"
+    )
+
+
+def sign_of_damage(output: str) -> str:
+    """Return the line in which SQLite calls the database damaged or half migrated, empty if there is none."""
+    lines = [
+        line.strip() for line in output.splitlines() if "sqlite3." in line and any(sign in line for sign in SIGNS_OF_DAMAGE)
+    ]
+    return lines[-1] if lines else ""

@@ -5,11 +5,9 @@ server is started under a lock until it has opened a database that is not at the
 """
 
 import contextlib
-import os
 import re
 import sqlite3
 import struct
-import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -17,17 +15,13 @@ from pathlib import Path
 import prefect
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_HOME
 
-from grpo_core.errors import StackError
-from grpo_core.machine.locks import holder_of, try_lock
-from grpo_core.machine.private import FILE_MODE, FOLDER_MODE
+from grpo_core.errors import BusyError, StackError
+from grpo_core.machine.disk import FOLDER_MODE
+from grpo_core.machine.locks import waited_lock
+from grpo_core.machine.sqlite import revisions
 
 SQLITE_URL = re.compile(r"sqlite(\+\w+)?:///(?P<path>[^?]+)")
-REVISION = re.compile(r"^(?P<name>revision|down_revision)\s*(?::[^=\n]+)?=\s*(?P<value>.+)$", re.MULTILINE)
-QUOTED = re.compile(r"[\"'](\w+)[\"']")
 OPEN_SECONDS = 5.0
-POLL_SECONDS = 0.1
-WAIT_NOTICE_SECONDS = 5.0
-"""A command that waits for another one's migration reports it after so long, and again after ten times as long."""
 WAIT_SECONDS = 600.0
 HEADER_BYTES = 100
 
@@ -63,7 +57,9 @@ def examine(file: Path) -> Condition:
         ) as database:
             _check_pages(file, database)
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
-                return _without_revision(file, database)
+                if table := database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchone():
+                    raise StackError(damaged(file, f"it has the table {table[0]} and no revision"))
+                return Condition.MISSING
             found = {row[0] for row in database.execute("SELECT version_num FROM alembic_version")}
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
@@ -73,7 +69,7 @@ def examine(file: Path) -> Condition:
         raise StackError(damaged(file, str(error))) from error
     except OSError as error:
         raise StackError(f"{file}: Prefect's database cannot be read ({error.strerror}); {_other_home()}") from error
-    known, newest = _revisions()
+    known, newest = revisions(Path(prefect.__file__).parent / "server" / "database" / "_migrations" / "versions" / "sqlite")
     if found - known and known:
         raise StackError(
             f"{file}: Prefect's database has revision {', '.join(sorted(found - known))}, which Prefect {prefect.__version__} "
@@ -99,25 +95,16 @@ def migration_lock(file: Path, show: Callable[[str], None]) -> Iterator[int]:
         StackError: the folder cannot be written, or another process holds the lock for more than 10 minutes.
     """
     path = file.with_name(f"{file.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-    except OSError as error:
-        raise StackError(f"{path}: cannot be written ({error.strerror}); {_other_home()}") from error
-    with os.fdopen(descriptor, "r+b") as lock:
-        started = time.monotonic()
-        notice = WAIT_NOTICE_SECONDS
-        while not try_lock(lock):
-            waited = time.monotonic() - started
-            if waited > WAIT_SECONDS:
-                raise StackError(
-                    f"{path}: held by {holder_of(lock)} for {waited:.0f} s; it makes or migrates Prefect's database. End it "
-                    f"if it hangs, or {_other_home()}"
-                )
-            if waited > notice:
-                show(f"waiting for {holder_of(lock)}, which makes or migrates Prefect's database ({waited:.0f} s)")
-                notice += 10 * WAIT_NOTICE_SECONDS
-            time.sleep(POLL_SECONDS)
+    with contextlib.ExitStack() as held:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
+            lock = held.enter_context(
+                waited_lock(path, "makes or migrates Prefect's database", patience=WAIT_SECONDS, say=show)
+            )
+        except BusyError as error:
+            raise StackError(f"{error}; or {_other_home()}") from error
+        except OSError as error:
+            raise StackError(f"{path}: cannot be written ({error.strerror}); {_other_home()}") from error
         yield lock.fileno()
 
 
@@ -136,24 +123,6 @@ def _check_pages(file: Path, database: sqlite3.Connection) -> None:
         verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(f"{file.stat().st_size} of {expected} bytes: {verdict}")
-
-
-def _without_revision(file: Path, database: sqlite3.Connection) -> Condition:
-    """Return that an empty database is to be filled; refuse one that holds something else."""
-    tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    if not tables:
-        return Condition.MISSING
-    raise StackError(damaged(file, f"it has the table {tables[0]} and no revision"))
-
-
-def _revisions() -> tuple[set[str], set[str]]:
-    """Return all revisions that the installed Prefect knows, and the newest; read from its migrations without running them."""
-    folder = Path(prefect.__file__).parent / "server" / "database" / "_migrations" / "versions" / "sqlite"
-    values: dict[str, set[str]] = {"revision": set(), "down_revision": set()}
-    for migration in folder.glob("*.py"):
-        for name, value in REVISION.findall(migration.read_text(encoding="utf-8")):
-            values[name].update(QUOTED.findall(value))
-    return values["revision"], values["revision"] - values["down_revision"]
 
 
 def _other_home() -> str:

@@ -56,8 +56,9 @@ def main(listener: int, lifeline: int, ready: int, lock: int | None) -> None:
             os.write(ready, b"!")
             os.close(ready)
 
-    config = uvicorn.Config(FACTORY, factory=True, lifespan="on", log_level="error", timeout_graceful_shutdown=2)
-    Server(config).run(sockets=[socket.socket(fileno=listener)])
+    Server(uvicorn.Config(FACTORY, factory=True, lifespan="on", log_level="error", timeout_graceful_shutdown=2)).run(
+        sockets=[socket.socket(fileno=listener)]
+    )
 
 
 class _Ending:

@@ -1,17 +1,26 @@
-"""Start processes that outlive this command, and end exactly those."""
+"""Processes that outlive this command: started, found again and ended, exactly those; and the ports on which they listen.
+
+A given port must be free, others are chosen; whoever holds a busy one is named.
+"""
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from grpo_core.errors import StackError
+
 POLL_SECONDS = 0.1
+HOST = "127.0.0.1"
+SEARCHED = 50
+"""How many ports above the usual one are tried."""
 MARK = "GRPO_STACK"
 """Environment variable that every process of a stack inherits, whatever becomes of its parents."""
 
@@ -28,15 +37,20 @@ class ProcessId:
 def start_process(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> ProcessId:
     """Start a process in a session of its own, its output appended to a file."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log, _heeding_interrupts():
-        started = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,
-        )
+    # A shell's `&` leaves SIGINT ignored, and children inherit that; Prefect's worker stops by sending SIGINT to itself.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with log_file.open("ab") as log:
+            started = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+            )
+    finally:
+        signal.signal(signal.SIGINT, before)
     return identify(started.pid)
 
 
@@ -54,22 +68,11 @@ def identify(pid: int) -> ProcessId:
     return ProcessId(pid=pid, started=int(facts.rpartition(")")[2].split()[19]))
 
 
-@contextlib.contextmanager
-def _heeding_interrupts() -> Iterator[None]:
-    """A shell's `&` leaves SIGINT ignored, and children inherit that; Prefect's worker stops by sending SIGINT to itself."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def find_process(process: ProcessId) -> psutil.Process | None:
     """Return the live process, None where it has ended or its number is another one's now."""
     try:
         found = psutil.Process(process.pid)
-        same = identify(process.pid) == process
-        return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+        return found if identify(process.pid) == process and found.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:
         return None
 
@@ -129,3 +132,54 @@ def send_signal(processes: Iterable[ProcessId], number: signal.Signals) -> None:
         if is_alive(process):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
+
+
+def choose_port(name: str, given: int | None, usual: int) -> int:
+    """Return the given port, else the first free one from the usual one on.
+
+    Raises:
+        StackError: the given port is busy, or no port is free.
+    """
+    if given is not None:
+        if not is_free(given):
+            raise StackError(
+                f"--{name}-port {given}: is in use{_holder(given)}; give another, or leave it out to have one chosen"
+            )
+        return given
+    free = next((port for port in range(usual, usual + SEARCHED) if is_free(port)), None)
+    if free is None:
+        raise StackError(f"--{name}-port: none of {usual} to {usual + SEARCHED - 1} is free; give one")
+    return free
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on a loopback port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep requests to this machine, and the secret in them, away from the user's proxy."""
+    return {name: ",".join(filter(None, [environment.get(name), HOST])) for name in ("NO_PROXY", "no_proxy")}
+
+
+def listens(pid: int, port: int) -> bool:
+    """Return whether a process of this user listens on a port."""
+    with contextlib.suppress(psutil.Error):
+        found = psutil.Process(pid).net_connections(kind="tcp")
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+    return False
+
+
+def _holder(port: int) -> str:
+    """Name the process that listens on a port, as far as this user may know."""
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
+    return ""

@@ -1,19 +1,25 @@
 """Which Prefect and MLflow a command uses: those of the stack that is up here, else an embedded Prefect and SQLite.
 
-The secret of the stack's Prefect goes to that Prefect alone: Prefect itself would take it from `prefect.toml` and send it to
-whatever server PREFECT_API_URL names.
+While a stack is up, Prefect's own settings file in its project's folder, `prefect.toml`, names it and holds its secret. That
+secret goes to the stack's Prefect alone: Prefect itself would send it to whatever server PREFECT_API_URL names.
 """
 
+import json
 import os
+import re
+import tomllib
+from pathlib import Path
 
-from flows.stack.client_settings import folder_here, is_for
-from flows.stack.ports import past_proxies
-from flows.stack.secret import read_secret
-from flows.stack.state import read_stack
+from flows.stack.processes import past_proxies
+from flows.stack.state import Stack, read_secret, read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
+from grpo_core.machine.disk import write_private
 from tasks.process.context import prefect_is_embedded
 
+SETTINGS = Path("prefect.toml")
+MARK = re.compile(r"# Written by `grpo up`, removed by `grpo down`: the stack in (?P<folder>.+)")
+DEFAULT_FOLDER = Path(".grpo")
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 
 
@@ -37,8 +43,9 @@ def use_stack() -> None:
     if not (stack.alive("prefect") and stack.alive("mlflow")):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     if chosen is None:
-        os.environ.update(past_proxies(os.environ))
-        os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"] = stack.api, read_secret(folder) or ""
+        os.environ.update(
+            past_proxies(os.environ), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=read_secret(folder) or ""
+        )
     os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
     echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
 
@@ -51,3 +58,68 @@ def runs_in_prefect() -> str:
     """
     server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     return server if server and not prefect_is_embedded() else HISTORY
+
+
+def write_client_settings(stack: Stack) -> None:
+    """Let commands in the project's folder find the stack and its secret without an exported variable.
+
+    Only the owner can read the file, also where an older version has left one that others could.
+
+    Raises:
+        StackError: the file is there and is somebody else's, or another stack's.
+    """
+    file = stack.project / SETTINGS
+    if file.exists():
+        of = _folder_in(file)
+        if of is None:
+            raise StackError(f"{file}: is not from `grpo up`, which writes this file; move it away")
+        if of != stack.folder.resolve():
+            raise StackError(f"{file}: is of the stack in {of}; `grpo down --folder {of}` first")
+    mark = f"# Written by `grpo up`, removed by `grpo down`: the stack in {stack.folder.resolve()}"
+    secret = read_secret(stack.folder)
+    auth = f"auth_string = {json.dumps(secret)}\n" if secret else ""
+    try:
+        write_private(file, f'{mark}\n[api]\nurl = "{stack.api}"\n{auth}\n[client]\nmax_retries = 10\n')
+    except OSError as error:
+        raise StackError(f"{file}: cannot be written ({error})") from error
+
+
+def remove_client_settings(stack: Stack) -> None:
+    """Remove the file if it is of this stack."""
+    file = stack.project / SETTINGS
+    if file.exists() and _folder_in(file) == stack.folder.resolve():
+        file.unlink()
+
+
+def folder_here() -> Path:
+    """Return the folder of the stack that was started in the working folder, `.grpo` if none was.
+
+    Raises:
+        StackError: the settings file cannot be read: the stack is another user's.
+    """
+    return (_folder_in(SETTINGS) if SETTINGS.exists() else None) or DEFAULT_FOLDER
+
+
+def is_for(api: str) -> bool:
+    """Return whether an API is the one that a stack, by its settings file in the working folder, has given its secret for."""
+    if not SETTINGS.exists() or _folder_in(SETTINGS) is None:
+        return True
+    try:
+        own = str(tomllib.loads(SETTINGS.read_text())["api"]["url"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return _plain(api) == _plain(own)
+
+
+def _plain(address: str) -> str:
+    return address.rstrip("/").replace("://localhost:", "://127.0.0.1:")
+
+
+def _folder_in(file: Path) -> Path | None:
+    try:
+        first = file.read_text(errors="replace").partition("\n")[0]
+    except OSError as error:
+        hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
+        raise StackError(f"{file}: cannot be read ({error}); {hint}") from error
+    found = MARK.fullmatch(first)
+    return Path(found["folder"]) if found else None

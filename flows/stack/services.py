@@ -4,18 +4,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import httpx
 
-from flows.stack.ports import HOST, listens, past_proxies
 from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
-from flows.stack.processes import MARK, family
-from flows.stack.secret import REQUEST_SECONDS, prefect_client, read_secret, secret_file
-from flows.stack.state import Stack
-from flows.stack.worker import WORKER_VARIABLE
+from flows.stack.processes import HOST, MARK, family, listens, past_proxies
+from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client, read_secret, secret_file
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE
+from tasks.process.context import WORKER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE
 
 POOL = "grpo"
@@ -74,16 +73,16 @@ def mark(stack: Stack) -> str:
 
 def _prefect_server(stack: Stack) -> list[str]:
     """As `prefect server start` does it, with a guard in front of the application."""
-    command = [sys.executable, "-m", "uvicorn", "--factory", FACTORY, "--host", HOST, "--port", str(stack.prefect_port)]
-    return [*command, "--log-level", "warning"]
+    where = ("--host", HOST, "--port", str(stack.prefect_port))
+    return [sys.executable, "-m", "uvicorn", "--factory", FACTORY, *where, "--log-level", "warning"]
 
 
 def _prefect_server_variables(stack: Stack) -> dict[str, str]:
     hosts = loopback_hosts(stack.prefect_port)
-    secret = secret_file(stack.folder.resolve())
     return {
         HOSTS_VARIABLE: hosts,
-        REMEDY_VARIABLE: f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what {secret} holds",
+        REMEDY_VARIABLE: f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what "
+        f"{secret_file(stack.folder.resolve())} holds",
         "PREFECT_SERVER_API_AUTH_STRING": read_secret(stack.folder) or "",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts.split(",")),
         "PREFECT__SERVER_FINAL": "1",
@@ -97,12 +96,17 @@ def _mlflow_server(stack: Stack) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     ensure_store(folder / "mlflow.db", artifacts="mlflow-artifacts:/")  # the server would leave half of one if it were killed
     hosts = loopback_hosts(stack.mlflow_port)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(stack.mlflow_port)]
-    # MLflow's own guard; its defaults also answer to the names of private networks.
-    command += ["--allowed-hosts", hosts, "--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts.split(","))]
-    # More than one worker on SQLite makes every request wait 40 ms.
-    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    return [*command, "--artifacts-destination", str(folder / "artifacts")]
+    options = {
+        "--host": HOST,
+        "--port": str(stack.mlflow_port),
+        # MLflow's own guard; its defaults also answer to the names of private networks.
+        "--allowed-hosts": hosts,
+        "--cors-allowed-origins": ",".join(f"http://{host}" for host in hosts.split(",")),
+        "--workers": "1",  # more than one on SQLite makes every request wait 40 ms
+        "--backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination": str(folder / "artifacts"),
+    }
+    return [sys.executable, "-m", "mlflow", "server", *chain.from_iterable(options.items())]
 
 
 def _answers(address: str) -> bool:
@@ -139,28 +143,30 @@ def _worker(service_name: str, worker_name: str) -> Worker:
     )
 
 
-def _prefect_is_ready(stack: Stack) -> bool:
-    """Return whether the process of ours answers: nobody else who has taken its port may be sent the secret."""
-    process = stack.processes.get("prefect")
-    return process is not None and listens(process.pid, stack.prefect_port) and _answers(f"{stack.api}/health")
+def _is_ours(stack: Stack, name: str, port: int, address: str) -> bool:
+    """Return whether a process of this service answers: nobody else who has taken its port may be sent secrets or prompts."""
+    process = stack.processes.get(name)
+    members = family(process) if process is not None else []  # MLflow's server is a child
+    return any(listens(member.pid, port) for member in members) and _answers(address)
 
 
-def _mlflow_is_ready(stack: Stack) -> bool:
-    """Return whether a process of ours answers, as above: prompts and completions are for nobody else either."""
-    process = stack.processes.get("mlflow")
-    members = family(process) if process is not None else []  # its server is a child
-    return any(listens(member.pid, stack.mlflow_port) for member in members) and _answers(f"{stack.mlflow_address}/health")
-
-
-PREFECT = Service(name="prefect", command=_prefect_server, healthy=_prefect_is_ready, variables=_prefect_server_variables)
-MLFLOW = Service(name="mlflow", command=_mlflow_server, healthy=_mlflow_is_ready)
+PREFECT = Service(
+    name="prefect",
+    command=_prefect_server,
+    healthy=lambda stack: _is_ours(stack, "prefect", stack.prefect_port, f"{stack.api}/health"),
+    variables=_prefect_server_variables,
+)
+MLFLOW = Service(
+    name="mlflow",
+    command=_mlflow_server,
+    healthy=lambda stack: _is_ours(stack, "mlflow", stack.mlflow_port, f"{stack.mlflow_address}/health"),
+)
 
 
 def workers(stack: Stack) -> tuple[Worker, ...]:
     """Return the workers of a stack: `grpo-local`, or with several of them `grpo-local-1`, `grpo-local-2`, ..."""
-    if stack.workers == 1:
-        return (_worker("worker", "grpo-local"),)
-    return tuple(_worker(f"worker-{number}", f"grpo-local-{number}") for number in range(1, stack.workers + 1))
+    numbers = [""] if stack.workers == 1 else [f"-{number}" for number in range(1, stack.workers + 1)]
+    return tuple(_worker(f"worker{number}", f"grpo-local{number}") for number in numbers)
 
 
 def services(stack: Stack) -> tuple[Service, ...]:

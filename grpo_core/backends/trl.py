@@ -9,9 +9,8 @@ What TRL cannot do is refused by `config/trl_limits.py`. Two things differ by TR
 cut into minibatches, by another generator; and with several minibatches `token-mean` divides by their mean number of tokens.
 """
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_core.backends.trl_observer import ROWS, Observer, as_trl_prompt
 from grpo_core.errors import TrainingError
-from grpo_core.interop.trl.engine import trl_arguments
+from grpo_core.interop.trl.keys import trl_arguments
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.loop import checkpoint
 from grpo_core.training.session import Session
@@ -41,7 +40,9 @@ def train_on_trl(session: Session, state: TrainingState) -> tuple[TrainingState,
         return state, stopped if state.step < session.config.training.steps else None
     _refuse_dropout(session.policy.model)
     observer = Observer(session)
-    with _quiet():
+    with warnings.catch_warnings():  # those that are no news to a user of this project
+        warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")  # tested here, for this version
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)  # TRL's own call
         build_trainer(session, observer).train()
     session.policy.model.eval()
     if observer.state.step > observer.saved_at:
@@ -136,12 +137,3 @@ def _refuse_dropout(policy: PreTrainedModel) -> None:
     rates = {key: value for key, value in policy.config.to_dict().items() if "attention" in key and "drop" in key and value}
     if rates:
         raise TrainingError(f"training.engine: trl would train with dropout ({rates}); use the native engine")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out warnings that are no news to a user of this project; all others stay."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")  # tested here, for this version
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)  # TRL's own call
-        yield

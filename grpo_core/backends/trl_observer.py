@@ -13,11 +13,10 @@ from grpo_core.errors import TrainingError
 from grpo_core.interop.trl.batches import updates_per_step
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
-from grpo_core.training.clock import Clock
 from grpo_core.training.loop import conclude
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
-from grpo_core.training.step import StepResult, advance, initial_logps, probe, prompts_for, step_figures
+from grpo_core.training.step import conclude_step, initial_logps, probe, prompts_for
 from grpo_core.training.update import OptimizerStep, clipped_tokens
 from grpo_core.types import Conversation, RefSync
 
@@ -41,7 +40,7 @@ class Observer:
         self.rollouts: Rollouts
         self.batch: TrainingBatch
         self.logps: measure.StepLogps
-        self._clock = Clock()
+        self._clock = measure.Clock()
         self._probed: measure.Figures = {}
         self._reports: list[OptimizerStep] = []
         self._passes: list[dict[str, Any]] = []
@@ -55,7 +54,7 @@ class Observer:
 
     def begin(self) -> None:
         """Start the clock of a step."""
-        self._clock, self._reports, self._passes = Clock(), [], []
+        self._clock, self._reports, self._passes = measure.Clock(), [], []
 
     def roll_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:  # noqa: ARG002  (TRL's signature)
         """Sample and score the step's completions; return them as TRL's `rollout_func` does.
@@ -146,25 +145,17 @@ class Observer:
             return False
         with self._clock("sync"):
             sync = self._synced()
-        accounted = ("rollout", "reward", "logps", "sync")
-        self._clock.add("update", self._clock.total() - sum(self._clock.seconds(phase) for phase in accounted))
-        after = advance(self.session, self.state, self.rollouts, len(self._reports))
-        measured = step_figures(
+        self._clock.seconds["update"] = self._clock.total() - sum(self._clock.seconds.values())  # all that is TRL's own
+        result = conclude_step(
             self.session,
+            self.state,
             self.batch,
             self.logps,
             self._reports,
-            after=after,
             sync=sync,
             distance=self._distance,
+            probed=self._probed,
             clock=self._clock,
-        )
-        result = StepResult(
-            batch=self.batch,
-            state=after,
-            sync=sync,
-            metrics=measure.registry_figures([measured, self._probed]),
-            reports=self._reports,
         )
         with self._evaluating():
             self.state, self.saved_at = conclude(self.session, result, self.saved_at)

@@ -1,12 +1,10 @@
 """Configuration: what can be set (`schema`), how it is read (`loading`), which combinations make sense (`consistency`).
 
-`presets` finds files by name, `knobs` are flat names of the keys that are swept most, `origin` is what a run changes of its
-preset.
+`presets` finds files by name, `origin` is what a run changes of its preset.
 """
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.knobs import merge_knobs
-from grpo_core.config.loading import apply_overrides, load_config, parse_overrides, validate_config
+from grpo_core.config.loading import apply_overrides, load_config, merge_knobs, parse_overrides, validate_config
 from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, RuleConfig, TrackingConfig
 from grpo_core.config.origin import Origin, changes_between, origin_of, run_name
 from grpo_core.config.presets import find_config, preset_names

@@ -4,9 +4,8 @@ Each check lists the findings that it can make, each with the condition under wh
 bound and the value.
 """
 
-from grpo_core.config.derived import optimizer_steps
-from grpo_core.config.findings import Check, Finding, error_if, is_single_update, warning_if
-from grpo_core.config.inert import INERT
+from grpo_core.config.derived import is_single_update, optimizer_steps
+from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.observation import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
@@ -230,21 +229,22 @@ def _rules(config: RunConfig) -> Findings:
 
 
 def _metric_of_a_rule(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
-    metric = rule.metric or ""
-    if rule.kind != "kl_budget":
-        text = f"{key}: {rule.metric!r} has no effect on a {rule.kind} rule; leave it out"
-        return (error_if(rule.metric is not None, text),)
+    metric, is_budget = rule.metric or "", rule.kind == "kl_budget"
     return (
         error_if(
-            not metric.startswith("kl/") or not is_registered(metric),
+            not is_budget and rule.metric is not None,
+            f"{key}: {rule.metric!r} has no effect on a {rule.kind} rule; leave it out",
+        ),
+        error_if(
+            is_budget and not (metric.startswith("kl/") and is_registered(metric)),
             f"{key}: a kl_budget rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}",
         ),
         error_if(
-            metric.startswith("kl/probe/") and is_registered(metric) and config.probe.every_steps is None,
+            is_budget and metric.startswith("kl/probe/") and is_registered(metric) and config.probe.every_steps is None,
             f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
         ),
         error_if(
-            metric == "kl/old/k3" and is_single_update(config),
+            is_budget and metric == "kl/old/k3" and is_single_update(config),
             f"{key}: kl/old/k3 is measured only with several optimizer steps a step, here is one",
         ),
     )

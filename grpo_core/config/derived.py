@@ -1,8 +1,19 @@
-"""Figures that follow from a configuration: how many updates, and how beta compares with the advantages."""
+"""What follows from a configuration: whether a key was changed, how many updates, how beta compares with the advantages."""
 
 import math
 
 from grpo_core.config.schema import RunConfig
+from grpo_core.config.section import Section
+
+
+def is_single_update(config: RunConfig) -> bool:
+    """Return whether each rollout is used for one optimizer step, so that every ratio to the rollouts' policy is 1."""
+    return config.loss.epochs_per_rollout == 1 and config.loss.minibatches == 1
+
+
+def is_changed(section: Section, key: str) -> bool:
+    """Return whether a key is not at its default."""
+    return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
 
 
 def optimizer_steps(config: RunConfig) -> int:
@@ -41,10 +52,9 @@ def effective_beta(config: RunConfig, zero_std_frac: float = 0.0) -> float:
 def weight_of_kl(config: RunConfig) -> str:
     """Return, in words, what one token's KL weighs beside one token's surrogate, and per completion of n tokens."""
     beta, longest = config.loss.beta, config.rollout.max_completion_tokens
-    per_completion = {
+    return {
         "seq-mean-token-mean": f"{beta:g} x mean KL per token, whatever the length",
         "token-mean": f"{beta:g} x mean KL per token over the batch; long completions weigh more",
         "seq-mean-token-sum": f"{beta:g} x KL per completion (grows with its length)",
         "seq-mean-token-sum-norm": f"{beta:g} x KL per completion / {longest} (grows with its length)",
-    }
-    return per_completion[config.loss.aggregation]
+    }[config.loss.aggregation]

@@ -6,10 +6,38 @@ can be run; what no sweep would want is an error.
 
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from grpo_core.config.findings import Check, Finding, error_if, is_changed, is_single_update, warning_if
+from grpo_core.config.derived import is_changed, is_single_update
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One remark that a check may make; it names the keys, the bound and the value."""
+
+    level: Literal["error", "warning"]
+    """An error is refused before anything starts."""
+    holds: bool
+    """Whether it is true of the configuration that was checked."""
+    text: str
+
+
+Check = Callable[[RunConfig], Iterable[Finding]]
+
+
+def error_if(holds: bool, text: str) -> Finding:
+    """Return a refusal, which counts if it holds."""
+    return Finding(level="error", holds=holds, text=text)
+
+
+def warning_if(holds: bool, text: str) -> Finding:
+    """Return a warning, which counts if it holds."""
+    return Finding(level="warning", holds=holds, text=text)
+
 
 OWNED = (
     (error_if, "advantage.reward_norm", "none", ("reward_shift", "reward_scale")),
@@ -26,9 +54,8 @@ OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gy
 """Key of `data` -> the kind of `data.source` that it belongs to."""
 
 
-def owned_keys(config: RunConfig) -> list[Finding]:
-    """Return what belongs to something that is switched off."""
-    found = []
+def owned_keys(config: RunConfig) -> Iterator[Finding]:
+    """Yield what belongs to something that is switched off."""
     for level, owner, off, keys in OWNED:
         name, _, owning = owner.partition(".")
         section: Section = getattr(config, name)
@@ -36,9 +63,10 @@ def owned_keys(config: RunConfig) -> list[Finding]:
         remedy = f"; set {owner}, or leave it out" if level is error_if else ""
         for key in keys:
             value = json.dumps(getattr(section, key)).strip('"')
-            is_inert = getattr(section, owning) == off and is_changed(section, key)
-            found.append(level(is_inert, f"{name}.{key}: {value} has no effect {why}{remedy}"))
-    return found
+            yield level(
+                getattr(section, owning) == off and is_changed(section, key),
+                f"{name}.{key}: {value} has no effect {why}{remedy}",
+            )
 
 
 def inert_data(config: RunConfig) -> list[Finding]:
@@ -89,8 +117,9 @@ def inert_advantage_shaping(config: RunConfig) -> list[Finding]:
     """Return a bound that no advantage reaches, and a scale that is undone."""
     advantage, group_size, per_token = config.advantage, config.rollout.group_size, config.loss.kl_placement == "reward"
     clip, reshaped = advantage.advantage_clip, per_token or advantage.whiten_advantages
-    left_out = advantage.baseline == "leave_one_out"
-    bound, formula = (math.sqrt(group_size), "sqrt(G)") if left_out else _standardised_bound(group_size)
+    bound, formula = (
+        (math.sqrt(group_size), "sqrt(G)") if advantage.baseline == "leave_one_out" else _standardised_bound(group_size)
+    )
     return [
         error_if(
             clip is not None and advantage.scale == "group_std" and not reshaped and clip >= bound,

@@ -1,7 +1,10 @@
-"""Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages."""
+"""Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages.
+
+The knobs that are swept most are flat parameters of a flow, too: `beta` instead of `overrides={"loss.beta": ...}`.
+"""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,11 +12,21 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.credentials import refuse_credentials
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
+from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import copy_plain, parse_yaml
 from grpo_core.errors import ConfigError, listed, name_of, shown
+
+KNOBS = {
+    "beta": "loss.beta",
+    "group_size": "rollout.group_size",
+    "ref_sync_steps": "reference.sync_steps",
+    "seed": "training.seed",
+}
+"""Parameter name -> key path."""
+FIXED_REFERENCE = 0
+"""The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
 
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -22,8 +35,7 @@ def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | N
     Raises:
         ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
-    values = {} if path is None else read_values(find_config(path))
-    return validate_config(apply_overrides(values, overrides or {}))
+    return validate_config(apply_overrides({} if path is None else read_values(find_config(path)), overrides or {}))
 
 
 def validate_config(values: Mapping[str, Any]) -> RunConfig:
@@ -78,42 +90,70 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
             overrides[key.strip()] = parse_yaml(value) if value else value
         except ConfigError as error:
             raise ConfigError(f"override {shown(text)}: the value {error}") from error
-        refuse_credentials(
-            key.strip(), overrides[key.strip()]
-        )  # here: Prefect keeps what a flow is given, also if it is refused
+        # Here: Prefect keeps what a flow is given, also if it is refused.
+        refuse_credentials(key.strip(), overrides[key.strip()])
     return overrides
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """Return the plain values of a YAML file of sections, not validated; an empty file has none.
+def merge_knobs(
+    knobs: Mapping[str, Any], overrides: Mapping[str, Any], keys: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return `overrides` with the given knobs (those that are not None) added under their key paths (None = those of KNOBS).
 
     Raises:
-        ConfigError: it cannot be read, or is not YAML sections.
+        ConfigError: a knob's key is also among the overrides.
+
+    >>> merge_knobs({"beta": 0.1, "seed": None, "ref_sync_steps": 0}, {"training.steps": 5})
+    {'training.steps': 5, 'loss.beta': 0.1, 'reference.sync_steps': None}
+    """
+    merged = dict(overrides)
+    for name, value in knobs.items():
+        if value is None:
+            continue
+        key = (keys or KNOBS)[name]
+        for other in overrides:
+            if other == key or key.startswith(f"{other}."):
+                raise ConfigError(
+                    f"{key}: given twice, as the parameter {name} ({value}) and in overrides as {other} "
+                    f"({overrides[other]}); give it once"
+                )
+        merged[key] = None if name == "ref_sync_steps" and value == FIXED_REFERENCE else value
+    return merged
+
+
+def read_values(
+    path: Path, parse: Callable[[str], Any] = parse_yaml, formats: str = "YAML", wanted: str = "sections such as `loss:`"
+) -> dict[str, Any]:
+    """Return the plain values of a file of sections, not validated; an empty file has none.
+
+    Args:
+        path: the file.
+        parse: from its text to values; what it refuses, it raises as a ConfigError that does not name the file.
+        formats: that it takes, for the message.
+        wanted: what it holds, for the message.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        values = parse(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
-            f"config {path}: cannot be read ({error.strerror}); give the path of a YAML file{_near_file(path)}"
+            f"config {path}: cannot be read ({error.strerror}); give the path of a {formats} file{_near_file(path)}"
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"config {path}: is not UTF-8 text") from error
-    try:
-        values = parse_yaml(text)
+        raise ConfigError(f"config {path}: is not UTF-8 text; give a {formats} file") from error
     except ConfigError as error:
-        raise ConfigError(f"config {path}: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"config {path}: expected sections such as `loss:`, got a {type(values).__name__}")
-    return values
+        raise ConfigError(f"config {path}: {error}; give a {formats} file") from error
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"config {path}: expected {wanted}, got a {type(values).__name__}")
+    return values or {}
 
 
 def _near_file(path: Path) -> str:
     folder = path.parent
     names = [file.name for file in folder.glob("*.yaml")] if folder.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {folder / close[0]}?" if close else ""
+    return "".join(f"; did you mean {folder / close}?" for close in difflib.get_close_matches(path.name, names, n=1))
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_core.config.credentials import TrackingUri
-from grpo_core.config.section import Section
+from grpo_core.config.section import Section, TrackingUri
 
 
 class ProbeConfig(Section):

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_core.config.flat import flatten
-from grpo_core.config.knobs import KNOBS
-from grpo_core.config.loading import load_config
+from grpo_core.config.loading import KNOBS, load_config
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
@@ -37,6 +35,25 @@ def origin_of(config: RunConfig, source: str) -> Origin:
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
     return Origin(preset=find_config(source).stem, changes=changes_between(preset, config))
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Return {key.path: value} of every leaf; a list of sections is numbered, other lists are one value.
+
+    >>> flatten(RunConfig())["rewards.0.fn"]
+    'reasoning_gym'
+    """
+    return dict(_leaves("", config.model_dump(mode="json")))
+
+
+def _leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        pairs = value.items()
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        pairs = {str(index): item for index, item in enumerate(value)}.items()
+    else:
+        return [(prefix, value)]
+    return [leaf for key, item in pairs for leaf in _leaves(f"{prefix}.{key}" if prefix else key, item)]
 
 
 def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple[Any, Any]]:

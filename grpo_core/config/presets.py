@@ -1,6 +1,7 @@
 """Presets: the files in `configs/`, which can be named without folder and suffix."""
 
 import difflib
+import os
 from pathlib import Path
 
 from grpo_core.errors import ConfigError, name_of
@@ -12,22 +13,13 @@ SWEEPS = "sweeps"
 """Folder of the sweep files among them."""
 
 
-def find_config(name: Path | str) -> Path:
-    """Return the path of a configuration: a preset's (`quickstart`), or `name` itself where it is a path.
-
-    Raises:
-        ConfigError: it looks like the name of a preset and there is none of that name.
-    """
-    return _find(name, "config")
-
-
 def find_sweep(name: Path | str) -> Path:
     """Return the path of a sweep file: one of `configs/sweeps/` by name, or `name` itself where it is a path.
 
     Raises:
         ConfigError: it looks like such a name and there is none.
     """
-    return _find(name, "sweep", SWEEPS)
+    return find_config(name, "sweep", SWEEPS)
 
 
 def preset_names(below: str = "") -> list[str]:
@@ -35,22 +27,26 @@ def preset_names(below: str = "") -> list[str]:
     return sorted({file.stem for folder in FOLDERS for file in (folder / below).glob(f"*{SUFFIX}")})
 
 
-def _find(name: Path | str, kind: str, below: str = "") -> Path:
+def find_config(name: Path | str, kind: str = "config", below: str = "") -> Path:
+    """Return the path of a configuration: a preset's (`quickstart`), or `name` itself where it is a path.
+
+    Args:
+        name: of a preset, or a path.
+        kind: what it is, for the message.
+        below: the folder of the presets in which it is looked for.
+
+    Raises:
+        ConfigError: it looks like the name of a preset and there is none of that name.
+    """
     path = Path(name)
-    if _is_file(path) or path.suffix in SUFFIXES or len(path.parts) != 1:
+    # os.path: a name of more than 255 bytes is no error to it.
+    if os.path.isfile(path) or path.suffix in SUFFIXES or len(path.parts) != 1:  # noqa: PTH113
         return path
-    for folder in FOLDERS:
-        if _is_file(found := folder / below / f"{name}{SUFFIX}"):
+    for found in (folder / below / f"{name}{SUFFIX}" for folder in FOLDERS):
+        if os.path.isfile(found):  # noqa: PTH113
             return found
     names = preset_names(below)
     hint = "".join(f"; did you mean {close}?" for close in difflib.get_close_matches(str(name), names, n=1))
     raise ConfigError(
         f"{kind} {name_of(str(name))}: no such preset{hint} (presets: {', '.join(names)}; or give the path of a YAML file)"
     )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name of more than 255 bytes
-        return False

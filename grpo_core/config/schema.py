@@ -8,9 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_core.config.credentials import Source
 from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, TrackingConfig
-from grpo_core.config.section import PlainValues, Section
+from grpo_core.config.section import PlainValues, Section, Source
 
 
 class ModelConfig(Section):

@@ -1,10 +1,18 @@
-"""The base of every section, and which values it can hold: those that RUN_DIR's config.json gives back as they were."""
+"""The base of every section, and which values it can hold: those that RUN_DIR's config.json gives back as they were.
+
+An address with a password is none of them: every key is stored in files, in MLflow and in Prefect's database.
+"""
 
 import math
+import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 from pydantic_core import PydanticCustomError
+
+from grpo_core.errors import ConfigError, name_of, shown
+from grpo_core.redaction import has_credentials
 
 MAX_LEVELS = 20
 LARGEST_INT = 2**63 - 1
@@ -13,53 +21,91 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """Of float32, in which weights and losses are computed."""
 
 
-def _check_plain(values: dict[str, Any]) -> dict[str, Any]:
+def _check_plain(value: Any, path: str = "", levels: int = MAX_LEVELS) -> Any:
     """Return free values after refusing what JSON cannot hold: dates, bytes, NaN, keys that are no text, nesting without end.
 
     Raises:
         PydanticCustomError: names where the value is, and what is wrong with it.
     """
-    _check(values, "", MAX_LEVELS)
-    return values
-
-
-def _check(value: Any, path: str, levels: int) -> None:
     fault = _fault(value, levels)
     if fault is not None:
         raise PydanticCustomError("not_plain", "{fault}", {"fault": f"{path[:60] or 'it'} {fault}"})
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
-        _check(item, f"{path}.{key}".lstrip("."), levels - 1)
+        _check_plain(item, f"{path}.{key}".lstrip("."), levels - 1)
+    return value
 
 
 def _fault(value: Any, levels: int) -> str | None:
     """Return what keeps a value, its parts left aside, out of a JSON file."""
-    fault = None
-    if isinstance(value, str):
-        fault = None if _is_text(value) else "is no valid Unicode text"
-    elif isinstance(value, int):  # bool is one
-        fault = None if abs(value) <= LARGEST_INT else "is an integer of more than 64 bits"
-    elif isinstance(value, float):
-        fault = None if math.isfinite(value) else f"is {value}, not a finite number"
-    elif isinstance(value, dict | list | tuple):
-        fault = None if levels else f"is nested too deeply (more than {MAX_LEVELS} levels)"
-        if isinstance(value, dict) and not all(isinstance(key, str) and _is_text(key) for key in value):
-            fault = "has a key that is no text"
-    elif value is not None:
-        fault = f"is a {type(value).__name__}; put it in quotes, or use numbers, text, lists and sections"
-    return fault
+    number = value if isinstance(value, float) else 0.0
+    other = f"is a {type(value).__name__}; put it in quotes, or use numbers, text, lists and sections"
+    faults = {
+        "is no valid Unicode text": isinstance(value, str) and not _is_text(value),
+        "is an integer of more than 64 bits": isinstance(value, int) and abs(value) > LARGEST_INT,
+        f"is {number}, not a finite number": not math.isfinite(number),
+        "has a key that is no text": isinstance(value, dict)
+        and not all(isinstance(key, str) and _is_text(key) for key in value),
+        f"is nested too deeply (more than {MAX_LEVELS} levels)": isinstance(value, dict | list | tuple) and not levels,
+        other: not isinstance(value, str | int | float | dict | list | tuple | None),
+    }
+    return next((fault for fault, holds in faults.items() if holds), None)
 
 
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not re.search(r"[\ud800-\udfff]", value)  # half of a surrogate pair is no character
 
 
 PlainValues = Annotated[dict[str, Any], AfterValidator(_check_plain)]
 """Passed on as they are, to somebody else's function."""
+
+
+WHERE_INSTEAD = (
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, carry it to a server; the address of a "
+    "database goes with its password into MLFLOW_TRACKING_URI"
+)
+STORED = "holds a password or a token, and a configuration is stored"
+
+
+def _no_credentials(instead: str) -> Callable[[str], str]:
+    """Return a validator that refuses an address with a password or a token.
+
+    Args:
+        instead: where such a password belongs.
+    """
+
+    def check(value: str) -> str:
+        if has_credentials(value):
+            raise PydanticCustomError(
+                "credentials",
+                f"{STORED}; {instead}; where it was a parameter of a flow run, Prefect's database holds it now: change it",
+            )
+        return value
+
+    return check
+
+
+Source = Annotated[str, AfterValidator(_no_credentials("HF_TOKEN carries the token of the hub"))]
+TrackingUri = Annotated[str, AfterValidator(_no_credentials(WHERE_INSTEAD))]
+StudyUrl = Annotated[str, AfterValidator(_no_credentials("the whole address goes into GRPO_STUDY_URL"))]
+
+
+def refuse_credentials(key: str, value: Any) -> None:
+    """Refuse an address with a password or a token anywhere in a value, before it is handed to a flow.
+
+    Raises:
+        ConfigError: names the key and where the password belongs.
+    """
+    for item in _texts(value):
+        if "://" in item.split(maxsplit=1)[0] and has_credentials(item):
+            raise ConfigError(f"{name_of(key)}: {STORED}; {WHERE_INSTEAD}; got {shown(item)}")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value] if value.strip() else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [text for item in items for text in _texts(item)]
 
 
 class Section(BaseModel):

@@ -30,26 +30,26 @@ FIXED_KL = dict.fromkeys(("loss.kl_estimator", "loss.kl_placement"), "its KL ter
 def trl_limits(config: RunConfig) -> Iterator[str]:
     """Yield a refusal for each setting that TRL's GRPOTrainer has no counterpart of."""
     fixed = FIXED | (FIXED_KL if config.loss.beta else {})
-    changed = [key for key in fixed if attrgetter(key)(config) != attrgetter(key)(_DEFAULTS)]
-    alone = [(key, attrgetter(key)(config), fixed[key]) for key in changed]
+    changed = (key for key in fixed if attrgetter(key)(config) != attrgetter(key)(_DEFAULTS))
+    alone = ((key, attrgetter(key)(config), fixed[key]) for key in changed)
     for key, value, reason in (*alone, *_together(config)):
         yield f"{key}: {value} is not possible with training.engine trl: {reason}; use the native engine"
 
 
-def _together(config: RunConfig) -> Iterator[tuple[str, object, str]]:
-    """Yield (key, value, reason) of what depends on more than one key, or is out of TRL's range."""
+def _together(config: RunConfig) -> list[tuple[str, object, str]]:
+    """Return (key, value, reason) of what depends on more than one key, or is out of TRL's range."""
     loss, rollout, sync_steps = config.loss, config.rollout, config.reference.sync_steps
-    if config.filtering.mask_truncated_completions and loss.aggregation != "token-mean":
-        reason = f"under {loss.aggregation} it leaves masked completions in the denominator"
-        yield "filtering.mask_truncated_completions", True, reason
-    if loss.beta and loss.kl_correction == "importance" and loss.ratio == "sequence":
-        yield "loss.kl_correction", "importance", "with loss.ratio sequence it weights each token's KL by the sequence's ratio"
-    if loss.clip_eps is None:
-        yield "loss.clip_eps", None, "it always clips"
-    if sync_steps is not None and not loss.beta:
-        yield "reference.sync_steps", sync_steps, "with loss.beta 0 it has no reference"
-    if rollout.group_size < 2:
-        yield "rollout.group_size", rollout.group_size, "it needs at least 2 completions of a prompt"
     rows = rollout.num_prompts_per_step * rollout.group_size
-    if rows % loss.minibatches:
-        yield "loss.minibatches", loss.minibatches, f"it cuts the {rows} completions of a step into equal parts"
+    is_masked, kl_is_corrected = config.filtering.mask_truncated_completions, loss.beta and loss.kl_correction == "importance"
+    refusals = (
+        (is_masked and loss.aggregation != "token-mean", "filtering.mask_truncated_completions", True,
+         f"under {loss.aggregation} it leaves masked completions in the denominator"),
+        (kl_is_corrected and loss.ratio == "sequence", "loss.kl_correction", "importance",
+         "with loss.ratio sequence it weights each token's KL by the sequence's ratio"),
+        (loss.clip_eps is None, "loss.clip_eps", None, "it always clips"),
+        (sync_steps is not None and not loss.beta, "reference.sync_steps", sync_steps, "with loss.beta 0 it has no reference"),
+        (rollout.group_size < 2, "rollout.group_size", rollout.group_size, "it needs at least 2 completions of a prompt"),
+        (rows % loss.minibatches, "loss.minibatches", loss.minibatches,
+         f"it cuts the {rows} completions of a step into equal parts"),
+    )  # fmt: skip
+    return [(key, value, reason) for holds, key, value, reason in refusals if holds]

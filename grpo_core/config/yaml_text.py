@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from grpo_core.errors import ConfigError, cause
+from grpo_core.errors import ConfigError, raised_as
 from grpo_core.plain_text import visible
 
 MAX_VALUES = 10_000
@@ -19,20 +19,26 @@ MAX_LEVELS = 50
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also refuses keys that are given twice."""
+    """The safe loader, which also refuses keys that are given twice, and texts that stand for too many values."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """Return the values of a document, after counting them: nothing is built of one that is too large."""
+        if _count(node, {}, MAX_LEVELS) > MAX_VALUES:
+            raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node, after refusing keys that are given twice."""
-        seen: list[Any] = []
-        for key, _ in node.value:
-            if key.value in seen:
+        keys = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in keys[:place]:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
-            seen.append(key.value)
         return super().construct_mapping(node, deep=deep)
 
 
-_SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
+_Loader.add_implicit_resolver(  # 1e-6: scientific notation without a dot
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def parse_yaml(text: str) -> Any:
@@ -41,25 +47,14 @@ def parse_yaml(text: str) -> Any:
     Raises:
         ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
     """
-    loader: yaml.SafeLoader | None = None
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _count(node, {}, MAX_LEVELS) > MAX_VALUES:
-            raise ConfigError(f"holds more than {MAX_VALUES} values once its aliases are written out")
-        return copy_plain(loader.construct_document(node))
-    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        # Beside its own errors PyYAML lets those of Python's types out: a date such as 2026-13-45, a time zone of 99 hours.
-        raise ConfigError(f"is not valid YAML: {cause(error)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"is nested too deeply (more than {MAX_LEVELS} levels)") from error
-    finally:
-        if loader is not None:
-            loader.dispose()
+    # Beside its own errors PyYAML lets those of Python's types out: a date such as 2026-13-45, a time zone of 99 hours.
+    with (
+        raised_as(ConfigError, f"is nested too deeply (more than {MAX_LEVELS} levels)", RecursionError),
+        raised_as(
+            ConfigError, "is not valid YAML: {cause}", yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError
+        ),
+    ):
+        return copy_plain(yaml.load(text, _Loader))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -81,17 +76,14 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     beta: β
     <BLANKLINE>
     """
-    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return "\n".join(map(visible, text.split("\n")))
+    return "\n".join(map(visible, yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True).split("\n")))
 
 
 def copy_plain(value: Any) -> Any:
     """Return a copy of nested mappings and lists in which no part is shared."""
     if isinstance(value, Mapping):
         return {key: copy_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [copy_plain(item) for item in value]
-    return value
+    return [copy_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _count(node: yaml.Node, counted: dict[int, int], levels: int) -> int:

@@ -1,1 +1,1 @@
-"""Where prompts come from: read (`sources`), mapped and templated (`prompts`), frozen (`frozen`), ordered (`order`)."""
+"""Where prompts come from: read (`sources`), mapped, templated and ordered (`prompts`), frozen (`frozen`); all in `prepare`."""

@@ -74,8 +74,10 @@ def load_frozen(folder: Path) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
         DataError: a file is missing, its digest or number of prompts differs from the manifest's, or a line is no prompt.
     """
     manifest = read_manifest(folder)
-    train = _read(folder / "train.jsonl", manifest.train_sha256, manifest.num_train)
-    return train, _read(folder / "eval.jsonl", manifest.eval_sha256, manifest.num_eval)
+    return (
+        _read(folder / "train.jsonl", manifest.train_sha256, manifest.num_train),
+        _read(folder / "eval.jsonl", manifest.eval_sha256, manifest.num_eval),
+    )
 
 
 def _write(prompts: Sequence[Prompt], path: Path) -> str:
@@ -111,8 +113,7 @@ def _prompt(line: bytes, number: int, path: Path) -> Prompt:
             "token_ids": isinstance(token_ids, list) and bool(token_ids) and all(map(_is_count, token_ids)),
             "columns": isinstance(columns, dict),
         }
-        wrong = [name for name, is_valid in valid.items() if not is_valid]
-        if wrong:
+        if wrong := [name for name, is_valid in valid.items() if not is_valid]:
             raise ValueError(f"{wrong[0]!r} is not what was frozen")
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path}, line {number}: not a frozen prompt ({type(error).__name__}: {cause(error)})") from error

@@ -8,7 +8,7 @@ whose rows, written as JSON and read back, still give the oracle answer the scor
 import json
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from grpo_core.errors import DataError, cause, name_of, shown
 
@@ -70,8 +70,7 @@ def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
     import reasoning_gym
 
     _check_allowed(task)
-    scorer: Callable[[str, dict[str, Any]], float] = reasoning_gym.get_score_answer_fn(task)
-    return scorer
+    return cast("Callable[[str, dict[str, Any]], float]", reasoning_gym.get_score_answer_fn(task))
 
 
 def _check_allowed(task: str) -> None:

@@ -1,4 +1,7 @@
-"""From raw rows to prompts: map the columns, build the conversation, apply the chat template, drop what is too long, split."""
+"""From raw rows to prompts: map the columns, build the conversation, apply the chat template, drop what is too long, split.
+
+Which of them a step trains on is a function of the seed and the step alone, so a run can enter at any step.
+"""
 
 import hashlib
 import json
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_core.config import DataConfig
-from grpo_core.data.files import Row
+from grpo_core.data.sources import Row
 from grpo_core.errors import DataError, cause, shown
 from grpo_core.types import Conversation, Prompt
 
@@ -54,8 +57,12 @@ def hold_out_all(split: PromptSplit) -> PromptSplit:
     rows = sorted((*split.train, *split.eval), key=lambda prompt: prompt.id)
     distinct = {prompt.text: prompt for prompt in reversed(rows)}
     held_out = tuple(sorted(distinct.values(), key=lambda prompt: prompt.id))
-    dropped = split.num_duplicates + len(rows) - len(held_out)
-    return PromptSplit(train=(), eval=held_out, num_too_long=split.num_too_long, num_duplicates=dropped)
+    return PromptSplit(
+        train=(),
+        eval=held_out,
+        num_too_long=split.num_too_long,
+        num_duplicates=split.num_duplicates + len(rows) - len(held_out),
+    )
 
 
 def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
@@ -78,8 +85,7 @@ def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedToke
 def _check_columns(row: Row, config: DataConfig) -> None:
     for key, column in (("prompt_column", config.prompt_column), ("answer_column", config.answer_column)):
         if column is not None and column not in row:
-            there = shown(list(row), 300)[1:-1]
-            raise DataError(f"data.{key}: no column {shown(column)} in {config.source}; it has {there}")
+            raise DataError(f"data.{key}: no column {shown(column)} in {config.source}; it has {shown(list(row), 300)[1:-1]}")
 
 
 def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
@@ -107,7 +113,7 @@ def is_conversation(value: Any) -> bool:
 
 def _opening(config: DataConfig) -> Conversation:
     system = ({"role": "system", "content": config.system_prompt},) if config.system_prompt is not None else ()
-    turns = tuple(
+    turns = (
         turn
         for question, answer in config.examples
         for turn in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
@@ -116,9 +122,8 @@ def _opening(config: DataConfig) -> Conversation:
 
 
 def _plain_text(value: str, config: DataConfig) -> str:
-    parts = [f"{question}\n{answer}\n\n" for question, answer in config.examples]
-    head = f"{config.system_prompt}\n\n" if config.system_prompt is not None else ""
-    return head + "".join(parts) + value
+    system = [config.system_prompt] if config.system_prompt is not None else []
+    return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
 
 
 def _render(content: str | Conversation, index: int, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -185,3 +190,19 @@ def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> 
 def jsonable(value: Any) -> Any:
     """Return a column value as plain JSON values; arrays and NumPy scalars become lists and numbers, the rest text."""
     return json.loads(json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item)))
+
+
+def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: int, step: int) -> tuple[Prompt, ...]:
+    """Return the prompts of `step` (from 1).
+
+    Each pass over the data is a fresh permutation; passes follow each other without a gap, so a batch may end one pass and
+    begin the next.
+
+    >>> prompts = [Prompt(id=i, content="", text="", token_ids=(), columns={}) for i in range(3)]
+    >>> sorted(p.id for step in (1, 2, 3) for p in prompts_of_step(prompts, 1, seed=0, step=step))
+    [0, 1, 2]
+    """
+    first = (step - 1) * num_prompts_per_step
+    places = [divmod(position, len(prompts)) for position in range(first, first + num_prompts_per_step)]
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch, _ in places}
+    return tuple(prompts[int(orders[epoch][index])] for epoch, index in places)

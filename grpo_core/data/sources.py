@@ -1,14 +1,23 @@
 """Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
 
-Adding a source: one function that returns rows, one line in `read_rows`.
+Adding a source: one function that returns rows, one line in `read_rows`. What of a file cannot be taken as it stands is an
+error with its line: no field is guessed, shifted or left out.
 """
 
+import csv
+import json
 from pathlib import Path
+from typing import Any
 
 from grpo_core.config import DataConfig
-from grpo_core.data.files import Row, csv_rows, jsonl_rows, parquet_rows
 from grpo_core.data.gym import gym_rows
 from grpo_core.errors import DataError, cause, shown
+
+Row = dict[str, Any]
+
+MAX_LEVELS = 50
+"""Of lists and objects within each other in a row."""
+MAX_FIELD_CHARACTERS = 2**31 - 1
 
 
 def read_rows(config: DataConfig) -> list[Row]:
@@ -20,14 +29,15 @@ def read_rows(config: DataConfig) -> list[Row]:
     kind, separator, name = config.source.partition(":")
     if not separator or not name:
         raise DataError(f"data.source {shown(config.source)}: expected reasoning_gym:<task>, file:<path> or hub:<dataset>")
-    if kind == "reasoning_gym":
-        rows = gym_rows(name, config.task_args, config.size, config.seed)
-    elif kind == "file":
-        rows = _file_rows(file_of(name))
-    elif kind == "hub":
-        rows = _hub_rows(name, config)
-    else:
-        raise DataError(f"data.source {shown(config.source)}: {shown(kind)} is none of reasoning_gym, file, hub")
+    match kind:
+        case "reasoning_gym":
+            rows = gym_rows(name, config.task_args, config.size, config.seed)
+        case "file":
+            rows = _file_rows(file_of(name))
+        case "hub":
+            rows = _hub_rows(name, config)
+        case _:
+            raise DataError(f"data.source {shown(config.source)}: {shown(kind)} is none of reasoning_gym, file, hub")
     if not rows:
         raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
     return rows[: config.size]
@@ -70,3 +80,82 @@ def _hub_rows(name: str, config: DataConfig) -> list[Row]:
             f"loaded ({type(error).__name__}: {cause(error)}); check the name, or give file:<path>"
         ) from error
     return [dict(row) for row in dataset]
+
+
+def jsonl_rows(path: Path) -> list[Row]:
+    """Return one row a line, with values as JSON has them: a data frame would turn some into dates or floats.
+
+    Raises:
+        ValueError: names the line that is no JSON object, or holds text that is not Unicode.
+    """
+    rows = []
+    # Not splitlines(): text may hold characters such as U+2028, which it takes for the end of a line.
+    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
+    for number, line in ((number, line) for number, line in lines if line.strip()):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+        if (fault := _fault(row, line)) is not None:
+            raise ValueError(f"line {number} {fault}")
+        rows.append(row)
+    return rows
+
+
+def _fault(row: Any, line: str) -> str | None:
+    """Return what is wrong with a row; the costly questions are asked only where the line gives reason to."""
+    if not isinstance(row, dict):
+        return f"is a {type(row).__name__}, not an object"
+    if line.count("[") + line.count("{") > MAX_LEVELS and _levels(row) > MAX_LEVELS:
+        return f"is nested too deeply (more than {MAX_LEVELS} levels)"
+    if "\\ud" in line.lower():
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return "holds half of a surrogate pair, which is no text"
+    return None
+
+
+def _levels(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if items is None else 1 + max(map(_levels, items), default=0)
+
+
+def csv_rows(path: Path) -> list[Row]:
+    """Return one row a record; every value is text.
+
+    Raises:
+        ValueError: names the line of a record that has more or fewer fields than the header.
+        csv.Error: quotes are not closed.
+    """
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        header = next(reader, [])
+        _refuse_doubles(header)
+        rows = []
+        for record in reader:
+            if record and len(record) != len(header):
+                raise ValueError(f"line {reader.line_num} has {len(record)} fields, the header has {len(header)}")
+            rows += [dict(zip(header, record, strict=True))] if record else []  # an empty line has no fields
+    return rows
+
+
+def parquet_rows(path: Path) -> list[Row]:
+    """Return one row a row of the table, as pandas reads it.
+
+    Raises:
+        ValueError: two columns have the same name.
+        Exception: many types, where the file is damaged.
+    """
+    import pandas
+
+    table = pandas.read_parquet(path)
+    table.columns = table.columns.map(str)
+    _refuse_doubles(list(table.columns))
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def _refuse_doubles(names: list[str]) -> None:
+    if doubles := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two columns are called {doubles[0][:60]!r}")

@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
-from grpo_core.evaluation.results import write_evaluation
-from grpo_core.evaluation.sets import HELD_OUT
+from grpo_core.evaluation.results import HELD_OUT, write_evaluation
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 

@@ -1,6 +1,11 @@
-"""An evaluation in its run: eval/<policy>.parquet, an `eval` record, and last eval/<policy>.json."""
+"""An evaluation in its run: eval/<policy>.parquet, an `eval` record, and last eval/<policy>.json.
 
+Its figures are called `eval/<set>/...`, after the evaluation set.
+"""
+
+import re
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,23 @@ from grpo_core.machine.disk import whole_or_gone
 from grpo_core.machine.jsonfile import build, read_json, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
+
+HELD_OUT = "heldout"
+"""The evaluation set that every run has: the held-out split of its own data."""
+HELD_OUT_SAMPLE = "heldout_sample"
+"""The first `evaluation.every_num_prompts` of it: what is evaluated during training has a name, hence curves, of its own."""
+
+
+def set_name(source: str) -> str:
+    """Return the name of a data source as an evaluation set: part of a metric key, and never one of the names above.
+
+    >>> set_name("reasoning_gym:chain_sum"), set_name("file:some/GSM8K-test.jsonl"), set_name("hub:openai/gsm8k")
+    ('chain_sum', 'gsm8k_test', 'gsm8k')
+    """
+    kind, _, name = source.partition(":")
+    last = Path(name).stem if kind == "file" else name.rsplit("/", maxsplit=1)[-1]
+    found = re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_") or "data"
+    return f"{found}_data" if found in (HELD_OUT, HELD_OUT_SAMPLE) else found
 
 
 def table_file(run_dir: RunDir, policy: str) -> Path:
@@ -34,7 +56,7 @@ def write_evaluation(
     run_dir: RunDir,
     policy: str,
     facts: Mapping[str, Any],
-    write_table: Callable[[Path], None],
+    write_table: Callable[[Path], object],
     remarks: Mapping[str, Any] | None = None,
 ) -> None:
     """Write an evaluation down.
@@ -54,11 +76,8 @@ def write_evaluation(
     with whole_or_gone(f"evaluation of {policy}", table):
         write_table(table)
     metrics = {key: estimate["value"] for key, estimate in facts["estimates"].items()}
-    journal = Journal(run_dir.journal_file)
-    try:
+    with closing(Journal(run_dir.journal_file)) as journal:
         journal.append("eval", facts["step"], {**facts, **(remarks or {}), "metrics": metrics})
-    finally:
-        journal.close()
     # Last: whoever finds it finds the whole evaluation.
     with whole_or_gone(f"evaluation of {policy}", last):
         write_json(last, facts)

@@ -4,8 +4,6 @@ The figures and the table of completions are kept in the cache folder, under a d
 (`evaluation_identity`). Whoever evaluates holds a lock, so that runs which start together evaluate once.
 """
 
-import hashlib
-import json
 import logging
 import os
 import platform
@@ -14,15 +12,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpo_core
 from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
-from grpo_core.data.identity import TOKENIZER_FILES, files_digest
+from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
-from grpo_core.machine.hardware import gpus, kernel_variables, processor, thread_count
+from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.cache import cache_folder
@@ -76,18 +75,19 @@ def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: s
     verifier = config.evaluation.verifier or config.rewards[0].fn
     if verifier not in BUILTIN or config.model.trust_remote_code or config.training.python is not None:
         return None
-    parts = {
-        "set": (set_name, step),
-        "prompts": read_manifest(run_dir.data).eval_sha256,
-        "weights": weights,
-        "model": files_digest(sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))),
-        "settings": _settings(config, verifier),
-        "code": files_digest(sorted(Path(grpo_core.__path__[0]).rglob("*.py"))),
-        "packages": dict.fromkeys(PACKAGES) | installed_versions(PACKAGES),
-        "machine": (sys.version, platform.machine(), processor(), kernel_variables()),
-        "gpus": None if config.training.device == "cpu" else gpus(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return json_digest(
+        {
+            "set": (set_name, step),
+            "prompts": read_manifest(run_dir.data).eval_sha256,
+            "weights": weights,
+            "model": tokenizer_digest(folder),
+            "settings": _settings(config, verifier),
+            "code": files_digest(sorted(Path(grpo_core.__path__[0]).rglob("*.py"))),
+            "packages": dict.fromkeys(PACKAGES) | installed_versions(PACKAGES),
+            "machine": (sys.version, platform.machine(), processor(), kernel_variables()),
+            "gpus": None if config.training.device == "cpu" else gpus(),
+        }
+    )
 
 
 def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
         "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
         "dtype": config.model.dtype,
         "training": (training.seed, training.device, training.deterministic, training.rollout_rows),
-        "threads": thread_count(training.threads),
+        "threads": training.threads or core_count(),
     }
 
 
@@ -124,7 +124,7 @@ def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             shutil.copyfile(table_file(run_dir, policy), Path(scratch) / KEPT_TABLE)
             facts = read_json(facts_file(run_dir, policy))
-            kept = {"table": files_digest([Path(scratch) / KEPT_TABLE]), "facts": facts, "facts_sha256": _facts_digest(facts)}
+            kept = {"table": files_digest([Path(scratch) / KEPT_TABLE]), "facts": facts, "facts_sha256": json_digest(facts)}
             write_json(Path(scratch) / KEPT_FACTS, kept)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(scratch, folder)
@@ -141,21 +141,13 @@ def use_kept(run_dir: RunDir, policy: str, identity: str) -> bool:
     folder = _folder(identity)
     try:
         kept = read_json(folder / KEPT_FACTS)
-        facts, digest = kept["facts"], kept["table"]
-        if files_digest([folder / KEPT_TABLE]) != digest or _facts_digest(facts) != kept["facts_sha256"]:
+        facts = kept["facts"]
+        if files_digest([folder / KEPT_TABLE]) != kept["table"] or json_digest(facts) != kept["facts_sha256"]:
             return False
     except (OSError, ValueError, LookupError, TypeError):
         return False
-
-    def copy(table: Path) -> None:
-        shutil.copyfile(folder / KEPT_TABLE, table)
-
-    write_evaluation(run_dir, policy, facts, copy, remarks={"reused": True})
+    write_evaluation(run_dir, policy, facts, partial(shutil.copyfile, folder / KEPT_TABLE), remarks={"reused": True})
     return True
-
-
-def _facts_digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _folder(identity: str) -> Path:

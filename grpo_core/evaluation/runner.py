@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.evaluation.sets import HELD_OUT
+from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import pin_threads, set_determinism
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.rewards.base import Reward, call, load_rewards
@@ -72,11 +71,10 @@ class Evaluator:
             f"{key}/completion_tokens": mean_estimate([row.tokens for row in greedy]),
         }
         sampled = self._complete(prompts, group_size=samples, temperature=self.config.rollout.temperature) if samples else ()
+        of_prompts = [sampled[start : start + samples] for start in range(0, len(sampled), max(1, samples))]
+        counts = [sum(row.correct for row in of_prompt) for of_prompt in of_prompts]
         for k in self.config.evaluation.k if samples else ():
-            by_prompt = [
-                sum(row.correct for row in sampled[start : start + samples]) for start in range(0, len(sampled), samples)
-            ]
-            estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in by_prompt])
+            estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in counts])
         return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled))
 
     def _complete(self, prompts: Sequence[Prompt], group_size: int, temperature: float) -> tuple[EvaluatedCompletion, ...]:
@@ -85,7 +83,7 @@ class Evaluator:
         sampled = self.policy.sample(prompts, settings, key)
         texts = self.policy.decode(sampled)
         repeated = [prompt for prompt in prompts for _ in range(group_size)]
-        scores = call(self.verifier, repeated, texts)
+        rows = zip(repeated, texts, call(self.verifier, repeated, texts), sampled.lengths().tolist(), strict=True)
         return tuple(
             EvaluatedCompletion(
                 prompt_id=prompt.id,
@@ -97,9 +95,7 @@ class Evaluator:
                 correct=is_correct(value, self.config.evaluation.pass_score),
                 tokens=int(length),
             )
-            for index, (prompt, text, value, length) in enumerate(
-                zip(repeated, texts, scores, sampled.lengths().tolist(), strict=True)
-            )
+            for index, (prompt, text, value, length) in enumerate(rows)
         )
 
 

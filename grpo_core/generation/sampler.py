@@ -1,4 +1,9 @@
-"""What a sampler is asked for and what it gives back.
+"""What a sampler is asked for, what it gives back, and the random numbers that it draws from.
+
+These are counter-based: the number that picks a token depends on what the token is, not on what else is sampled. It is a
+function of (seed, stream, step, prompt id, completion index, position) through NumPy's Philox generator (Salmon et al. 2011):
+seed and stream are its key, the next three its upper counter words, and the position is the draw. So neither batch composition
+nor sharding nor a resume changes it.
 
 Adding one: implement `Sampler.sample` in a file of its own, keep the row order prompt-major, and run
 `tests/contracts/test_samplers.py` over it.
@@ -6,14 +11,17 @@ Adding one: implement `Sampler.sample` in a file of its own, keep the row order 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo_core.config import RolloutConfig
-from grpo_core.generation.randomness import Stream
 from grpo_core.types import Prompt
+
+_WORD = 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +51,17 @@ class SamplingSettings:
         )
 
 
+class Stream(IntEnum):
+    """Independent families of random numbers under one seed."""
+
+    TRAIN = 1
+    EVAL = 2
+    PROBE = 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class RandomKey:
-    """Which random numbers a call uses; see `randomness`."""
+    """Which random numbers a call uses."""
 
     seed: int
     stream: Stream
@@ -88,3 +104,25 @@ class Sampler(Protocol):
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """Return `settings.group_size` completions of each prompt."""
         ...
+
+
+def token_uniforms(
+    seed: int, stream: Stream, step: int, rows: Sequence[tuple[int, int]], num_positions: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return [B, num_positions] uniforms in [0, 1).
+
+    Args:
+        seed: the run's seed.
+        stream: which family.
+        step: the training step; 0 where the numbers should be the same at every step.
+        rows: (prompt id, completion index) of each row.
+        num_positions: numbers wanted per row; a longer request starts with the same numbers.
+    """
+    uniforms = np.empty((len(rows), num_positions))
+    for row, (prompt_id, completion_index) in enumerate(rows):
+        generator = np.random.Philox(
+            key=np.array([seed % _WORD, int(stream)], dtype=np.uint64),
+            counter=np.array([0, step, prompt_id, completion_index], dtype=np.uint64),
+        )
+        uniforms[row] = np.random.Generator(generator).random(num_positions)
+    return uniforms

@@ -1,9 +1,8 @@
-"""A sampler that follows a script: for tests, golden trajectories and dry runs without sampling."""
+"""A sampler that follows a script: for golden trajectories and the comparison of two engines, without sampling."""
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
@@ -33,13 +32,12 @@ class ScriptedSampler:
         ]
         width, padding = max(len(row) for row in rows), self._eos_token_ids[0]
         ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=self._device)
-        logps: Tensor = torch.zeros(ids.shape, device=self._device)
         return SampledCompletions(
             prompts=tuple(prompts),
             group_size=settings.group_size,
             completion_ids=ids,
             completion_mask=completion_mask(ids, self._eos_token_ids),
-            sampling_per_token_logps=logps,
+            sampling_per_token_logps=torch.zeros(ids.shape, device=self._device),
         )
 
     def _completion(self, step: int, prompt_id: int, index: int, most: int) -> list[int]:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from grpo_core.algorithm.masking import completion_mask, is_eos
-from grpo_core.generation.randomness import token_uniforms
-from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
-from grpo_core.policy.precision import compute_in
-from grpo_core.policy.prefix import continue_prefix, encode_prompts, expand_prefix, vocabulary_head
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
+from grpo_core.policy.device import compute_in
+from grpo_core.policy.forward import continue_prefix, encode_prompts, expand_prefix, vocabulary_head
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_core.config.loading import read_values
 from grpo_core.config.yaml_text import parse_yaml
 from grpo_core.errors import ConfigError
 
@@ -32,24 +33,15 @@ def read_source(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is neither, is empty, or holds no keys.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); give the path of a YAML or JSON file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config {path}: is not UTF-8 text; give a YAML or JSON file") from error
-    try:
-        values = _parse_json(text) if text.lstrip().startswith("{") else parse_yaml(text)
-    except ConfigError as error:
-        raise ConfigError(f"config {path}: {error}; give a YAML or JSON file") from error
+    values = read_values(path, _parse, "YAML or JSON", "keys with values")
     if not values:
         raise ConfigError(f"config {path}: is empty; give the settings of a TRL or ROLL run")
-    if not isinstance(values, dict):
-        raise ConfigError(f"config {path}: expected keys with values, got a {type(values).__name__}")
     return {str(key): value for key, value in values.items()}
 
 
-def _parse_json(text: str) -> Any:
+def _parse(text: str) -> Any:
+    if not text.lstrip().startswith("{"):
+        return parse_yaml(text)
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -99,8 +91,7 @@ def _resolve(value: Any, root: Mapping[str, Any], seen: tuple[str, ...]) -> Any:
         return {str(key): _resolve(item, root, seen) for key, item in value.items()}
     if isinstance(value, list):
         items = [_resolve(item, root, seen) for item in value]
-        unresolved = next((item for item in items if isinstance(item, Unresolved)), None)
-        return unresolved if unresolved is not None else items
+        return next((item for item in items if isinstance(item, Unresolved)), items)
     if not isinstance(value, str) or "${" not in value:
         return value
     whole = WHOLE.fullmatch(value)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_core.config.schema import RunConfig
-from grpo_core.errors import ConfigError
-from grpo_core.interop.readers import Reader
+from grpo_core.errors import ConfigError, raised_as, shown
 
 Source = Literal["trl", "roll"]
+Reader = Callable[[Any], Any]
 Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
 
 
@@ -62,11 +62,9 @@ class Settings:
         rule = self.system.find_rule(key)
         assert rule is not None, key
         value = self.given.get(key, rule.default)
-        try:
+        fault = f"config {self.path}: {key}: {{cause}}, got {shown(value)}; correct it in the file"
+        with raised_as(ConfigError, fault, ValueError):
             return rule.read(value)
-        except ValueError as error:
-            shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
-            raise self.refuse(f"{key}: {error}, got {shown}; correct it in the file") from error
 
     def refuse(self, text: str) -> ConfigError:
         """Return the error that names the file."""
@@ -141,8 +139,7 @@ class System:
 
     def known(self) -> tuple[str, ...]:
         """Return every key and pattern."""
-        groups = (*self.dead, *self.ignored)
-        return (*(rule.key for rule in self.rules), *(key for group in groups for key in group.keys))
+        return (*(rule.key for rule in self.rules), *(key for group in (*self.dead, *self.ignored) for key in group.keys))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,13 @@ LONGEST_VALUE = 160
 
 def render(imported: Imported) -> str:
     """Return the YAML text of the configuration, with comments that hold every key of the source."""
-    body = dump_yaml(dict(imported.values))
-    return "\n".join([*_head(imported), body.rstrip(), "", *_lists(imported)]) + "\n"
+    texts = (
+        f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.",
+        *(f"note: {text}" for text in imported.notes),
+        *(f"`grpo check` warns: {text}" for text in imported.warnings),
+    )
+    head = [line for text in texts for line in _comment(text, "#   ")]
+    return "\n".join([*head, dump_yaml(dict(imported.values)).rstrip(), "", *_lists(imported)]) + "\n"
 
 
 def summary(imported: Imported) -> str:
@@ -32,29 +37,20 @@ def summary(imported: Imported) -> str:
     )
 
 
-def _head(imported: Imported) -> list[str]:
-    texts = (
-        f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.",
-        *(f"note: {text}" for text in imported.notes),
-        *(f"`grpo check` warns: {text}" for text in imported.warnings),
-    )
-    return [line for text in texts for line in _comment(text, "#   ")]
-
-
 def _lists(imported: Imported) -> list[str]:
     mapped = imported.listed("mapped")
-    titled = (
-        ("mapped", [entry for entry in mapped if not entry.is_default]),
-        (f"mapped (default of {imported.title})", [entry for entry in mapped if entry.is_default]),
-        ("no counterpart", list(imported.listed("no_counterpart"))),
-        ("dead in the source itself", list(imported.listed("dead"))),
-        (f"unknown to {imported.title}", list(imported.listed("unknown"))),
-    )
-    lines = []
-    for title, entries in titled:
-        if entries:
-            lines += [f"# --- {title} ---"]
-            lines += [line for entry in sorted(entries, key=lambda entry: not entry.differs) for line in _entry(entry)]
+    titled = {
+        "mapped": [entry for entry in mapped if not entry.is_default],
+        f"mapped (default of {imported.title})": [entry for entry in mapped if entry.is_default],
+        "no counterpart": imported.listed("no_counterpart"),
+        "dead in the source itself": imported.listed("dead"),
+        f"unknown to {imported.title}": imported.listed("unknown"),
+    }
+    lines = list[str]()
+    for title, entries in titled.items():
+        differing_first = sorted(entries, key=lambda entry: not entry.differs)
+        lines += [f"# --- {title} ---"] if entries else []
+        lines += [line for entry in differing_first for line in _entry(entry)]
     return lines
 
 
@@ -70,10 +66,12 @@ def _entry(entry: Entry) -> list[str]:
 def _comment(text: str, indent: str) -> list[str]:
     # A character that YAML takes for the end of a line would let a key of the source leave the comment.
     safe = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
-    wrapped = textwrap.wrap(
-        safe, WIDTH, initial_indent="# ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return [line.rstrip() for line in wrapped]
+    return [
+        line.rstrip()
+        for line in textwrap.wrap(
+            safe, WIDTH, initial_indent="# ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    ]
 
 
 def value_text(key: str, value: Any) -> str:

@@ -1,18 +1,86 @@
-"""Builders of the common kinds of rule, and the arithmetic that several systems need."""
+"""What rules are made of: readers of source values, builders of the common kinds, arithmetic that several systems need.
+
+A reader returns a value of the right type, or raises ValueError with what was expected.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
 from grpo_core.config.schema import RunConfig
-from grpo_core.interop.readers import Reader, number
-from grpo_core.interop.records import Conclusion, Export, Group, Rule, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.records import Conclusion, Export, Group, Reader, Rule, Settings, dead, mapped, no_counterpart
 
 OFF = "off in the file, nothing to replace"
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 ALL_KEPT = no_counterpart("all are kept there; here the newest training.keep_checkpoints")
 NO_SCHEDULE = "optimizer.schedule is constant, linear or cosine; it stays constant"
+
+LARGEST = 1e15
+"""Beyond it, no count or factor means anything, and arithmetic would overflow."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == value // 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _reader(words: str, fits: Callable[[Any], bool], convert: Reader = lambda value: value) -> Reader:
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"expected {words}")
+        return convert(value)
+
+    return read
+
+
+number = _reader("a number", _is_number)
+whole = _reader("a whole number", _is_whole, int)
+"""Also one that is written as 8.0."""
+positive = _reader("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1, int)
+flag = _reader("true or false", lambda value: isinstance(value, bool))
+text = _reader("text", _is_text)
+numbers = _reader("a list of numbers", _list_of(_is_number))
+_several_texts = _reader("text or a list of texts", _list_of(_is_text))
+
+
+def anything(value: Any) -> Any:
+    """Return any value."""
+    return value
+
+
+def texts(value: Any) -> list[str]:
+    """Return a list of texts; one text is a list of one."""
+    return _several_texts([value] if isinstance(value, str) else value)  # type: ignore[no-any-return]  # checked there
+
+
+def optional(read: Reader) -> Reader:
+    """Return a reader that also takes null."""
+
+    def read_optional(value: Any) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ValueError as error:
+            raise ValueError(f"{error} or null") from error
+
+    return read_optional
+
+
+def choice(*allowed: Any) -> Reader:
+    """Return a reader that takes one of the values; 0 and 1 are not false and true here."""
+    names = ", ".join("null" if item is None else str(item) for item in allowed)
+    return _reader(f"one of {names}", lambda value: any(value == item and type(value) is type(item) for item in allowed))
 
 
 def copied(
@@ -80,9 +148,9 @@ def renamed(  # noqa: PLR0917  (the tables read as columns)
 
     def convert(settings: Settings, name: str) -> Conclusion:
         value = settings[name]
-        if value in names:
-            return mapped({ours: names[value]}, remarks.get(value, ""))
-        return no_counterpart(otherwise, differs=True)
+        return (
+            mapped({ours: names[value]}, remarks.get(value, "")) if value in names else no_counterpart(otherwise, differs=True)
+        )
 
     return Rule(key, read, default, convert, ours, remark, export=export or named(ours, names))
 
@@ -164,6 +232,8 @@ def warmup_steps(updates: int | None, *, is_ignored: bool, remark: str = "") -> 
     """Return what becomes of a warm-up of so many optimizer steps; None = unknown."""
     if is_ignored and updates != 0:
         return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
-    if updates is None:
-        return no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
-    return mapped({"optimizer.warmup_steps": updates}, remark)
+    return (
+        no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
+        if updates is None
+        else mapped({"optimizer.warmup_steps": updates}, remark)
+    )

@@ -1,7 +1,8 @@
-"""Files on a disk, which may be full: the error is recognised whichever library meets it, and nothing half-written stays.
+"""Files on a disk, which may be full: written whole or not at all, some for their owner alone.
 
-What was whole before stays whole: a journal line is taken back, a checkpoint or a table is written beside the others and
-removed if it cannot be finished. That also frees the space that the last words of the run need.
+A full disk is recognised whichever library meets it. What was whole before stays whole: a journal line is taken back, a
+checkpoint or a table is written beside the others and removed if it cannot be finished. That also frees the space that the last
+words of the run need.
 """
 
 import contextlib
@@ -12,13 +13,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from grpo_core.errors import DiskFullError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full; the user's share of it is."""
-IN_WORDS = tuple(f"os error {number}" for number in FULL)
-"""How safetensors reports it, which raises an error of its own."""
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+"""Of what only its owner may read: secrets, and whatever may hold one."""
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -29,9 +31,9 @@ def is_full_disk(error: BaseException) -> bool:
     """
     link: BaseException | None = error
     while link is not None:
-        if isinstance(link, DiskFullError) or (isinstance(link, OSError) and link.errno in FULL):
-            return True
-        if any(words in str(link) for words in IN_WORDS):
+        # In words: safetensors raises an error of its own.
+        is_full = isinstance(link, DiskFullError) or (isinstance(link, OSError) and link.errno in FULL)
+        if is_full or any(f"os error {number}" in str(link) for number in FULL):
             return True
         link = link.__cause__ or link.__context__
     return False
@@ -55,6 +57,71 @@ def whole_or_gone(what: str, path: Path) -> Iterator[None]:
         if is_full_disk(error):
             raise DiskFullError(f"disk full: {what} could not be written to {path}") from error
         raise
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder, or take the one that is there, and close it to everybody but its owner; return it.
+
+    Raises:
+        OSError: it cannot be made, or belongs to another user.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
+    path.chmod(FOLDER_MODE)  # one that was there before; `mode` is also cut by the umask
+    return path
+
+
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
+
+    Args:
+        path: the file.
+        content: text is written as UTF-8.
+        mode: rights of the file, at every moment; the umask takes its part of them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    # O_EXCL: nobody's link or file with looser rights is written into.
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file as `write_whole` does, readable by its owner alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_whole(path, text, FILE_MODE)
+
+
+def append_private(path: Path) -> IO[bytes]:
+    """Open a file that only its owner can read, to append to it; one that others could read is closed to them.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    with contextlib.suppress(PermissionError):  # of another user, who lets us write: it is theirs to close
+        os.fchmod(descriptor, FILE_MODE)
+    return os.fdopen(descriptor, "ab")
+
+
+def close_to_others(path: Path) -> None:
+    """Take the rights of everybody but its owner from a file, if it is there and ours."""
+    with contextlib.suppress(OSError):
+        if not path.is_symlink() and path.is_file():
+            path.chmod(FILE_MODE)
 
 
 def sha256_of(file: Path) -> str:
@@ -93,12 +160,6 @@ def free_name(path: Path) -> Path:
     return path if not path.exists() else next(name for name in names if not name.exists())
 
 
-def free_mib(path: Path) -> float:
-    """Return the MiB that this user can still write where `path` is."""
-    facts = os.statvfs(path)
-    return facts.f_bavail * facts.f_frsize / 2**20
-
-
 def free_bytes(path: Path) -> int | None:
     """Return the bytes that this user can still write where `path` is, or would be; None where that cannot be known."""
     facts = os.statvfs(nearest_folder(path))
@@ -113,8 +174,7 @@ def nearest_folder(path: Path) -> Path:
 def folder_bytes(folder: Path) -> int:
     """Return the bytes of all files in a folder; links are not followed, and what is just being removed does not count."""
     total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(root) / name).lstat().st_size
+    for path in (Path(root, name) for root, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
     return total

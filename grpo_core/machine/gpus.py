@@ -26,7 +26,7 @@ from typing import IO, Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as stored_dataclass
 
-from grpo_core.errors import DeviceError, name_of
+from grpo_core.errors import DeviceError, name_of, raised_as
 from grpo_core.machine.jsonfile import build, parse_json
 from grpo_core.machine.locks import LOOKING_SECONDS, SAFE_FLAGS, holder_of, regular_file, try_lock, user_name
 
@@ -58,20 +58,15 @@ class _Facts:
     pid: _Positive
     run_dir: str
     share: _Positive
-    joined: bool = True
-    """Whether it has the GPU; versions that did not write it had."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Holder:
-    """A process that has locked a file of a GPU."""
-
-    who: str
-    """`process 4711`, with its user and run if they are known."""
-    share: int
     """With how many it shares the GPU."""
-    has_joined: bool
-    """Whether it has the GPU; otherwise it is still looking who else is there."""
+    joined: bool = True
+    """Whether it has the GPU; otherwise it is still looking who else is there. Versions that did not write it had."""
+
+
+_UNKNOWN = _Facts(pid=1, run_dir="", share=1)
+"""Of a holder whose file holds something else: it has the GPU, and shares it with nobody."""
+_Holder = tuple[str, _Facts]
+"""A process that has locked a file of a GPU: who (`process 4711`, with its user and run if they are known), what it wrote."""
 
 
 def slot_count() -> int:
@@ -95,14 +90,12 @@ def held_gpu(gpu: Gpu, run_path: Path) -> Iterator[None]:
     """
     path = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     facts = {"pid": os.getpid(), "run_dir": str(run_path.resolve())[:1000], "share": max(1, slot_count())}
-    try:
-        with _opened_folder(path) as folder:
-            lock = _join(gpu, folder, facts)
-    except OSError as error:
-        raise DeviceError(
-            f"GPU locks {path}: cannot be used ({error.strerror}); "
-            f"name a folder that every user of this machine can write to in {FOLDER_VARIABLE}"
-        ) from error
+    remedy = f"name a folder that every user of this machine can write to in {FOLDER_VARIABLE}"
+    with (
+        raised_as(DeviceError, f"GPU locks {path}: cannot be used ({{cause}}); {remedy}", OSError),
+        _opened_folder(path) as folder,
+    ):
+        lock = _join(gpu, folder, facts)
     with lock:
         yield
 
@@ -161,13 +154,13 @@ def _join(gpu: Gpu, folder: int, facts: Mapping[str, Any]) -> IO[bytes]:
                 unless_joined.enter_context(lock)
                 _write(lock, {**facts, "joined": False})
                 others = _look(gpu, folder, but=name)
-                if len(others) < min([facts["share"], *(other.share for other in others)]) and _is_still(lock, folder, name):
+                if len(others) < min([facts["share"], *(other.share for _, other in others)]) and _is_still(lock, folder, name):
                     _write(lock, {**facts, "joined": True})
                     unless_joined.pop_all()
                     return lock
         # One look may meet a process that is only trying; nobody but those who have the GPU is a reason to give up soon.
         waited = time.monotonic() - began
-        has_holders = lock is not None and any(other.has_joined for other in others)
+        has_holders = lock is not None and any(other.joined for _, other in others)
         if waited > (LOOKING_SECONDS if has_holders else AGREEMENT_SECONDS):
             break
         time.sleep(random.uniform(0.005, 0.1))  # or two would meet again and again
@@ -176,7 +169,10 @@ def _join(gpu: Gpu, folder: int, facts: Mapping[str, Any]) -> IO[bytes]:
             f"GPU {gpu.name} ({gpu.uuid}): no lock file could be made within {AGREEMENT_SECONDS:.0f} s; "
             f"name another folder in {FOLDER_VARIABLE}"
         )
-    raise DeviceError(_refusal(gpu, others))
+    raise DeviceError(
+        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(who for who, _ in others[:8])}; wait for it or end it, "
+        f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
+    )
 
 
 def _lock_own(gpu: Gpu, folder: int) -> tuple[IO[bytes] | None, str]:
@@ -226,8 +222,9 @@ def _look(gpu: Gpu, folder: int, but: str) -> list[_Holder]:
     Raises:
         DeviceError: there are more files than any honest use would make.
     """
-    pattern = re.compile(rf"{re.escape(gpu.uuid)}-(\d+-)?\d+")
-    names = sorted(name for name in os.listdir(folder) if name != but and pattern.fullmatch(name))
+    names = sorted(
+        name for name in os.listdir(folder) if name != but and re.fullmatch(rf"{re.escape(gpu.uuid)}-(\d+-)?\d+", name)
+    )
     if len(names) > MAX_FILES:
         raise DeviceError(
             f"GPU {gpu.name} ({gpu.uuid}): {len(names)} lock files, more than the {MAX_FILES} that are read; "
@@ -243,41 +240,22 @@ def _holder_of(name: str, folder: int) -> _Holder | None:
     except OSError:  # gone, a link, a folder, a pipe; or closed to others, which no file of ours is
         return None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for a holder
-        except OSError:
-            return _describe(file)
-    return None
+        # Shared: two that look do not take each other for a holder.
+        return None if try_lock(file, fcntl.LOCK_SH) else _describe(file)
 
 
 def _describe(file: IO[bytes]) -> _Holder:
-    who, facts = holder_of(file), _read(file)
-    if facts is not None:
-        who = f"process {facts.pid}" if who == "another process" else who
+    who, facts = holder_of(file), _UNKNOWN
+    with contextlib.suppress(ValueError, OSError):  # another user may have written anything
+        facts = build(_Facts, parse_json(os.pread(file.fileno(), MAX_BYTES, 0)))
+    if facts is not _UNKNOWN and who == "another process":
+        who = f"process {facts.pid}"
     owner = os.fstat(file.fileno()).st_uid
     if owner != os.geteuid() and " of user " not in who:
         who += f" of user {user_name(owner)}"
-    if facts is None:
-        return _Holder(who=who, share=1, has_joined=True)
-    return _Holder(who=f"{who} ({name_of(facts.run_dir, most=300)})", share=facts.share, has_joined=facts.joined)
-
-
-def _read(file: IO[bytes]) -> _Facts | None:
-    """Return what a holder wrote, None where it cannot be read: another user may have written anything."""
-    try:
-        return build(_Facts, parse_json(os.pread(file.fileno(), MAX_BYTES, 0)))
-    except (ValueError, OSError):
-        return None
+    return (who if facts is _UNKNOWN else f"{who} ({name_of(facts.run_dir, most=300)})"), facts
 
 
 def _write(file: IO[bytes], facts: Mapping[str, Any]) -> None:
-    text = json.dumps(facts).encode()
     file.truncate(0)
-    os.pwrite(file.fileno(), text, 0)
-
-
-def _refusal(gpu: Gpu, holders: list[_Holder]) -> str:
-    return (
-        f"GPU {gpu.name} ({gpu.uuid}): in use by {', '.join(holder.who for holder in holders[:8])}; wait for it or end it, "
-        f"choose another GPU with CUDA_VISIBLE_DEVICES, or let runs share it on purpose with `grpo up --slots N`"
-    )
+    os.pwrite(file.fileno(), json.dumps(facts).encode(), 0)

@@ -23,20 +23,10 @@ VARIABLES = (
 CPUINFO = Path("/proc/cpuinfo")
 TILE_LEAF = 0x1D
 """CPUID leaf that describes the tiles of AMX."""
-WITHOUT_TILES = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-
-
-def thread_count(wanted: int | None) -> int:
-    """Return the number of CPU threads of a training, which decides the order of floating-point sums.
-
-    Args:
-        wanted: `training.threads`; None = as many as the process may use.
-    """
-    return wanted or core_count()
 
 
 def core_count() -> int:
-    """Return how many CPU cores this process may use."""
+    """Return how many CPU cores this process may use: the threads of a training that does not set `training.threads`."""
     return len(os.sched_getaffinity(0))
 
 
@@ -67,14 +57,16 @@ def needed_variables(cpuinfo: Path = CPUINFO) -> dict[str, str]:
     """
     facts = _cpu_facts(cpuinfo)
     hides_tiles = "amx_tile" in facts.get("flags", "").split() and int(facts.get("cpuid level", TILE_LEAF)) < TILE_LEAF
-    return dict(WITHOUT_TILES) if hides_tiles else {}
+    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"} if hides_tiles else {}
 
 
 def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
     """Return what is known of the first CPU."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    return {name.strip(): value.strip() for name, _, value in lines}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    }
 
 
 def gpus() -> tuple[list[str], str | None]:
@@ -82,10 +74,15 @@ def gpus() -> tuple[list[str], str | None]:
 
     It asks the driver's own tool: torch would take memory of each GPU for the process that asks.
     """
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        output = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
         return [], None
-    rows = [line.rpartition(",") for line in done.stdout.splitlines() if done.returncode == 0 and "," in line]
+    rows = [line.rpartition(",") for line in output.splitlines() if "," in line]
     return [name.strip() for name, _, _ in rows], rows[0][2].strip() if rows else None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_core.errors import name_of, shown
-from grpo_core.machine.private import write_private, write_whole
+from grpo_core.machine.disk import write_private, write_whole
 
 T = TypeVar("T")
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -40,22 +40,18 @@ def parse_json(content: bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write a JSON file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    write_whole(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_private_json(path: Path, value: Any) -> None:
-    """Write a JSON file as `write_json` does, readable by its owner alone.
+    Args:
+        path: the file.
+        value: what it is to hold.
+        private: whether only its owner may read it.
 
     Raises:
         OSError: it cannot be written.
     """
-    write_private(path, json.dumps(value, indent=2) + "\n")
+    (write_private if private else write_whole)(path, json.dumps(value, indent=2) + "\n")
 
 
 def append_json(path: Path, value: Any) -> None:

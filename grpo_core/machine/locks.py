@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from grpo_core.errors import BusyError, cause
+from grpo_core.errors import BusyError, GrpoError, cause
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ def regular_file(descriptor: int, path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "r+b" if writable else "rb", buffering=0)
 
 
-def try_lock(file: IO[bytes]) -> bool:
+def try_lock(file: IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file for this process and return whether that was possible; closing the file frees it.
 
     A process that is forked from this one does not keep it: workers of a user's reward function may outlive the training.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     _locked.add(file)
@@ -91,12 +91,21 @@ def _pause() -> None:
     time.sleep(LOOKING_SECONDS / 10)
 
 
-def lock_soon(file: IO[bytes]) -> bool:
-    """Try for half a second, since somebody may just be looking whether the lock is held."""
+def locked_soon(file: IO[bytes], kind: type[GrpoError], refusal: str) -> IO[bytes]:
+    """Lock an open file and return it; retry for half a second, since somebody may just be looking whether the lock is held.
+
+    Args:
+        file: closed where somebody else holds its lock.
+        kind: of the error that is raised then.
+        refusal: its message, with `{holder}` in place of who holds the lock.
+    """
     deadline = time.monotonic() + LOOKING_SECONDS
-    while not (is_held := try_lock(file)) and time.monotonic() <= deadline:
+    while not try_lock(file):
+        if time.monotonic() > deadline:
+            with file:
+                raise kind(refusal.replace("{holder}", holder_of(file)))
         _pause()
-    return is_held
+    return file
 
 
 @contextlib.contextmanager
@@ -107,8 +116,8 @@ def waited_lock(
     wait: Callable[[], None] = _pause,
     patience: float = float("inf"),
     say: Callable[[str], None] = logger.warning,
-) -> Iterator[None]:
-    """Hold the lock of a file, made where there is none, for as long as the block runs; wait until whoever holds it is done.
+) -> Iterator[IO[bytes]]:
+    """Hold the lock of a file, made where there is none, while inside; wait until whoever holds it is done; yield the file.
 
     Args:
         path: the file; it stays, since removing it would take the lock from those who wait.
@@ -134,7 +143,7 @@ def waited_lock(
                 report_at *= 10
                 say(f"waiting for {holder_of(file)}, which {purpose}")
             wait()
-        yield
+        yield file
 
 
 @contextlib.contextmanager

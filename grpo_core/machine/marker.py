@@ -4,24 +4,22 @@ A folder is ours by its marker alone: other programs use names such as `config.j
 Nothing is deleted or overwritten in a folder without one.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from grpo_core.errors import FolderError, name_of, shown
+from grpo_core.errors import FolderError, shown
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep"]
 MARKER_FILE = ".grpo-folder"
 FORMAT = 1
-NAMED_ENTRIES = 4
-"""How many entries of a folder a message names."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STORED)
@@ -65,8 +63,7 @@ def write_marker(folder: Path, kind: Kind, *, adopted: bool = False) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = {"kind": kind, "format": FORMAT, "created": now, "adopted": int(adopted)}
+    facts = asdict(Marker(kind=kind, created=datetime.now(UTC).isoformat(timespec="seconds"), adopted=int(adopted)))
     file = folder / MARKER_FILE
     try:
         # O_EXCL: not through a link, and not over what another start has just written.
@@ -88,17 +85,6 @@ def _is_of_a_start(path: Path) -> bool:
     return path.name in (MARKER_FILE, "lock") and not path.is_symlink() and path.is_file() and path.stat().st_size == 0
 
 
-def describe_entries(names: Iterable[str]) -> str:
-    """Return what a folder holds, for a message.
-
-    >>> describe_entries(["a", "b", "c", "d", "e", "f"])
-    'a, b, c, d and 2 more'
-    """
-    names = list(names)
-    more = f" and {len(names) - NAMED_ENTRIES} more" if len(names) > NAMED_ENTRIES else ""
-    return ", ".join(name_of(name) for name in names[:NAMED_ENTRIES]) + more
-
-
 def refuse_special_place(path: Path, what: str) -> None:
     """Refuse places that are never a folder of our own: the root, the home, a `~` that no shell expanded, a run's inside.
 
@@ -112,9 +98,7 @@ def refuse_special_place(path: Path, what: str) -> None:
     if path.parts and path.parts[0].startswith("~"):
         raise FolderError(f"{what} {path}: `~` is not expanded here; give the whole path")
     resolved = path.resolve()
-    home: Path | None = None
-    with contextlib.suppress(RuntimeError):  # a user without one
-        home = Path.home().resolve()
+    home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (a user without one is no error to it)
     if resolved == Path(resolved.anchor) or resolved == home:
         raise FolderError(f"{what} {path}: is the {'home' if resolved == home else 'root'} folder; give a folder of its own")
     for parent in resolved.parents:
@@ -130,7 +114,7 @@ def _is_run(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("config.json", "origin.json", "journal.jsonl"))
 
 
-def refuse_links(folder: Path, what: str, subfolders: Iterable[str], names: Iterable[str]) -> None:
+def refuse_links(folder: Path, what: str, subfolders: Collection[str], names: Collection[str]) -> None:
     """Refuse a folder in which something that is written or removed there is a link to elsewhere.
 
     Args:
@@ -142,15 +126,12 @@ def refuse_links(folder: Path, what: str, subfolders: Iterable[str], names: Iter
     Raises:
         FolderError: names the first link and where it points.
     """
-    inside = [path for name in subfolders for path in _entries(folder / name)]
-    for path in (*(folder / name for name in (*subfolders, *names)), *folder.glob("*.log"), *inside):
+    ours = [folder / name for name in subfolders]
+    inside = (path for place in ours if place.is_dir() and not place.is_symlink() for path in place.iterdir())
+    for path in (*ours, *(folder / name for name in names), *folder.glob("*.log"), *inside):
         if path.is_symlink():
             where = shown(os.readlink(path), most=300)  # noqa: PTH115  (as it is written)
             raise FolderError(
                 f"{what} {folder}: {path.relative_to(folder)} is a link to {where}, and what is written there would "
                 "land outside of the folder; put the folder or file itself in its place (the whole run may lie behind a link)"
             )
-
-
-def _entries(folder: Path) -> list[Path]:
-    return [] if folder.is_symlink() or not folder.is_dir() else list(folder.iterdir())

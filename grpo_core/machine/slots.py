@@ -5,14 +5,13 @@ on one of the slots' files, which the kernel frees when the child ends, however 
 """
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo_core.errors import DeviceError
 from grpo_core.machine.gpus import slot_count
-from grpo_core.machine.locks import holder_of, open_lock
+from grpo_core.machine.locks import holder_of, open_lock, try_lock
 
 FOLDER_VARIABLE = "GRPO_SLOT_FOLDER"
 """Set, with the number of slots, by whoever starts the worker; without them nothing is limited."""
@@ -56,12 +55,9 @@ def _try_all(folder: Path, count: int) -> int | list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(count):
             with open_lock(folder / f"slot-{index}") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    holders.append(holder_of(file))
-                else:
+                if try_lock(file):
                     return os.dup(file.fileno())  # of the same opening: the lock stays when `file` is closed
+                holders.append(holder_of(file))
     except OSError as error:
         raise DeviceError(
             f"slots {folder}: cannot be used ({error.filename or folder}: {error.strerror}); "

@@ -9,7 +9,7 @@
       journal.json            how far the journal was, and the digest of its last record then
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
-Sampling needs no generator state: its random numbers are functions of seed and step (`generation/randomness.py`).
+Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`).
 """
 
 import copy
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from grpo_core.errors import ModelError, cause, name_of, shown
+from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.policy.policy import Policy
@@ -133,13 +133,11 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
     Raises:
         ModelError: names the first file that is missing or differs, that the manifest leaves out, or that lies elsewhere.
     """
-    try:
+    unreadable = f"{checkpoint}: {MANIFEST_FILE} cannot be read ({{cause}}); the checkpoint is damaged"
+    with raised_as(ModelError, unreadable, OSError, ValueError):
         digests = read_json(checkpoint / MANIFEST_FILE)
         if not isinstance(digests, dict):
             raise ValueError(f"it holds a {type(digests).__name__}")
-    except (OSError, ValueError) as error:
-        what = f"{MANIFEST_FILE} cannot be read ({cause(error)})"
-        raise ModelError(f"{checkpoint}: {what}; the checkpoint is damaged") from error
     fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
     left_out = [name for name in NEEDED_FILES if name not in digests]
     if fault is None and left_out:
@@ -185,16 +183,19 @@ def _save_weights(model: PreTrainedModel, path: Path) -> None:
 
 def _check_weights(checkpoint: Path, name: str, model: PreTrainedModel) -> None:
     """Compare names and shapes of the weights in a file, without reading them, with those of a model."""
-    try:
-        with safe_open(checkpoint / name, framework="pt") as file:
-            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{checkpoint}: {name} cannot be read ({cause(error)}); the checkpoint is damaged") from error
+    unreadable = f"{checkpoint}: {name} cannot be read ({{cause}}); the checkpoint is damaged"
+    with (
+        raised_as(ModelError, unreadable, OSError, ValueError, SafetensorError),
+        safe_open(checkpoint / name, framework="pt") as file,
+    ):
+        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
     for key, parameter in model.named_parameters():
         wanted, found = list(parameter.shape), shapes.get(key)
         if found != wanted:
-            what = f"{name} is of another model: {key} has the shape {found}, here it is {wanted}"
-            raise ModelError(f"{checkpoint}: {what}; was model.source changed?")
+            raise ModelError(
+                f"{checkpoint}: {name} is of another model: {key} has the shape {found}, here it is {wanted}; "
+                "was model.source changed?"
+            )
 
 
 def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
@@ -207,8 +208,9 @@ def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
     except Exception as error:  # torch raises many types for a file that is none of its own, or of another optimizer
         live.optimizer.load_state_dict(before[0])
         live.schedule.load_state_dict(before[1])
-        what = f"{OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)})"
-        raise ModelError(f"{checkpoint}: {what}; the checkpoint is damaged") from error
+        raise ModelError(
+            f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)}); the checkpoint is damaged"
+        ) from error
 
 
 @torch.no_grad()

@@ -1,16 +1,19 @@
-"""Where tensors live, how many threads work on them, and whether the same input always gives the same bits."""
+"""Where tensors live, in which type and with how many threads they are multiplied, and whether the bits always are the same."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError
 from grpo_core.machine.gpus import Gpu, held_gpu
-from grpo_core.machine.hardware import avoid_broken_kernels, thread_count
+from grpo_core.machine.hardware import avoid_broken_kernels, core_count
+
+Dtype = Literal["float32", "bfloat16"]
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -27,9 +30,17 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
+def compute_in(dtype: Dtype, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Run what is inside in `dtype`; weights stay fp32 and so does the vocabulary head, see `vocabulary_head`.
+
+    Enter it once around a phase in which no weight changes: casts of weights are kept until it is left.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
 def pin_threads(config: TrainingConfig) -> int:
     """Fix the number of CPU threads, which decides the order of floating-point sums; return it."""
-    threads = thread_count(config.threads)
+    threads = config.threads or core_count()
     torch.set_num_threads(threads)
     return threads
 

@@ -5,13 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_core.errors import ModelError, cause
+from grpo_core.errors import ModelError, raised_as
 from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.sources.find import WEIGHT_FILES
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+UNLOADABLE = (OSError, ValueError, KeyError)
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
@@ -22,10 +24,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrained
     """
     from transformers import AutoTokenizer
 
-    try:
+    with raised_as(ModelError, f"model.source: no tokenizer can be loaded from {folder}: {{cause}}", *UNLOADABLE):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.source: no tokenizer can be loaded from {folder}: {cause(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
     return tokenizer
@@ -40,10 +40,8 @@ def load_model(folder: Path, device: "torch.device | str" = "cpu", trust_remote_
     import torch
     from transformers import AutoModelForCausalLM
 
-    try:
+    with raised_as(ModelError, f"model.source: no causal language model can be loaded from {folder}: {{cause}}", *UNLOADABLE):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.source: no causal language model can be loaded from {folder}: {cause(error)}") from error
     model.eval()
     _check_plain_head(model, folder)
     return model.to(device)
@@ -53,7 +51,7 @@ def _check_plain_head(model: "PreTrainedModel", folder: Path) -> None:
     """Some architectures scale or cap their logits after the head; log-probabilities computed from it would be wrong."""
     import torch
 
-    from grpo_core.policy.prefix import backbone, vocabulary_head
+    from grpo_core.policy.forward import backbone, vocabulary_head
 
     ids = torch.arange(1, 9).unsqueeze(0) % model.config.get_text_config().vocab_size
     with torch.no_grad():
@@ -76,10 +74,8 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model folder's weight files, in name order."""
-    digest = hashlib.sha256()
-    for file in _weight_files(folder):
-        digest.update(bytes.fromhex(sha256_of(file)))
-    return digest.hexdigest()
+    digests = [bytes.fromhex(sha256_of(file)) for file in _weight_files(folder)]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def weights_identity(folder: Path) -> str:

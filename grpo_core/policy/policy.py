@@ -16,11 +16,9 @@ from grpo_core.algorithm.logprobs import token_full_kl, token_logps
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.policy.device import pick_device
-from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter
+from grpo_core.policy.device import Dtype, compute_in, pick_device
+from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
-from grpo_core.policy.precision import Dtype, compute_in
-from grpo_core.policy.prefix import vocabulary_head
 from grpo_core.types import Prompt
 
 
@@ -37,8 +35,7 @@ class TokenFigures:
 
     def detach(self) -> "TokenFigures":
         """Return the same without gradient, so that the graph of the pass can be freed."""
-        exact = None if self.full_kl is None else self.full_kl.detach()
-        return TokenFigures(logps=self.logps.detach(), entropy=self.entropy, full_kl=exact)
+        return replace(self, logps=self.logps.detach(), full_kl=None if self.full_kl is None else self.full_kl.detach())
 
     @classmethod
     def join(cls, parts: Sequence["TokenFigures"]) -> "TokenFigures":
@@ -79,10 +76,7 @@ class Policy:
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
-        duplicate = copy.deepcopy(self.model)
-        duplicate.requires_grad_(False)
-        duplicate.eval()
-        return replace(self, model=duplicate)
+        return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
@@ -120,12 +114,6 @@ class Policy:
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""
         return self.measure(completions).logps
-
-    def full_kl(self, completions: SampledCompletions, reference: "Policy") -> Float[Tensor, "B T"]:
-        """Return the exact KL to `reference` at every completion token, without gradient."""
-        exact = self.measure(completions, reference).full_kl
-        assert exact is not None
-        return exact
 
 
 def open_policy(folder: Path, config: RunConfig) -> Policy:

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from grpo_core.config import RewardConfig
 from grpo_core.errors import RewardError, cause, name_of, shown
@@ -23,11 +23,11 @@ RewardFn = Callable[..., list[float | None]]
 Completion = str | Conversation
 
 BUILTIN = {
-    "reasoning_gym": "grpo_core.rewards.gym:reasoning_gym",
+    "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
     "math_answer": "grpo_core.rewards.maths:math_answer",
-    "exact_answer": "grpo_core.rewards.exact:exact_answer",
-    "format": "grpo_core.rewards.shape:format_reward",
-    "length": "grpo_core.rewards.shape:length_reward",
+    "exact_answer": "grpo_core.rewards.simple:exact_answer",
+    "format": "grpo_core.rewards.simple:format_reward",
+    "length": "grpo_core.rewards.simple:length_reward",
 }
 
 
@@ -65,9 +65,8 @@ def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
         for config in configs
     )
     names = [reward.name for reward in rewards]
-    for name in names:
-        if names.count(name) > 1:
-            raise RewardError(f"rewards: two functions would both be journalled as {name!r}; rename one")
+    if doubles := [name for name in names if names.count(name) > 1]:
+        raise RewardError(f"rewards: two functions would both be journalled as {doubles[0]!r}; rename one")
     return rewards
 
 
@@ -81,8 +80,7 @@ def reward_name(fn: str) -> str:
 
 
 def _import(fn: str) -> RewardFn:
-    path = BUILTIN.get(fn, fn)
-    module_name, separator, attribute = path.partition(":")
+    module_name, separator, attribute = BUILTIN.get(fn, fn).partition(":")
     if not separator:
         raise RewardError(
             f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
@@ -93,8 +91,7 @@ def _import(fn: str) -> RewardFn:
         raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {type(error).__name__}: {cause(error)}") from error
     if not callable(function):
         raise RewardError(f"rewards: {fn} is a {type(function).__name__}, not a function")
-    checked: RewardFn = function
-    return checked
+    return cast("RewardFn", function)
 
 
 def score(rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[str]) -> ScoredCompletions:
@@ -104,11 +101,11 @@ def score(rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[
         RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
     """
     breakdown = {reward.name: call(reward, prompts, texts) for reward in rewards}
-    totals = []
-    for row in range(len(texts)):
-        scored = [reward.weight * value for reward in rewards if (value := breakdown[reward.name][row]) is not None]
-        totals.append(sum(scored) if scored else math.nan)
-    return ScoredCompletions(total=tuple(totals), breakdown=breakdown)
+    scored = [
+        [reward.weight * value for reward in rewards if (value := breakdown[reward.name][row]) is not None]
+        for row in range(len(texts))
+    ]
+    return ScoredCompletions(total=tuple(sum(values) if values else math.nan for values in scored), breakdown=breakdown)
 
 
 def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | None, ...]:
@@ -122,8 +119,10 @@ def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tup
         text if isinstance(prompt.content, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+    columns = {
+        name: [prompt.columns.get(name) for prompt in prompts]
+        for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    }
     try:
         values = reward.function(prompts=contents, completions=completions, **columns, **reward.args)
     except Exception as error:  # whatever a user's function raises becomes one clear message
@@ -164,6 +163,4 @@ def _checked(reward: Reward, values: Any, prompts: Sequence[Prompt], texts: Sequ
 
 def completion_text(completion: Any) -> str:
     """Return the text of a plain or conversational completion; for use inside reward functions."""
-    if isinstance(completion, str):
-        return completion
-    return "".join(str(message["content"]) for message in completion)
+    return completion if isinstance(completion, str) else "".join(str(message["content"]) for message in completion)

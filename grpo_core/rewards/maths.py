@@ -1,10 +1,9 @@
 """Mathematical equality with the gold answer, by math-verify, in a worker process that can be killed.
 
 Parsing goes through sympy, which can take unbounded time on hostile text, and math-verify's own time limit uses signals, which
-only work in a main thread. So every batch is checked in a worker without that limit; one answer that takes longer than
-`SECONDS_PER_ANSWER` costs its worker the life, scores 0, and is logged; so does one
-that kills the parser. Model output is parsed as LaTeX or as a plain
-expression by math-verify's grammar; it is not evaluated as Python.
+only work in a main thread. So every batch is checked in a worker without that limit. An answer that takes longer than
+`SECONDS_PER_ANSWER` kills its worker, scores 0, and is logged; so does one that crashes the parser. Model output is parsed as
+LaTeX or as a plain expression by math-verify's grammar; it is not evaluated as Python.
 """
 
 import atexit
@@ -12,7 +11,7 @@ import logging
 import multiprocessing
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 from grpo_core.rewards.base import completion_text
 
@@ -26,8 +25,8 @@ SECONDS_TO_START = 120.0
 
 def math_answer(prompts: list[Any], completions: list[Any], answer: list[str], **columns: Any) -> list[float | None]:
     """Return 1 where the last answer in the completion equals the gold answer, else 0; None where the gold cannot be parsed."""
-    texts = [completion_text(completion)[-MAX_CHARACTERS:] for completion in completions]
-    return [_WORKER.check(gold, text) for gold, text in zip(answer, texts, strict=True)]
+    pairs = zip(answer, completions, strict=True)
+    return [_WORKER.check(gold, completion_text(completion)[-MAX_CHARACTERS:]) for gold, completion in pairs]
 
 
 class _Worker:
@@ -40,17 +39,15 @@ class _Worker:
     def check(self, gold: str, text: str) -> float | None:
         pipe = self._pipe or self._start()
         pipe.send((gold, text))
-        if not pipe.poll(SECONDS_PER_ANSWER):
-            self.stop()
-            logger.warning("math_answer: no verdict within %.0f s, scored 0: %r", SECONDS_PER_ANSWER, text[-200:])
-            return 0.0
-        try:
-            verdict: float | None = pipe.recv()
-        except EOFError:
-            self.stop()
-            logger.warning("math_answer: the parser died on it, scored 0: %r", text[-200:])
-            return 0.0
-        return verdict
+        fault = f"no verdict within {SECONDS_PER_ANSWER:.0f} s"
+        if pipe.poll(SECONDS_PER_ANSWER):
+            try:
+                return cast("float | None", pipe.recv())
+            except EOFError:
+                fault = "the parser died on it"
+        self.stop()
+        logger.warning("math_answer: %s, scored 0: %r", fault, text[-200:])
+        return 0.0
 
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")

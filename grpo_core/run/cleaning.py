@@ -5,7 +5,6 @@ way. The newest and the best checkpoint of a run always stay.
 """
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -31,11 +30,8 @@ KINDS = {
     "starts": "folders of runs, evaluations and sweeps that never began",
 }
 """What can go, by the name with which it is chosen."""
-ENDED = ("finished", "stopped")
 RUNS_IN = ("*/config.json", "*/runs/*/config.json")
 """Configurations of the runs in a folder, and of the runs of its sweeps."""
-EVALUATION = "evaluation"
-"""The preset of run dirs that only evaluate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +76,10 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
     used = _used_policies({folder, *(place for flow_dir in chosen for place in _places_of(flow_dir.path))})
     items, skipped = list[Item](), list[str]()
     for flow_dir in chosen:
-        reason = why_left_alone(flow_dir)
-        if reason is not None:
-            skipped.append(f"{flow_dir.path}: {reason}")
+        try:
+            _refuse_busy(flow_dir)
+        except GrpoError as error:
+            skipped.append(f"{flow_dir.path}: {cause(error)}")
             continue
         for item in (item for item in _items(flow_dir) if item.kind in kinds):
             user = used.get((item.path / "policy").resolve()) or used.get(item.path.resolve())
@@ -96,57 +93,47 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
     return Removable(items=tuple(items), skipped=tuple(skipped))
 
 
-def remove_items(items: Iterable[Item]) -> list[str]:
+def remove_items(items: Collection[Item]) -> list[str]:
     """Remove what was listed, each under the lock of its folder and only if it can still go; return what was left, and why."""
-    left, by_folder = list[str](), dict[Path, list[Item]]()
-    for item in items:
-        by_folder.setdefault(item.folder, []).append(item)
-    for folder, wanted in by_folder.items():
+    left = list[str]()
+    for folder in dict.fromkeys(item.folder for item in items):
         flow_dir = FlowDir(folder)
+        wanted = [item for item in items if item.folder == folder]
         try:
-            reason = why_left_alone(flow_dir)
-            if reason is None:
-                with flow_dir.open_lock() as lock:
-                    if try_lock(lock):
-                        still = {item.path for item in _items(flow_dir)}
-                        left += [f"{item.path}: it has changed" for item in wanted if item.path not in still]
-                        for item in (item for item in wanted if item.path in still):
-                            _remove(item)
-                        continue
-                    reason = "a flow has begun to work in it"
+            _refuse_busy(flow_dir)
+            with flow_dir.open_lock() as lock:
+                if not try_lock(lock):
+                    raise FolderError("a flow has begun to work in it")
+                still = {item.path for item in _items(flow_dir)}
+                left += [f"{item.path}: it has changed" for item in wanted if item.path not in still]
+                for item in (item for item in wanted if item.path in still):
+                    _remove(item)
         except (GrpoError, OSError) as error:
-            reason = cause(error)
-        left.append(f"{folder}: {reason}")
+            left.append(f"{folder}: {cause(error)}")
     return left
 
 
-def why_left_alone(flow_dir: FlowDir) -> str | None:
-    """Return why nothing of a folder may be removed; None where it may."""
-    try:
-        marker = flow_dir.marker()
-    except GrpoError as error:
-        return cause(error)
-    if marker is None:
-        return f"it has no {MARKER_FILE}"
+def _refuse_busy(flow_dir: FlowDir) -> None:
+    """Refuse to remove anything of a folder that is not ours, is under way, or holds links out of it.
+
+    Raises:
+        GrpoError: says why, without naming the folder.
+    """
+    if flow_dir.marker() is None:
+        raise FolderError(f"it has no {MARKER_FILE}")
     run_dir = RunDir(flow_dir.path)
     holder = lock_holder(flow_dir.lock_file) or lock_holder(run_dir.journal_file)
     if holder is not None:
-        return f"{holder} works on it"
-    try:
-        run_dir.refuse_links()
-    except GrpoError as error:
-        return cause(error)
-    return None
+        raise FolderError(f"{holder} works on it")
+    run_dir.refuse_links()
 
 
 def _flow_dirs(folder: Path) -> Iterator[FlowDir]:
     """Yield the folders with our marker: this one, or those in it, and the runs of each sweep."""
-    here = FlowDir(folder)
+    here, inside = FlowDir(folder), folder
     if _is_marked(here):
         yield here
         inside = folder / "runs"
-    else:
-        inside = folder
     for path in sorted(inside.iterdir()) if inside.is_dir() else ():
         if path.is_dir() and not path.is_symlink() and _is_marked(FlowDir(path)):
             yield from _flow_dirs(path)
@@ -166,9 +153,12 @@ def _items(flow_dir: FlowDir) -> Iterator[Item]:
         return
     whole = list_checkpoints(checkpoints) if _needs_no_earlier_checkpoint(run_dir) else []
     older = [path for path in whole[:-1] if path != find_best(checkpoints)]
-    half_written = (*list_leftovers(checkpoints), *run_dir.path.glob(".*.partial"), *run_dir.completions.glob("*.partial"))
     for kind, paths, note in (
-        ("leftovers", half_written, ""),
+        (
+            "leftovers",
+            (*list_leftovers(checkpoints), *run_dir.path.glob(".*.partial"), *run_dir.completions.glob("*.partial")),
+            "",
+        ),
         ("damaged", checkpoints.glob("damaged_step_*"), "it can no longer be examined"),
         ("damaged", checkpoints.glob(f"{ASIDE}step_*"), "the repair of the journal can no longer be undone"),
         ("checkpoints", older, "a resume falls back on it if the newest is damaged; its policy can be evaluated"),
@@ -192,7 +182,7 @@ def _used_policies(folders: Iterable[Path]) -> dict[Path, Path]:
     for file in (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern)):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
             source = Path(read_json(file)["model"]["source"]).expanduser()
-            if source.is_dir() and RunDir(file.parent).read_origin().preset != EVALUATION:
+            if source.is_dir() and RunDir(file.parent).read_origin().preset != "evaluation":
                 used[source.resolve()] = file.parent
     return used
 
@@ -203,28 +193,32 @@ def _needs_no_earlier_checkpoint(run_dir: RunDir) -> bool:
         last = last_event(check_journal(run_dir).history)
     except GrpoError:  # a damaged one, or another run's: its repair may need an earlier checkpoint
         return False
-    return last is not None and last.kind == "end" and last.data.get("status") in ENDED
+    return last is not None and last.kind == "end" and last.data.get("status") in ("finished", "stopped")
 
 
 def _never_began(flow_dir: FlowDir) -> bool:
-    path = flow_dir.path
-    begun = ("journal.jsonl", "checkpoints", "sweep.json")
-    return not any((path / name).exists() for name in begun) and not any((path / "runs").glob("*"))
+    begun = (flow_dir.path / name for name in ("journal.jsonl", "checkpoints", "sweep.json"))
+    return not any(path.exists() for path in begun) and not any((flow_dir.path / "runs").glob("*"))
 
 
 def _is_all_ours(flow_dir: FlowDir) -> bool:
     """Return whether everything in the folder of a start has a name that we give, and the marker was there first."""
-    marker = flow_dir.marker()
-    ours = {*RunDir.files, *RunDir.subfolders, "runs"}
-    names = os.listdir(flow_dir.path)  # noqa: PTH208  (names alone)
-    known = all(name in ours or name.endswith((".log", ".partial")) for name in names)
-    return marker is not None and not marker.adopted and known
+    marker, ours = flow_dir.marker(), {*RunDir.files, *RunDir.subfolders, "runs"}
+    return (
+        marker is not None
+        and not marker.adopted
+        and all(path.name in ours or path.name.endswith((".log", ".partial")) for path in flow_dir.path.iterdir())
+    )
 
 
 def _item(kind: str, path: Path, folder: Path, note: str = "") -> Item:
-    size = folder_bytes(path) if path.is_dir() else path.lstat().st_size
     return Item(
-        kind=kind, path=path, folder=folder, bytes=size, age_seconds=max(0.0, time.time() - path.lstat().st_mtime), note=note
+        kind=kind,
+        path=path,
+        folder=folder,
+        bytes=folder_bytes(path) if path.is_dir() else path.lstat().st_size,
+        age_seconds=max(0.0, time.time() - path.lstat().st_mtime),
+        note=note,
     )
 
 

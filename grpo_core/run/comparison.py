@@ -4,7 +4,7 @@ Compared is what `metrics.py` calls deterministic, as the exact float: times and
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_core.metrics import find_metric
@@ -37,9 +37,9 @@ class FigureDifference:
 
     def __str__(self) -> str:
         """Return `step 3: kl/ref/k3 was 0.25, is 0.5 (by 0.25)`."""
-        if self.before is None or self.now is None:
-            return f"step {self.step}: {self.key} was {_text(self.before)}, is {_text(self.now)}"
-        return f"step {self.step}: {self.key} was {self.before!r}, is {self.now!r} (by {self.size:.3g})"
+        before, now = ("missing" if value is None else repr(value) for value in (self.before, self.now))
+        size = f" (by {self.size:.3g})" if None not in (self.before, self.now) else ""
+        return f"step {self.step}: {self.key} was {before}, is {now}{size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +87,14 @@ def compare_journals(before: Sequence[Record], now: Sequence[Record]) -> Journal
         before: of the run that is repeated, as `read_journal` gives it.
         now: of the repetition.
     """
-    old, new = _by_identity(before), _by_identity(now)
-    found = [difference for key, record in old.items() if key in new for difference in differences(record, new[key])]
+    old, new = ({identity(record): record for record in run if record.kind in COMPARED} for run in (before, now))
     shared = [key for key in old if key in new]
     return JournalComparison(
         steps=sum(kind == "step" for kind, _, _ in shared),
         figures=sum(len(figures(old[key])) for key in shared),
-        differences=tuple(found),
+        differences=tuple(difference for key in shared for difference in differences(old[key], new[key])),
         missing=tuple(key for key in old if key not in new),
     )
-
-
-def _by_identity(records: Iterable[Record]) -> Mapping[Identity, Record]:
-    return {identity(record): record for record in records if record.kind in COMPARED}
 
 
 def _is_deterministic(key: str) -> bool:
@@ -109,7 +104,3 @@ def _is_deterministic(key: str) -> bool:
 
 def _same(one: float | None, other: float | None) -> bool:
     return one == other or (one != one and other != other)  # noqa: PLR0124  (NaN)
-
-
-def _text(value: float | None) -> str:
-    return "missing" if value is None else repr(value)

@@ -45,12 +45,10 @@ def count_parameters(folder: Path) -> int | None:
     """Return how many weights the safetensors files of a model folder hold, from their headers; None where they do not tell."""
     index = folder / "model.safetensors.index.json"
     try:
-        named = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else None
-        files = sorted(folder.glob("*.safetensors")) if named is None else [folder / name for name in sorted(named)]
-        counts = [_count(file) for file in files]
+        named = {folder / name for name in json.loads(index.read_text())["weight_map"].values()} if index.exists() else None
+        return sum(map(_count, folder.glob("*.safetensors") if named is None else named)) or None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
         return None
-    return sum(counts) or None
 
 
 def _count(file: Path) -> int:
@@ -79,8 +77,7 @@ def disk_need(config: RunConfig, num_parameters: int, *, from_step: int = 0, pre
     kept = config.training.keep_checkpoints + (config.evaluation.every_steps is not None)
     most, lasting = (min(count, len(present) + coming) * checkpoint for count in (kept + 1, kept))
     there = sum(present) if coming else lasting + checkpoint  # nothing is written any more
-    journal = JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)
-    texts = _completions_bytes(config, from_step) + journal + FEW_BYTES
+    texts = _completions_bytes(config, from_step) + (JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)) + FEW_BYTES
     policies = (1 + (config.evaluation.every_steps is not None)) if config.tracking.log_policy else 0
     return DiskNeed(
         most=max(0, most - there) + texts,
@@ -98,11 +95,9 @@ def checkpoint_bytes(config: RunConfig, num_parameters: int) -> int:
 
 def checkpoints_to_come(config: RunConfig, from_step: int) -> int:
     """Return how many checkpoints a run writes at most after a step."""
-    steps, every = config.training.steps, config.training.checkpoint_every
-    due = set(range(every, steps + 1, every)) if every is not None else set[int]()
-    if config.evaluation.every_steps is not None:  # each may be the best so far
-        due |= set(range(config.evaluation.every_steps, steps + 1, config.evaluation.every_steps))
-    return sum(step > from_step for step in {*due, steps})
+    steps = config.training.steps
+    periods = filter(None, (config.training.checkpoint_every, config.evaluation.every_steps))  # an evaluation may be the best
+    return sum(step > from_step for step in {steps, *(step for every in periods for step in range(every, steps + 1, every))})
 
 
 def _completions_bytes(config: RunConfig, from_step: int) -> int:
@@ -147,18 +142,14 @@ def refuse_too_little(what: str, disks: Iterable[tuple[int, int | None]], remedi
 
 def savings(config: RunConfig, num_parameters: int, tracked_here: bool) -> list[str]:
     """Return which keys of a new run would need less disk, and how much less."""
-    keep, training = config.training.keep_checkpoints, config.training
     need = disk_need(config, num_parameters).most
-    lines = []
-    if keep > 1:
-        fewer = config.model_copy(update={"training": training.model_copy(update={"keep_checkpoints": 1})})
-        lines.append(("training.keep_checkpoints=1", need - disk_need(fewer, num_parameters).most))
-    if training.checkpoint_every is not None:
-        once = config.model_copy(update={"training": training.model_copy(update={"checkpoint_every": None})})
-        lines.append(("training.checkpoint_every=null", need - disk_need(once, num_parameters).most))
+    saved = {}
+    for key, value in (("keep_checkpoints", 1), ("checkpoint_every", None)):
+        fewer = config.model_copy(update={"training": config.training.model_copy(update={key: value})})
+        saved[f"training.{key}={json.dumps(value)}"] = need - disk_need(fewer, num_parameters).most
     if config.tracking.log_policy and tracked_here:
-        lines.append(("tracking.log_policy=false", BYTES_PER_WEIGHT * num_parameters))
-    return [f"{key} ({shown_bytes(saved)} less)" for key, saved in lines if saved > 0]
+        saved["tracking.log_policy=false"] = BYTES_PER_WEIGHT * num_parameters
+    return [f"{key} ({shown_bytes(less)} less)" for key, less in saved.items() if less > 0]
 
 
 def shown_bytes(number: float) -> str:
@@ -183,15 +174,16 @@ def describe_need(need: DiskNeed, folder: Path, artifacts: Path | None) -> tuple
     if nearest_folder(folder).stat().st_dev == there.stat().st_dev:
         return f"{text}; {_shown_free(free)}", [(need.most + need.tracked, free)]
     free_there = free_bytes(there)
-    words = f"{text}; {_shown_free(free)} and {_shown_free(free_there)} there"
-    return words, [(need.most, free), (need.tracked, free_there)]
+    return f"{text}; {_shown_free(free)} and {_shown_free(free_there)} there", [(need.most, free), (need.tracked, free_there)]
 
 
 def elsewhere(path: Path, option: str, resumed: bool) -> list[str]:
     """Return what else would make room: another disk, or what can be removed."""
-    if resumed:
-        return [f"move {path} to a larger disk"]
-    return [f"another {option} on a larger disk", "`grpo clean`, which lists what can go"]
+    return (
+        [f"move {path} to a larger disk"]
+        if resumed
+        else [f"another {option} on a larger disk", "`grpo clean`, which lists what can go"]
+    )
 
 
 def _shown_free(free: int | None) -> str:

@@ -1,24 +1,34 @@
-"""What the folder of a run and the folder of a sweep have in common: each is marked, held and tracked by one flow."""
+"""What the folder of a run and the folder of a sweep have in common: each is marked, held and tracked by one flow.
 
+A start holds the lock of its folder from its first moment: of two that begin in one folder, one is refused.
+"""
+
+import contextlib
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import IO, ClassVar, Literal
 
-from grpo_core.errors import FolderError
+from grpo_core.errors import FolderError, JournalError, few_names, raised_as
 from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.locks import locked_soon
 from grpo_core.machine.marker import (
     MARKER_FILE,
     Kind,
     Marker,
-    describe_entries,
     foreign_entries,
     read_marker,
     refuse_links,
     refuse_special_place,
     write_marker,
 )
+
+RUNS_FOLDER = Path("runs")
+ROOTS_VARIABLE = "GRPO_RUN_ROOTS"
+"""Where deployed flows may write: folders, separated as in PATH; unset = the worker's `runs/`."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +83,21 @@ class FlowDir:
             FolderError: it is a file, holds anything that is not ours, or cannot be made; nothing was changed in it.
         """
         refuse_special_place(self.path, self.what)
-        try:
+        where, remedy = f"{self.what} {self.path}", f"give another {self.option}"
+        with (
+            raised_as(FolderError, f"{where}: cannot be written ({{cause}}); {remedy}", OSError),
+            raised_as(FolderError, f"{where}: is a file; {remedy}", FileExistsError),
+        ):
             self.path.mkdir(parents=True, exist_ok=True)
             marker = self.marker()
             if marker is None:
-                self._refuse_foreign()
+                names = foreign_entries(self.path)
+                if names and self.marker() is None:  # looked for again: another start may have marked it before this list
+                    raise FolderError(
+                        f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
+                        f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
+                    )
                 write_marker(self.path, kind)
-        except FileExistsError as error:
-            raise FolderError(f"{self.what} {self.path}: is a file; give another {self.option}") from error
-        except OSError as error:
-            cause = f"cannot be written ({error.strerror})"
-            raise FolderError(f"{self.what} {self.path}: {cause}; give another {self.option}") from error
         self._refuse_kind(marker)
         self.refuse_links()
 
@@ -96,14 +110,6 @@ class FlowDir:
         marker = self.marker()
         if marker is not None and marker.kind != kind:
             write_json(self.path / MARKER_FILE, asdict(replace(marker, kind=kind)))
-
-    def _refuse_foreign(self) -> None:
-        names = foreign_entries(self.path)
-        if names and self.marker() is None:  # looked for again: another start may have marked it before this list was made
-            raise FolderError(
-                f"{self.what} {self.path}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
-                f"{describe_entries(names)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
-            )
 
     def _refuse_kind(self, marker: Marker | None) -> None:
         if marker is not None and marker.kind not in self.kinds:
@@ -125,10 +131,8 @@ class FlowDir:
                     f"{self.what} {self.path}: is no folder of grpo-flow: it has no {MARKER_FILE}, and is not one of an older "
                     f"version ({reason}). Nothing was changed"
                 )
-            try:
+            with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
                 write_marker(self.path, self.older_kind(), adopted=True)
-            except OSError as error:
-                raise FolderError(f"{self.what} {self.path}: cannot be written ({error.strerror})") from error
 
     def why_not_older(self) -> str | None:
         """Return why a folder without a marker is none that an older version made; None where it is one."""
@@ -152,7 +156,94 @@ class FlowDir:
         Raises:
             FolderError: it cannot be opened.
         """
-        try:
+        with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
             return os.fdopen(os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "r+b")
-        except OSError as error:
-            raise FolderError(f"{self.what} {self.path}: cannot be written ({error.strerror})") from error
+
+
+_started: dict[Path, IO[bytes]] = {}
+"""Locks of folders in which this process has begun a start, until `holding` takes them over."""
+
+
+def make_folder(name: str) -> Path:
+    """Make a folder that nobody else has, named after the time and `name`: two runs may start in the same second.
+
+    Raises:
+        JournalError: nothing can be made below `runs/`.
+    """
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    while True:
+        path = RUNS_FOLDER / f"{stamp}-{name}{next(suffixes)}"
+        with (
+            raised_as(JournalError, f"{RUNS_FOLDER.resolve()}: no folder can be made in it ({{cause}})", OSError),
+            contextlib.suppress(FileExistsError),
+        ):
+            path.mkdir(parents=True)
+            return path
+
+
+@contextlib.contextmanager
+def starting(flow_dir: FlowDir, kind: Kind) -> Iterator[None]:
+    """Mark a folder as ours and hold its lock; where what is inside fails, the lock is freed, else `holding` takes it over.
+
+    Raises:
+        FolderError: the folder is not ours, or another flow starts or works in it.
+    """
+    flow_dir.mark(kind)
+    with contextlib.ExitStack() as unless_started:
+        lock = unless_started.enter_context(_locked(flow_dir))
+        yield
+        unless_started.pop_all()
+    _started[flow_dir.path.resolve()] = lock
+
+
+@contextlib.contextmanager
+def holding(flow_dir: FlowDir) -> Iterator[None]:
+    """Keep every other flow out of a folder while inside; it must be ours.
+
+    Raises:
+        FolderError: the folder is not ours, or another flow works in it.
+    """
+    flow_dir.require_ours()
+    with _started.pop(flow_dir.path.resolve(), None) or _locked(flow_dir):
+        yield
+
+
+def _locked(flow_dir: FlowDir) -> IO[bytes]:
+    noun = flow_dir.what.removesuffix(" dir")
+    refusal = f"{flow_dir.what} {flow_dir.path}: {{holder}} works on this {noun}; wait for it, or end it first"
+    return locked_soon(flow_dir.open_lock(), FolderError, refusal)
+
+
+def allowed_roots(setting: str | None) -> tuple[Path, ...]:
+    """Return the folders below which deployed flows may write.
+
+    Args:
+        setting: of GRPO_RUN_ROOTS: folders, separated as in PATH; None or empty = `runs/` of the working directory.
+    """
+    return tuple(Path(part).expanduser() for part in (setting or "").split(os.pathsep) if part) or (RUNS_FOLDER,)
+
+
+def refuse_foreign_root(path: Path, roots: Sequence[Path], parameter: str = "run_dir") -> None:
+    """Refuse a folder that does not lie below one of the roots, `..` and links resolved.
+
+    >>> refuse_foreign_root(Path("runs/one"), [Path("runs")])
+    >>> refuse_foreign_root(Path("runs/../src"), [Path("runs")])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    grpo_core.errors.FolderError: run_dir runs/../src: is not below ...
+
+    Args:
+        path: the folder; need not exist.
+        roots: where flows may write.
+        parameter: what the folder was given as, for the message.
+
+    Raises:
+        FolderError: it is not below any of them.
+    """
+    resolved = path.resolve()
+    if not any(root.resolve() in resolved.parents for root in roots):
+        names = " or ".join(str(root.resolve()) for root in roots)
+        raise FolderError(
+            f"{parameter} {path}: is not below {names}, where deployed flows may write; choose a folder there, or let the "
+            f"worker's owner add its parent to {ROOTS_VARIABLE} (folders separated by {os.pathsep!r}) and restart the worker"
+        )

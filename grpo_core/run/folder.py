@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from grpo_core.config import Origin, RunConfig, validate_config
-from grpo_core.errors import ConfigError, FolderError, GrpoError, JournalError, cause
+from grpo_core.errors import FolderError, GrpoError, JournalError, cause, raised_as
+from grpo_core.machine.disk import close_to_others, write_whole
 from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
-from grpo_core.machine.private import close_to_others, write_whole
 from grpo_core.redaction import kept_uri
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.journal import JOURNAL_FILE, holds_record
@@ -87,14 +87,12 @@ class RunDir(FlowDir):
         """
         self.refuse_second_run()
         self.mark(kind)
-        try:
+        with raised_as(JournalError, f"run dir {self.path}: cannot be written ({{cause}}); give another --run-dir", OSError):
             self.set_kind(kind)
             if self.config_file.exists():
                 self.forget_start()
             write_json(self.origin_file, asdict(origin))
             write_json(self.config_file, config.model_dump(mode="json"))
-        except OSError as error:
-            raise JournalError(f"run dir {self.path}: cannot be written ({error.strerror}); give another --run-dir") from error
 
     def forget_start(self, *others: Path) -> None:
         """Remove what a start that came to nothing has left, in a folder of ours only.
@@ -116,8 +114,14 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         for folder in (self.data, self.eval, self.report, self.completions, *others):
             shutil.rmtree(folder, ignore_errors=True)
-        of_the_start = (self.provenance_file, self.process_file, self.stop_file, self.alerts_file)
-        for file in (*of_the_start, self.tracking_file, self.flow_run_file):
+        for file in (
+            self.provenance_file,
+            self.process_file,
+            self.stop_file,
+            self.alerts_file,
+            self.tracking_file,
+            self.flow_run_file,
+        ):
             file.unlink(missing_ok=True)
 
     def refuse_second_run(self) -> None:
@@ -174,11 +178,9 @@ class RunDir(FlowDir):
         """
         if not self.provenance_file.exists():
             return {}
-        try:
+        with raised_as(JournalError, f"{self.provenance_file}: not the provenance of a run ({{cause}})", OSError, ValueError):
             facts: dict[str, Any] = read_json(self.provenance_file)
             build(_Digests, facts)
-        except (OSError, ValueError) as error:
-            raise JournalError(f"{self.provenance_file}: not the provenance of a run ({cause(error)})") from error
         return facts
 
     def read_config(self) -> RunConfig:
@@ -188,14 +190,13 @@ class RunDir(FlowDir):
             JournalError: the folder holds no run.
             ConfigError: the file was changed into something invalid.
         """
-        try:
+        with raised_as(
+            JournalError,
+            f"run dir {self.path}: no readable config.json ({{cause}}); give the folder of a run",
+            OSError,
+            ValueError,
+        ):
             return _resolved(self.config_file.read_bytes())
-        except ConfigError:
-            raise
-        except (OSError, ValueError) as error:
-            raise JournalError(
-                f"run dir {self.path}: no readable config.json ({cause(error)}); give the folder of a run"
-            ) from error
 
     def read_origin(self) -> Origin:
         """Return where the configuration comes from; a folder that was made by hand has no preset.
@@ -205,10 +206,8 @@ class RunDir(FlowDir):
         """
         if not self.origin_file.exists():
             return Origin()
-        try:
+        with raised_as(JournalError, f"run dir {self.path}: no readable origin.json ({{cause}})", OSError, ValueError):
             return Origin(**dict(build(_StoredOrigin, read_json(self.origin_file))))
-        except (OSError, ValueError) as error:
-            raise JournalError(f"run dir {self.path}: no readable origin.json ({cause(error)})") from error
 
 
 class _StoredOrigin(BaseModel):

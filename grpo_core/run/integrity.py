@@ -1,16 +1,17 @@
 """Whether the journal of a run is whole: its chain, that it reaches what the run has saved, and its configuration.
 
-The chain alone (`journal_chain.py`) does not show that the end was cut off. Checkpoints and evaluations do: each was saved
+The chain alone (`record.py`) does not show that the end was cut off. Checkpoints and evaluations do: each was saved
 after records that the journal must still hold.
 """
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import RunConfig, changes_between, validate_config
+from grpo_core.config import changes_between, validate_config
 from grpo_core.errors import ConfigError, GrpoError, JournalError, ModelError, cause, shown
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark, read_state
@@ -18,8 +19,6 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import DamagedJournalError, Record, read_records, supersede
 from grpo_core.run.record import finite
 
-MAY_CHANGE = "tracking.uri"
-"""A server may come up again at another address."""
 SHOWN_KEYS = 8
 
 
@@ -65,9 +64,16 @@ class Saved:
             return f"it {_end(records)} and does not hold the evaluation in {name} (step {self.step})"
         if self.step and not any(record.kind == "step" and record.step == self.step for record in records):
             return f"it {_end(records)}, and {name} was saved after step {self.step}"
-        if self.mark is None or not self.mark.records or self.mark.digest in accepted:
+        mark = self.mark
+        if mark is None or not mark.records or mark.digest in accepted:
             return None
-        return _mark_fault(self.mark, name, records)
+        if len(records) < mark.records:
+            return f"it {_end(records)} in {len(records)} records, and {name} was saved after {mark.records} records"
+        other = (
+            f"its first {mark.records} records are not those after which {name} was saved: it was written again by "
+            "something else, or is the journal of another run"
+        )
+        return None if records[mark.records - 1].digest == mark.digest else other
 
 
 def check_run(run_dir: RunDir) -> Checked:
@@ -95,8 +101,10 @@ def check_journal(run_dir: RunDir) -> Checked:
         raise DamagedJournalError(f"{run_dir.journal_file}: {fault}", run_dir.journal_file)
     for item in saved:
         if item.facts is not None and is_edited(item, records):
-            again = f"remove it and evaluate again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
-            raise JournalError(f"{item.path}: its figures are not those that the journal holds of this evaluation; {again}")
+            raise JournalError(
+                f"{item.path}: its figures are not those that the journal holds of this evaluation; remove it and evaluate "
+                f"again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
+            )
     return Checked(records=records, notes=tuple(_notes(records)))
 
 
@@ -116,7 +124,11 @@ def check_config(run_dir: RunDir, records: Sequence[Record]) -> None:
             f"{run_dir.journal_file}: the configuration of its start record is not valid here ({cause(error)}); "
             "was the run made by another version?"
         ) from error
-    changes = config_changes(began, run_dir.read_config())
+    changes = [
+        f"{key} is {shown(new)}, was {shown(old)}"
+        for key, (old, new) in changes_between(began, run_dir.read_config()).items()
+        if key != "tracking.uri"  # a server may come up again at another address
+    ]
     if changes:
         more = f", and {len(changes) - SHOWN_KEYS} more keys" if len(changes) > SHOWN_KEYS else ""
         raise ConfigError(
@@ -125,36 +137,29 @@ def check_config(run_dir: RunDir, records: Sequence[Record]) -> None:
         )
 
 
-def config_changes(began: RunConfig, now: RunConfig) -> list[str]:
-    """Return `training.steps is 30, was 24` for every key that differs, except where the run is tracked."""
-    changes = changes_between(began, now).items()
-    return [f"{key} is {shown(new)}, was {shown(old)}" for key, (old, new) in changes if key != MAY_CHANGE]
-
-
 def find_saved(run_dir: RunDir) -> list[Saved]:
     """Return what the run has saved, as far as it can be read: a damaged checkpoint is the business of who loads it."""
     found = []
     for path in list_checkpoints(run_dir.checkpoints):
-        try:
+        with contextlib.suppress(ModelError):
             found.append(Saved(path=path, step=read_state(path).step, mark=read_mark(path)))
-        except ModelError:
-            continue
     for path in sorted(run_dir.eval.glob("*.json")):
-        try:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             facts = read_json(path)
             step, set_name = dict(facts)["step"], facts["set"]
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
-        if type(step) is int and isinstance(set_name, str):
-            found.append(Saved(path=path, step=step, set_name=set_name, facts=facts))
+            if type(step) is int and isinstance(set_name, str):
+                found.append(Saved(path=path, step=step, set_name=set_name, facts=facts))
     return found
 
 
 def is_edited(evaluation: Saved, records: Sequence[Record]) -> bool:
     """Return whether the figures in the file of an evaluation are not those of its record; older records are not compared."""
     facts = finite(evaluation.facts or {})
-    of_it = [r for r in records if r.kind == "eval" and r.step == evaluation.step and r.data.get("set") == evaluation.set_name]
-    return all(r.digest and any(r.data.get(key) != value for key, value in facts.items()) for r in of_it)
+    return all(
+        record.digest and any(record.data.get(key) != value for key, value in facts.items())
+        for record in records
+        if record.kind == "eval" and record.step == evaluation.step and record.data.get("set") == evaluation.set_name
+    )
 
 
 def wrote_digests(run_dir: RunDir) -> bool:
@@ -174,17 +179,6 @@ def find_fault(records: Sequence[Record], saved: Sequence[Saved], has_digests: b
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _mark_fault(mark: JournalMark, name: str, records: Sequence[Record]) -> str | None:
-    if len(records) < mark.records:
-        return f"it {_end(records)} in {len(records)} records, and {name} was saved after {mark.records} records"
-    if records[mark.records - 1].digest != mark.digest:
-        return (
-            f"its first {mark.records} records are not those after which {name} was saved: it was written again by "
-            "something else, or is the journal of another run"
-        )
-    return None
-
-
 def accepted_digests(records: Sequence[Record]) -> frozenset[str]:
     """Return the marks of checkpoints whose records a repair has rebuilt."""
     lists = [record.data["accepts"] for record in records if record.kind == "alert" and "accepts" in record.data]
@@ -198,14 +192,11 @@ def find_hole(records: Sequence[Record]) -> tuple[int, int, Record] | None:
     """
     reached = 0
     for record in supersede(list(records)):
-        if record.kind == "step":
-            if record.step > reached + 1:
-                return reached + 1, record.step - 1, record
+        if record.kind in ("step", "resume"):
+            last = record.step if record.kind == "resume" else record.step - 1
+            if last > reached:
+                return reached + 1, last, record
             reached = max(reached, record.step)
-        elif record.kind == "resume":
-            if record.step > reached:
-                return reached + 1, record.step, record
-            reached = record.step
     return None
 
 
@@ -224,12 +215,10 @@ def _end(records: Sequence[Record]) -> str:
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
-    notes = []
     without = sum(not record.digest for record in records)
-    if without:
-        part = "it" if without == len(records) else f"its first {without} records"
-        notes.append(f"journal: an older version wrote {part} without digests; a figure that was changed there is not noticed")
+    part = "it" if without == len(records) else f"its first {without} records"
+    older = f"journal: an older version wrote {part} without digests; a figure that was changed there is not noticed"
     return [
-        *notes,
+        *([older] if without else []),
         *(str(record.data.get("text")) for record in records if record.kind == "alert" and "repaired" in record.data),
     ]

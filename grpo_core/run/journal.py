@@ -1,6 +1,6 @@
 """The journal of a run: one JSON line an event, flushed and fsynced before it counts. It is the truth; the rest are views.
 
-A record is {"seq", "time", "kind", "step", "data", "digest"}; the digests are a chain (`journal_chain.py`), so that a line that
+A record is {"seq", "time", "kind", "step", "data", "digest"}; the digests are a chain (`record.py`), so that a line that
 was changed, added or removed is refused. Two rules turn lines into history, and both live here:
 
 1. A last line that is torn (the process died while writing it) is dropped.
@@ -12,17 +12,15 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import DiskFullError, JournalError, cause
 from grpo_core.machine.disk import is_full_disk
-from grpo_core.machine.locks import holder_of, lock_soon
+from grpo_core.machine.locks import locked_soon
 from grpo_core.metrics import check_registered
-from grpo_core.run.journal_chain import Chain
-from grpo_core.run.record import KINDS, Kind, Record, decode_record, encode
+from grpo_core.run.record import KINDS, Chain, Kind, Record, decode_record, encode, now
 
 __all__ = [
     "KINDS",
@@ -45,7 +43,11 @@ class DamagedJournalError(JournalError):
 
     def __init__(self, fault: str, path: Path) -> None:
         """Say what is wrong with the journal at `path`, and what to do about it."""
-        super().__init__(f"{fault}; {ways_out(path)}")
+        repair = f"grpo train --resume {shlex.quote(str(path.parent))} --repair"
+        super().__init__(
+            f"{fault}; `{repair} mlflow` takes what is damaged or missing from MLflow, `{repair} cut` goes back to the last "
+            "checkpoint that the whole part reaches"
+        )
         self.fault = fault
 
 
@@ -63,31 +65,28 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)  # a buffer would hand on later what could not be written now
         # Before anything is read: a line that another process is just writing looks torn.
-        if not lock_soon(self._file):
-            holder = holder_of(self._file)
-            self._file.close()
-            raise JournalError(
-                f"run dir {path.parent}: {holder} is writing its journal; wait for it, end it, or give another --run-dir"
-            )
+        locked_soon(
+            self._file,
+            JournalError,
+            f"run dir {path.parent}: {{holder}} is writing its journal; wait for it, end it, or give another --run-dir",
+        )
         lines, whole_bytes = whole_lines(path.read_bytes())
-        reader = _Reader(path)
+        self._reader = _Reader(path)
         try:
             for line in lines:
-                reader.take(line)
+                self._reader.take(line)
         except JournalError:
             self._file.close()
             raise
         self._file.truncate(whole_bytes)
         self._whole_bytes = whole_bytes
-        self._next_seq = len(lines)
-        self._chain = reader.chain
         self.last_step = 0
         """Step of the last record that was appended here."""
 
     @property
     def mark(self) -> tuple[int, str]:
         """(number of records, digest of the last one): what a checkpoint keeps to know its journal by."""
-        return self._next_seq, self._chain.digest
+        return self._reader.number, self._reader.chain.digest
 
     def append(self, kind: Kind, step: int, data: Mapping[str, Any]) -> Record:
         """Write one record; it is on disk when this returns.
@@ -97,12 +96,11 @@ class Journal:
             DiskFullError: the disk is full.
         """
         check_registered(data.get("metrics", {}))
-        time = datetime.now(UTC).isoformat(timespec="microseconds")
-        record = Record(seq=self._next_seq, time=time, kind=kind, step=step, data=data)
-        line, digest = self._chain.seal(encode(record))
+        record = Record(seq=self._reader.number, time=now(), kind=kind, step=step, data=data)
+        line, digest = self._reader.chain.seal(encode(record))
         self._write(line + b"\n", f"the record {kind!r} of step {step}")
-        self._chain.advance(digest)
-        self._next_seq += 1
+        self._reader.chain.digest = digest
+        self._reader.number += 1
         self.last_step = step
         return replace(record, digest=digest)
 
@@ -183,45 +181,35 @@ class JournalTail:
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            content = file.read()
-        lines, whole_bytes = whole_lines(content)
+            lines, whole_bytes = whole_lines(file.read())
         self._offset += whole_bytes
         yield from map(self._reader.take, lines)
 
 
+@dataclass
 class _Reader:
     """Turns the lines of one journal into records, in their order, and checks numbering and chain."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._number = 0
-        self.chain = Chain()
+    path: Path
+    number: int = 0
+    """Of lines so far."""
+    chain: Chain = field(default_factory=Chain)
 
     def take(self, line: bytes) -> Record:
-        self._number += 1
-        where = f"{self._path}, line {self._number}"
+        expected, where = self.number, f"{self.path}, line {self.number + 1}"
+        self.number += 1
         try:
             record = decode_record(line)
-            if record.seq != self._number - 1:
-                expected = self._number - 1
+            if record.seq != expected:
                 raise ValueError(f"seq is {record.seq}, expected {expected}: a line is missing, doubled or out of order")
         except ValueError as error:
-            raise DamagedJournalError(f"{where}: not a journal record ({cause(error)})", self._path) from error
+            raise DamagedJournalError(f"{where}: not a journal record ({cause(error)})", self.path) from error
         fault = self.chain.check(line)
         if fault is None and record.digest != self.chain.digest:  # spaces were added, or the order of the fields changed
             fault = "its digest is not where it was written: something else has written this file again"
         if fault is not None:
-            raise DamagedJournalError(f"{where}: {fault}", self._path)
+            raise DamagedJournalError(f"{where}: {fault}", self.path)
         return record
-
-
-def ways_out(path: Path) -> str:
-    """Return what to do about the damaged journal at `path`."""
-    repair = f"grpo train --resume {shlex.quote(str(path.parent))} --repair"
-    return (
-        f"`{repair} mlflow` takes what is damaged or missing from MLflow, `{repair} cut` goes back to the last checkpoint that "
-        "the whole part reaches"
-    )
 
 
 def whole_lines(content: bytes) -> tuple[list[bytes], int]:

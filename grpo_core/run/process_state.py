@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from grpo_core.machine.disk import write_whole
 from grpo_core.machine.jsonfile import STORED, build, read_json
-from grpo_core.machine.private import write_whole
 
 STOP_SECONDS = 20.0
 """How long a flow that was cancelled waits for its child: Prefect kills it after 30 s, and MLflow must hear of it before."""
@@ -38,6 +38,10 @@ class ProcessState:
         return self.returncode is not None or self.left
 
 
+NOT_YET = ProcessState(pid=None, returncode=None)
+"""Before it has started."""
+
+
 def write_process_state(file: Path | None, state: ProcessState) -> None:
     """Write the state of a process, if it has a file for it.
 
@@ -57,12 +61,12 @@ def write_process_state(file: Path | None, state: ProcessState) -> None:
             stream.truncate()
 
 
-def read_process_state(file: Path) -> ProcessState | None:
-    """Return the state of a process; None where there is none, or something else."""
+def read_process_state(file: Path) -> ProcessState:
+    """Return the state of a process; NOT_YET where there is no file of it, or something else."""
     try:
         return build(ProcessState, read_json(file))
     except (OSError, ValueError):
-        return None
+        return NOT_YET
 
 
 def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
@@ -72,7 +76,7 @@ def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         state = read_process_state(state_file)
-        if state is None or state.has_ended or state.pid is None:
+        if state.has_ended or state.pid is None:
             return
         os.kill(state.pid, number)
         deadline = time.monotonic() + patience
@@ -82,29 +86,26 @@ def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
 
 def ensure_ended(state_file: Path) -> None:
     """Note that the process has ended if it never began, so that nobody waits for it."""
-    if read_process_state(state_file) is None:
+    if read_process_state(state_file) == NOT_YET:
         write_process_state(state_file, ProcessState(pid=None, returncode=NOT_STARTED))
 
 
 def process_has_started(state_file: Path) -> bool:
     """Return whether the process of `state_file` has been started: it may have to wait for a slot."""
-    state = read_process_state(state_file)
-    return state is not None and state.pid is not None
+    return read_process_state(state_file).pid is not None
 
 
 def process_has_ended(state_file: Path) -> bool:
     """Return whether the process of `state_file` has ended or was left to its end; False before it has started."""
-    state = read_process_state(state_file)
-    return state is not None and state.has_ended
+    return read_process_state(state_file).has_ended
 
 
 def process_runs(state_file: Path) -> bool:
     """Return whether the process of `state_file` is there now, also where its end was not noted: its flow was killed."""
     state = read_process_state(state_file)
-    return state is not None and state.returncode is None and Path(f"/proc/{state.pid}").exists()
+    return state.returncode is None and Path(f"/proc/{state.pid}").exists()
 
 
 def is_process_of(state_file: Path, name: str) -> bool:
     """Return whether `name` (`process 4711`) is the process of `state_file`."""
-    state = read_process_state(state_file)
-    return state is not None and name == f"process {state.pid}"
+    return name == f"process {read_process_state(state_file).pid}"

@@ -7,87 +7,61 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor, thread_count
-from grpo_core.machine.jsonfile import write_private_json
+from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
+from grpo_core.machine.jsonfile import write_json
 
 PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Everything needed to say whether two runs should be identical."""
+def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> dict[str, Any]:
+    """Return the provenance of a run about to start: everything needed to say whether two runs should be identical.
 
-    git_commit: str | None
-    git_diff: str
-    """Uncommitted changes of tracked files; empty where there are none, or with `tracking.git_diff: false`."""
-    git_diff_digest: str
-    """SHA-256 of the uncommitted changes, whether they are kept or not; empty where there are none."""
-    python: str
-    packages: dict[str, str]
-    platform: str
-    processor: str
-    cpu_count: int
-    threads: int
-    """CPU threads of the training."""
-    gpus: list[str]
-    """Names of the machine's GPUs; empty for a training on the CPU."""
-    driver: str | None
-    cuda: str | None
-    """The CUDA that torch was built with, None where there is no GPU; as cudnn."""
-    cudnn: str | None
-    environment: dict[str, str]
-    """Environment variables that choose kernels, devices or the order of sums."""
-    config_digest: str
-    data_digest: str
-    model_digest: str
-    seed: int
-    data_seed: int
-    journal_digests: bool = True
-    """The run's journal holds a chain of digests; a journal without any was changed."""
-
-
-def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> Provenance:
-    """Return the provenance of a run about to start; `config` is the resolved configuration."""
-    names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()
+    Args:
+        config: the resolved configuration.
+        data_digest: of its frozen prompts.
+        model_digest: of its model's weights.
+    """
+    names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
     cuda, cudnn = _cuda_versions() if names else (None, None)
     diff = _git("diff", "HEAD") or ""
-    return Provenance(
-        git_commit=_git("rev-parse", "HEAD"),
-        git_diff=diff if config["tracking"]["git_diff"] else "",
-        git_diff_digest=_digest(diff),
-        python=sys.version.split()[0],
-        packages=installed_versions(PACKAGES),
-        platform=platform.platform(),
-        processor=processor(),
-        cpu_count=core_count(),
-        threads=thread_count(config["training"]["threads"]),
-        gpus=names,
-        driver=driver,
-        cuda=cuda,
-        cudnn=cudnn,
-        environment=kernel_variables(),
-        config_digest=config_digest(config),
-        data_digest=data_digest,
-        model_digest=model_digest,
-        seed=config["training"]["seed"],
-        data_seed=config["data"]["seed"],
-    )
+    return {
+        "git_commit": _git("rev-parse", "HEAD"),
+        # Of tracked files. Its digest is kept in any case.
+        "git_diff": diff if config["tracking"]["git_diff"] else "",
+        "git_diff_digest": _digest(diff),
+        "python": sys.version.split()[0],
+        "packages": installed_versions(PACKAGES),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cpu_count": core_count(),
+        "threads": config["training"]["threads"] or core_count(),  # of the training
+        "gpus": names,
+        "driver": driver,
+        "cuda": cuda,
+        "cudnn": cudnn,
+        "environment": kernel_variables(),
+        "config_digest": config_digest(config),
+        "data_digest": data_digest,
+        "model_digest": model_digest,
+        "seed": config["training"]["seed"],
+        "data_seed": config["data"]["seed"],
+        "journal_digests": True,  # the journal holds a chain of digests: one without any was changed
+    }
 
 
-def write_provenance(provenance: Provenance, path: Path) -> None:
+def write_provenance(provenance: Mapping[str, Any], path: Path) -> None:
     """Write it as JSON that only its owner can read: the diff may hold anything."""
-    write_private_json(path, asdict(provenance))
+    write_json(path, provenance, private=True)
 
 
 def config_digest(config: dict[str, Any]) -> str:
     """Return the SHA-256 of a resolved configuration, independent of key order and of where the run is tracked."""
     settings = {section: values for section, values in config.items() if section != "tracking"}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return _digest(json.dumps(settings, sort_keys=True))
 
 
 FACTS = {
@@ -123,33 +97,25 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     ['torch: 2.13.0 then, 2.14.0 now', 'trl: none then, 1.16 now', 'threads: 2 then, 4 now']
     """
     before, now = _with_diff_digest(before), _with_diff_digest(now)
-    lines = []
-    for field, name in FACTS.items():
-        if field in before and field in now:
-            for label, one, other in _pairs(name, before[field], now[field]):
-                if one != other:
-                    lines.append(f"{label}: {_shown(one)} then, {_shown(other)} now")
-    return lines
+    both = before.keys() & now.keys()
+    pairs = (pair for field, name in FACTS.items() if field in both for pair in _pairs(name, before[field], now[field]))
+    return [f"{label}: {_shown(one)} then, {_shown(other)} now" for label, one, other in pairs if one != other]
 
 
 def _with_diff_digest(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a provenance in which the uncommitted changes have their digest: an earlier version kept the changes alone."""
-    if "git_diff" not in facts:
-        return facts
-    return {"git_diff_digest": _digest(str(facts["git_diff"])), **facts}
+    return {"git_diff_digest": _digest(str(facts["git_diff"])), **facts} if "git_diff" in facts else facts
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 
-def _pairs(name: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, value, value), for each key where the values are mappings."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*before, *now}):
-            yield f"{name}{key}", before.get(key), now.get(key)
-    else:
-        yield name, before, now
+def _pairs(name: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    """Return (name, value, value), for each key where the values are mappings."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return [(name, before, now)]
+    return [(f"{name}{key}", before.get(key), now.get(key)) for key in sorted({*before, *now})]
 
 
 def _shown(value: Any) -> str:
@@ -171,15 +137,18 @@ def _cuda_versions() -> tuple[str | None, str | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    folder = Path(__file__).resolve().parent
     try:
-        # Replaced: a changed file need not be UTF-8.
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).resolve().parent,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # a changed file need not be UTF-8
+            timeout=30,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

@@ -4,21 +4,23 @@ Figures and times are the tracker's own, so that nothing is tracked twice; whate
 marked `"repaired": "mlflow"`. Alerts, ends and completed checkpoints that are lost stay lost, and are listed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import JournalError
+from grpo_core.errors import JournalError, few_names
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import MANIFEST_FILE
 from grpo_core.run.journal import Kind, Record, supersede
-from grpo_core.run.repair import Damage, now
-from grpo_core.run.tables import SYNC_COLUMNS
+from grpo_core.run.record import now
+from grpo_core.run.repair import Damage
+from grpo_core.types import RefSync
 
 MARKED = {"repaired": "mlflow"}
-SHOWN_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,60 +44,51 @@ class Tracked:
     """By set and step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rebuilt:
-    """A journal that can take the place of a damaged one."""
-
-    records: list[Record]
-    text: str
-    """What was done, one line."""
-
-
-def rebuild(damage: Damage, tracked: Tracked) -> Rebuilt:
-    """Return the records of a run: those that are whole, and for the others what is tracked.
+def rebuild(damage: Damage, tracked: Tracked) -> list[Record]:
+    """Return the records of a run: a note of what was done, those that are whole, and for the others what is tracked.
 
     Raises:
         JournalError: the tracker does not hold all that is missing before the newest checkpoint.
     """
-    trusted = list(_last_of_each(supersede(damage.trusted)))
+    trusted = _last_of_each(supersede(damage.trusted))
     have = {record.step for record in trusted if record.kind == "step"}
     checkpoints = [item for item in damage.saved if item.set_name is None]
     last = _reached(have | tracked.steps.keys(), max((item.step for item in checkpoints), default=0))
     trusted = [record for record in trusted if record.step <= last]
-    added = [_step(step, tracked.steps[step]) for step in range(1, last + 1) if step not in have]
+    added = [
+        _record("step", step, point.time_ms, {"metrics": dict(point.metrics)})
+        for step, point in tracked.steps.items()
+        if 0 < step <= last and step not in have
+    ]
     known = {_identity(record) for record in trusted}
-    others = [*_starts(tracked), *_syncs([*trusted, *added], tracked.config), *_evaluations(damage, tracked, last)]
-    added += [record for record in (*others, *_checkpoints(damage)) if _identity(record) not in known]
-    text = _text(damage, trusted, added)
-    marks = [item.mark.digest for item in checkpoints if item.mark is not None]
+    began = {"steps": tracked.config.training.steps, "config": tracked.config.model_dump(mode="json")}
+    others = (
+        _record("start", 0, tracked.began_ms, began),
+        *_syncs([*trusted, *added], tracked.config),
+        *_evaluations(damage, tracked, last),
+        *(
+            _record("checkpoint", item.step, _written_ms(item.path / MANIFEST_FILE), {"name": item.path.name})
+            for item in checkpoints
+        ),
+    )
+    added += [record for record in others if _identity(record) not in known]
     # First, so that it stands in every part that a later repair finds whole.
-    note = Record(seq=0, time=now(), kind="alert", step=0, data={"text": text, **MARKED, "accepts": marks})
-    return Rebuilt(records=[note, *sorted([*trusted, *added], key=_order)], text=text)
+    accepts = [item.mark.digest for item in checkpoints if item.mark is not None]
+    data = {"text": _text(damage, trusted, added), **MARKED, "accepts": accepts}
+    note = Record(seq=0, time=now(), kind="alert", step=0, data=data)
+    return [note, *sorted([*trusted, *added], key=_order)]
 
 
-def _reached(steps: Iterable[int], needed: int) -> int:
+def _reached(steps: Set[int], needed: int) -> int:
     """Return the step up to which none is missing."""
-    known, last = set(steps), 0
-    while last + 1 in known:
-        last += 1
-    if last < needed:
-        missing = [step for step in range(1, needed + 1) if step not in known]
-        more = f" and {len(missing) - SHOWN_STEPS} more" if len(missing) > SHOWN_STEPS else ""
-        shown = ", ".join(map(str, missing[:SHOWN_STEPS]))
+    missing = [step for step in range(1, needed + 1) if step not in steps]
+    if missing:
         raise JournalError(
             f"the journal cannot be rebuilt up to the newest checkpoint (step {needed}): MLflow does not hold the steps "
-            f"{shown}{more} either; `--repair cut` goes back to the last checkpoint that the whole part reaches"
+            f"{few_names(missing, 8)} either; `--repair cut` goes back to the last checkpoint that the whole part "
+            "reaches"
         )
-    return last
-
-
-def _step(step: int, point: Point) -> Record:
-    return _record("step", step, point.time_ms, {"metrics": dict(point.metrics)})
-
-
-def _starts(tracked: Tracked) -> Iterator[Record]:
-    config = tracked.config.model_dump(mode="json")
-    yield _record("start", 0, tracked.began_ms, {"steps": tracked.config.training.steps, "config": config})
+    return next(step for step in itertools.count(needed) if step + 1 not in steps)
 
 
 def _syncs(records: Sequence[Record], config: RunConfig) -> Iterator[Record]:
@@ -103,16 +96,15 @@ def _syncs(records: Sequence[Record], config: RunConfig) -> Iterator[Record]:
     for record in records:
         figures = record.metrics
         if record.kind == "step" and figures.get("ref/synced") == 1:
-            values = {
-                "step": record.step,
-                "alpha": config.reference.mixup_alpha,
-                "sync_count": int(figures["ref/sync_count"]),
-                "kl_before": figures["ref/kl_before_sync"],
-                "kl_after": figures["ref/kl_after_sync"],
-                "param_distance": figures["ref/param_distance"],
-            }
-            assert values.keys() == SYNC_COLUMNS.keys()
-            yield _record("ref_sync", record.step, record.timestamp_ms, values)
+            sync = RefSync(
+                step=record.step,
+                alpha=config.reference.mixup_alpha,
+                sync_count=int(figures["ref/sync_count"]),
+                kl_before=figures["ref/kl_before_sync"],
+                kl_after=figures["ref/kl_after_sync"],
+                param_distance=figures["ref/param_distance"],
+            )
+            yield _record("ref_sync", record.step, record.timestamp_ms, asdict(sync))
 
 
 def _evaluations(damage: Damage, tracked: Tracked, last: int) -> Iterator[Record]:
@@ -127,35 +119,34 @@ def _evaluations(damage: Damage, tracked: Tracked, last: int) -> Iterator[Record
         facts = read_json(item.path)
         metrics = {key: float(estimate["value"]) for key, estimate in facts["estimates"].items()}
         found = tracked.evaluations.get((item.set_name, item.step))
-        time_ms = found.time_ms if found is not None else round(item.path.stat().st_mtime * 1000)
+        time_ms = _written_ms(item.path) if found is None else found.time_ms
         yield _record("eval", item.step, time_ms, {**facts, "metrics": metrics})
 
 
-def _checkpoints(damage: Damage) -> Iterator[Record]:
-    for item in damage.saved:
-        if item.set_name is None:
-            written_ms = round((item.path / MANIFEST_FILE).stat().st_mtime * 1000)
-            yield _record("checkpoint", item.step, written_ms, {"name": item.path.name})
+def _written_ms(file: Path) -> int:
+    return round(file.stat().st_mtime * 1000)
 
 
 def _record(kind: Kind, step: int, time_ms: int, data: Mapping[str, Any]) -> Record:
-    time = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="microseconds")
-    return Record(seq=0, time=time, kind=kind, step=step, data={**data, **MARKED})
+    return Record(
+        seq=0,
+        time=datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="microseconds"),
+        kind=kind,
+        step=step,
+        data={**data, **MARKED},
+    )
 
 
 def _identity(record: Record) -> tuple[object, ...]:
     """Return what there is one of in a history."""
-    if record.kind == "start":
-        return ("start",)
-    return record.kind, record.step, record.data.get("set"), record.data.get("name")
+    return ("start",) if record.kind == "start" else (record.kind, record.step, record.data.get("set"), record.data.get("name"))
 
 
-def _last_of_each(records: Sequence[Record]) -> Iterator[Record]:
-    """Yield the records without those that a later one repeats: the resume between them may be what is damaged."""
+def _last_of_each(records: Sequence[Record]) -> list[Record]:
+    """Return the records without those that a later one repeats: the resume between them may be what is damaged."""
     last = {_identity(record): record for record in records}
-    for record in records:
-        if record.kind not in ("step", "ref_sync", "eval", "checkpoint") or last[_identity(record)] is record:
-            yield record
+    repeated = ("step", "ref_sync", "eval", "checkpoint")
+    return [record for record in records if record.kind not in repeated or last[_identity(record)] is record]
 
 
 def _order(record: Record) -> tuple[int, bool, datetime]:
@@ -179,10 +170,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     >>> _ranges([1, 2, 3, 7, 9, 10])
     '1-3, 7, 9-10'
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    # In a run without a gap a number and its place grow alike.
+    groups = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

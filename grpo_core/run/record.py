@@ -1,10 +1,21 @@
-"""One record of a journal, and the line that it is written as."""
+"""One record of a journal, the line that it is written as, and the chain of digests through all lines.
 
+Each line holds a digest of its own bytes and of the digest before it:
+
+    {"seq":7,...,"data":{...},"digest":"<32 hex digits>"}
+    digest = SHA-256(digest of the line before + the bytes of this line up to ',"digest":'), cut to 128 bits
+
+The first line that holds a digest continues from the SHA-256 of all bytes before it: of nothing in a new journal, of the whole
+older part in a journal that a version without digests began. A line without a digest after one that has one is a broken chain.
+"""
+
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
@@ -50,10 +61,18 @@ class Record:
         return round(datetime.fromisoformat(self.time).timestamp() * 1000)
 
 
+def now() -> str:
+    """Return the time as a record holds it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
 def encode(record: Record) -> bytes:
     """Return the line of a record without its digest."""
-    fields = {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)}
-    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(
+        {"seq": record.seq, "time": record.time, "kind": record.kind, "step": record.step, "data": finite(record.data)},
+        allow_nan=False,
+        separators=(",", ":"),
+    ).encode()
 
 
 def finite(value: Any) -> Any:
@@ -62,9 +81,7 @@ def finite(value: Any) -> Any:
         return str(float(value))
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def decode_record(line: bytes) -> Record:
@@ -119,3 +136,51 @@ class _Line(BaseModel):
     step: Count
     data: Annotated[dict[str, Any], AfterValidator(_with_figures)]
     digest: str = ""
+
+
+DIGEST_CHARACTERS = 32
+_SEAL = re.compile(rb',"digest":"([0-9a-f]{32})"\}\Z')
+SEAL_BYTES = len(b',"digest":""}') + DIGEST_CHARACTERS
+
+
+@dataclass
+class Chain:
+    """Where a chain has arrived: it seals new lines and checks those that were sealed."""
+
+    digest: str = ""
+    """Of the newest line; empty while no line had one."""
+    _older: Any = field(default_factory=hashlib.sha256, init=False)
+    _num_older: int = field(default=0, init=False)
+
+    def seal(self, body: bytes) -> tuple[bytes, str]:
+        """Return (the line with its digest, the digest) for a JSON object; whoever has written the line sets `digest`."""
+        covered = body[:-1]
+        digest = _digest(self._before(), covered)
+        return covered + b',"digest":"' + digest.encode() + b'"}', digest
+
+    def check(self, line: bytes) -> str | None:
+        """Take the next line of a file, without its newline; return what is wrong with it, None if nothing is.
+
+        Whatever is wrong, the chain continues from the digest that the line holds: a later line can be whole all the same.
+        """
+        seal = _SEAL.search(line, max(0, len(line) - SEAL_BYTES))
+        if seal is None:
+            if self.digest:
+                return "it holds no digest although the lines before it do: it was changed or added by something else"
+            self._older.update(line + b"\n")
+            self._num_older += 1
+            return None
+        expected = _digest(self._before(), line[: seal.start()])
+        first, self.digest = not self.digest, seal[1].decode()
+        if self.digest == expected:
+            return None
+        if first and self._num_older:
+            return f"its digest is not that of lines 1 to {self._num_older + 1}: one of them was changed, added or removed"
+        return "its digest is not that of its content and the line before it: one of the two was changed, added or removed"
+
+    def _before(self) -> str:
+        return self.digest or self._older.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _digest(before: str, covered: bytes) -> str:
+    return hashlib.sha256(before.encode() + covered).hexdigest()[:DIGEST_CHARACTERS]

@@ -54,8 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", metavar="TITLE=RUN_DIR", help="panels, from left to right")
     parser.add_argument("--out", type=Path, required=True, help="PNG to write")
     options = parser.parse_args(arguments)
-    pairs = [run.rpartition("=") for run in options.runs]
-    figure = references_figure({title: read_journal(RunDir(Path(path)).journal_file) for title, _, path in pairs})
+    figure = references_figure(
+        {
+            title: read_journal(RunDir(Path(path)).journal_file)
+            for title, _, path in (run.rpartition("=") for run in options.runs)
+        }
+    )
     figure.savefig(options.out, dpi=110)
     pyplot.close(figure)
 

@@ -5,20 +5,19 @@ says how it was repaired. A repair that is killed has done nothing, or is done a
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import free_name
-from grpo_core.machine.locks import holder_of, lock_soon
-from grpo_core.machine.private import write_whole
+from grpo_core.machine.disk import free_name, write_whole
+from grpo_core.machine.locks import locked_soon
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
 from grpo_core.run.journal import whole_lines
-from grpo_core.run.journal_chain import Chain
-from grpo_core.run.record import Record, decode_record, encode
+from grpo_core.run.record import Chain, Record, decode_record, encode, now
 
 ASIDE = "aside_"
 """Before the name of a checkpoint that the journal does not reach: nothing looks for one under such a name."""
@@ -57,16 +56,19 @@ def find_damage(run_dir: RunDir) -> Damage | None:
     if fault is None:
         return None
     prefix = _prefix(lines)
-    accepted = accepted_digests(prefix)
-    vouched = [_is_vouched(prefix, item, accepted) for item in saved]
+    vouched = [_is_vouched(prefix, item, accepted_digests(prefix)) for item in saved]
     foreign = False in vouched or (has_digests and bool(whole) and not whole[0].digest)
     if foreign:  # written again, or another run's: only what a checkpoint vouches for
         marks = [item.mark.records for item, is_so in zip(saved, vouched, strict=True) if is_so and item.mark is not None]
         prefix = prefix[: max(marks, default=0)]
-    trusted = prefix if foreign else whole
     hole = find_hole(prefix)
-    num_whole = len(prefix) if hole is None else hole[2].seq
-    return Damage(fault=fault, lines=lines, saved=saved, num_whole=num_whole, trusted=trusted)
+    return Damage(
+        fault=fault,
+        lines=lines,
+        saved=saved,
+        num_whole=len(prefix) if hole is None else hole[2].seq,
+        trusted=prefix if foreign else whole,
+    )
 
 
 def scan(content: Sequence[bytes]) -> tuple[list[Line], str | None]:
@@ -113,16 +115,15 @@ def cut(run_dir: RunDir, damage: Damage) -> str:
     checkpoints = [item.path.name for item in lost if item.set_name is None]
     aside = f"; moved aside: {', '.join(checkpoints)}" if checkpoints else ""
     text = f"journal repaired by a cut: {len(kept)} of {len(damage.lines)} records are left, the run {where}{aside}"
-    steps = [record.step for record in kept if record.kind == "step"]
-    with _Replacement(run_dir.journal_file) as new:
-        new.keep([line.content for line in damage.lines[: damage.num_whole]])
-        new.add(Record(seq=0, time=now(), kind="alert", step=max(steps, default=0), data={"text": text, "repaired": "cut"}))
+    step = max((record.step for record in kept if record.kind == "step"), default=0)
+    note = Record(seq=0, time=now(), kind="alert", step=step, data={"text": text, "repaired": "cut"})
+    with _held(run_dir.journal_file):
         for item in lost:
             if item.set_name is None:
                 item.path.rename(free_name(item.path.with_name(f"{ASIDE}{item.path.name}")))
             else:
                 item.path.unlink()
-        new.put()
+        _put(run_dir.journal_file, [line.content for line in damage.lines[: damage.num_whole]], [note])
     return text
 
 
@@ -132,57 +133,32 @@ def rewrite(run_dir: RunDir, records: Sequence[Record]) -> None:
     Raises:
         JournalError: another process writes the journal.
     """
-    with _Replacement(run_dir.journal_file) as new:
-        for record in records:
-            new.add(record)
-        new.put()
+    with _held(run_dir.journal_file):
+        _put(run_dir.journal_file, [], records)
 
 
-class _Replacement:
-    """A journal that takes the place of a damaged one, which stays beside it; nobody else writes it meanwhile."""
+def _held(journal: Path) -> IO[bytes]:
+    """Return the damaged journal, locked: nobody else writes it until it is closed."""
+    return locked_soon(journal.open("ab"), JournalError, f"{journal}: {{holder}} is writing it; wait for it, or end it first")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._chain = Chain()
-        self._lines: list[bytes] = []
 
-    def __enter__(self) -> "_Replacement":
-        self._file = self._path.open("ab")
-        if not lock_soon(self._file):
-            holder = holder_of(self._file)
-            self._file.close()
-            raise JournalError(f"{self._path}: {holder} is writing it; wait for it, or end it first")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def keep(self, lines: Sequence[bytes]) -> None:
-        """Take over lines as they are."""
-        for line in lines:
-            self._chain.check(line)
-            self._lines.append(line)
-
-    def add(self, record: Record) -> None:
-        """Add a record under the next number."""
-        line, digest = self._chain.seal(encode(replace(record, seq=len(self._lines))))
-        self._chain.advance(digest)
-        self._lines.append(line)
-
-    def put(self) -> None:
-        """Make it the journal."""
-        shutil.copy2(self._path, free_name(self._path.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl")))
-        write_whole(self._path, b"".join(line + b"\n" for line in self._lines))
+def _put(journal: Path, kept: Sequence[bytes], added: Iterable[Record]) -> None:
+    """Put lines as they are, and records under the numbers after them, in the place of a journal, which stays beside them."""
+    chain, lines = Chain(), list(kept)
+    for line in kept:
+        chain.check(line)
+    for record in added:
+        line, digest = chain.seal(encode(replace(record, seq=len(lines))))
+        chain.digest = digest
+        lines.append(line)
+    shutil.copy2(journal, free_name(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl")))
+    write_whole(journal, b"".join(line + b"\n" for line in lines))
 
 
 def _prefix(lines: Sequence[Line]) -> list[Record]:
     """Return the records before the first damaged line."""
-    prefix: list[Record] = []
-    for line in lines:
-        if line.record is None or line.record.seq != len(prefix):
-            break
-        prefix.append(line.record)
-    return prefix
+    damaged = (number for number, line in enumerate(lines) if line.record is None or line.record.seq != number)
+    return [line.record for line in lines[: next(damaged, len(lines))] if line.record is not None]
 
 
 def _is_vouched(records: Sequence[Record], saved: Saved, accepted: frozenset[str]) -> bool | None:
@@ -191,8 +167,3 @@ def _is_vouched(records: Sequence[Record], saved: Saved, accepted: frozenset[str
     if mark is None or not mark.records or mark.digest in accepted or mark.records > len(records):
         return None
     return records[mark.records - 1].digest == mark.digest
-
-
-def now() -> str:
-    """Return the time as the journal writes it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")

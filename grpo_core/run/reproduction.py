@@ -23,8 +23,6 @@ SHOWN_DIFFERENCES = 5
 POLICY_FILE = "policy.json"
 """Beside the original's journal: the step and the digest of its final policy."""
 NAMES: dict[str, str] = {"step": "record", "ref_sync": "reference sync", "eval": "evaluation"}
-NOT_COMPARED = "tracking."
-"""Where a run is tracked does not change it."""
 
 
 @stored_dataclass(frozen=True, kw_only=True, config=STORED)
@@ -55,7 +53,7 @@ class Reproduction:
 
     def facts(self) -> list[str]:
         """Return the verdict, then what it rests on, one line a fact."""
-        return [self._verdict(), self._weights(), *self.inputs, *self._differences()]
+        return [self._verdict(), self._weights(), *self.inputs, *map(str, self.journal.differences[1:SHOWN_DIFFERENCES])]
 
     def _verdict(self) -> str:
         journal = self.journal
@@ -64,13 +62,14 @@ class Reproduction:
             return f"identical: {held}, syncs and evaluations among them"
         if journal.differences:
             steps = len({difference.step for difference in journal.differences})
-            first = journal.differences[0]
-            return f"not identical: {len(journal.differences)} of {held} differ, in {steps} steps; the first is {first}"
+            return (
+                f"not identical: {len(journal.differences)} of {held} differ, in {steps} steps; "
+                f"the first is {journal.differences[0]}"
+            )
         if journal.missing:
             kind, step, name = journal.missing[0]
-            first_missing = " ".join(filter(None, (name, NAMES[kind], "of step", str(step))))
-            count = len(journal.missing)
-            return f"not complete: {held} are identical; {count} records are missing, the first is the {first_missing}"
+            record = f"{name} {NAMES[kind]} of step {step}".lstrip()
+            return f"not complete: {held} are identical; {len(journal.missing)} records are missing, the first is the {record}"
         return f"not identical: {held} are identical, the weights are not"
 
     def _weights(self) -> str:
@@ -78,9 +77,6 @@ class Reproduction:
             return "final policy: not compared, one of the two is not kept"
         same = "the same weights, bit for bit" if self.same_weights else "other weights"
         return f"policy after step {self.final.step}: {same}"
-
-    def _differences(self) -> list[str]:
-        return [str(difference) for difference in self.journal.differences[1:SHOWN_DIFFERENCES]]
 
 
 def verdict(run_dir: RunDir) -> Reproduction | None:
@@ -93,8 +89,7 @@ def verdict(run_dir: RunDir) -> Reproduction | None:
         return None
     original = RunDir(run_dir.original)
     file = original.path / POLICY_FILE
-    final = build(FinalPolicy, read_json(file)) if file.exists() else None
-    return compare_runs(original, run_dir, final)
+    return compare_runs(original, run_dir, build(FinalPolicy, read_json(file)) if file.exists() else None)
 
 
 def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) -> Reproduction:
@@ -137,8 +132,11 @@ def _same_weights(final: FinalPolicy, repeated: RunDir) -> bool | None:
 
 def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
     """Return `training.seed: 0 then, 1 now` for every key that could change a figure."""
-    changes = changes_between(before, now).items()
-    return [f"{key}: {old} then, {new} now" for key, (old, new) in changes if not key.startswith(NOT_COMPARED)]
+    return [
+        f"{key}: {old} then, {new} now"
+        for key, (old, new) in changes_between(before, now).items()
+        if not key.startswith("tracking.")  # where a run is tracked does not change it
+    ]
 
 
 def prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
@@ -161,10 +159,9 @@ def _split_differences(split: str, before: Sequence[Prompt], now: Sequence[Promp
 
 
 def _short(prompt: Prompt) -> str:
-    answer = prompt.columns.get("answer")
     text = " ".join(prompt.text.split())
-    shown_text = text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
-    return f"{shown_text!r} (answer {answer})"
+    end = text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
+    return f"{end!r} (answer {prompt.columns.get('answer')})"
 
 
 def copy_prompts(original: RunDir, repeated: RunDir) -> None:

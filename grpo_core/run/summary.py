@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pandas
 
 from grpo_core.errors import JournalError, shown
-from grpo_core.evaluation.results import read_estimates, table_file
-from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
+from grpo_core.evaluation.results import HELD_OUT_SAMPLE, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.run.alerts import all_alerts
 from grpo_core.run.folder import RunDir
@@ -53,11 +52,14 @@ def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     files = [table_file(run_dir, policy) for policy in ("base", "final")]
     if not all(file.exists() for file in files):
         return None
-    before, after = (_greedy(pandas.read_parquet(file)) for file in files)
-    prompts = sorted(before.keys() & after.keys())
-    estimates = [_greedy_accuracy(run_dir, policy) for policy in ("base", "final")]
-    difference = paired_difference([before[prompt] for prompt in prompts], [after[prompt] for prompt in prompts])
-    return BeforeAfter(num_prompts=len(prompts), before=estimates[0], after=estimates[1], difference=difference)
+    greedy = [pandas.read_parquet(file).query("sample == -1").set_index("prompt_id")["correct"] for file in files]
+    both = pandas.concat(greedy, axis=1, join="inner", keys=["before", "after"]).sort_index()
+    return BeforeAfter(
+        num_prompts=len(both),
+        before=_greedy_accuracy(run_dir, "base"),
+        after=_greedy_accuracy(run_dir, "final"),
+        difference=paired_difference(both["before"].astype(bool).tolist(), both["after"].astype(bool).tolist()),
+    )
 
 
 def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -> list[str]:
@@ -69,28 +71,24 @@ def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -
     steps = [record for record in records if record.kind == "step"]
     if not steps:
         return ["no step was finished"]
-    first, last = steps[:FIRST_STEPS], steps[-LAST_STEPS:]
-    final = steps[-1]
+    first, last, final = steps[:FIRST_STEPS], steps[-LAST_STEPS:], steps[-1]
     lines = [
-        f"steps: {steps[-1].step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
+        f"steps: {final.step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
         f"reward: {_mean_reward(first):.3f} (first {len(first)} steps) -> {_mean_reward(last):.3f} (last {len(last)} steps)",
         f"KL per token at the last step: {_figure(final, 'kl/ref/k3'):.4f} to the reference"
         + (f", {_figure(final, 'kl/init/k3'):.4f} to the initial policy" if "kl/init/k3" in final.metrics else ""),
     ]
-    evaluated = [(record, accuracy) for record in records if (accuracy := _sample_accuracy(record)) is not None]
+    key = f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"
+    evaluated = [record for record in records if record.kind == "eval" and key in record.metrics]
     if evaluated:
-        best, accuracy = max(evaluated, key=lambda pair: pair[1])
-        lines.append(f"best checkpoint: step {best.step}, held-out greedy accuracy {accuracy:.3f} during training")
+        best = max(evaluated, key=lambda record: record.metrics[key])
+        lines.append(f"best checkpoint: step {best.step}, held-out greedy accuracy {best.metrics[key]:.3f} during training")
     if comparison is not None:
         lines += [
             f"held-out greedy accuracy ({comparison.num_prompts} prompts): {comparison.before} -> {comparison.after}",
             f"paired difference, 95 % interval: {comparison.difference}",
         ]
     return lines
-
-
-def _sample_accuracy(record: Record) -> float | None:
-    return record.metrics.get(f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy") if record.kind == "eval" else None
 
 
 def _mean_reward(records: Sequence[Record]) -> float:
@@ -131,17 +129,14 @@ def _state(records: list[Record], run_dir: RunDir) -> tuple[str, str | None]:
     if last is not None and last.kind == "end":
         status, reason = (last.data.get(key) for key in ("status", "reason"))
         if status not in ENDS or not (reason is None or isinstance(reason, str)):
-            where = f"{run_dir.journal_file}, line {last.seq + 1}"
-            raise JournalError(f"{where}: an end needs a status ({', '.join(ENDS)}) and a reason, got {shown(status)}")
+            raise JournalError(
+                f"{run_dir.journal_file}, line {last.seq + 1}: an end needs a status ({', '.join(ENDS)}) and a reason, "
+                f"got {shown(status)}"
+            )
         return status, reason
     if process_runs(run_dir.process_file):
         return "running", None
     return ("not started", None) if last is None else ("died", "the training process is gone and left no end record")
-
-
-def _greedy(table: pandas.DataFrame) -> dict[int, bool]:
-    greedy = table[table["sample"] == -1]
-    return {int(prompt): bool(correct) for prompt, correct in zip(greedy["prompt_id"], greedy["correct"], strict=True)}
 
 
 def _greedy_accuracy(run_dir: RunDir, policy: str) -> Estimate:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas
 
-from grpo_core.errors import JournalError, cause
+from grpo_core.errors import JournalError, raised_as
 from grpo_core.run.journal import Record
 
 SYNC_COLUMNS: dict[str, type[int] | type[float]] = {
@@ -29,14 +29,13 @@ def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     Raises:
         JournalError: the record of a sync lacks one of them.
     """
-    table = pandas.DataFrame([_sync(record) for record in records if record.kind == "ref_sync"], columns=list(SYNC_COLUMNS))
-    return table.astype(SYNC_COLUMNS)
+    return pandas.DataFrame(
+        [_sync(record) for record in records if record.kind == "ref_sync"], columns=list(SYNC_COLUMNS)
+    ).astype(SYNC_COLUMNS)
 
 
 def _sync(record: Record) -> dict[str, float]:
-    try:
+    fault = f"journal, line {record.seq + 1}: a ref_sync holds {', '.join(SYNC_COLUMNS)} ({{cause}})"
+    with raised_as(JournalError, fault, LookupError, TypeError, ValueError, OverflowError):
         # The journal writes NaN and infinities as text.
         return {column: kind(float(record.data[column])) for column, kind in SYNC_COLUMNS.items()}
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        what = f"a ref_sync holds {', '.join(SYNC_COLUMNS)} ({type(error).__name__}: {cause(error)})"
-        raise JournalError(f"journal, line {record.seq + 1}: {what}") from error

@@ -1,16 +1,71 @@
-"""One arm: what it sets, and the configuration of its run with a seed."""
+"""The arms of a sweep: the values that its axes give them, what each changes of the base, and which of their runs is next."""
 
-from collections.abc import Mapping
+import itertools
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from grpo_core.config import RunConfig, apply_overrides, validate_config
-from grpo_core.errors import ConfigError
-from grpo_core.sweep.axes import Values
+from grpo_core.config.section import Section
+from grpo_core.errors import ConfigError, shown
 from grpo_core.sweep.display import arm_name
-from grpo_core.sweep.schema import SweepConfig
+from grpo_core.sweep.schema import Range, SweepConfig
 
 GROUP_SIZE, PROMPTS = "rollout.group_size", "rollout.num_prompts_per_step"
+WRITTEN_OUT = 64
+"""A range of at most so many steps is checked at every one of them, a longer one at its ends."""
+MOST_ARMS = 2000
+"""Combinations that a plan may have: each is a configuration to check, and a grid runs them all."""
+
+Values = Mapping[str, Any]
+"""What one arm sets: {key.path: value}."""
+Key = tuple[int, int]
+"""(arm, seed)."""
+
+
+def check_axes(sweep: SweepConfig) -> None:
+    """Refuse axes that vary nothing, vary something twice, or vary what the sweep itself sets.
+
+    Raises:
+        ConfigError: names the axis and the values.
+    """
+    for key, axis in sweep.axes.items():
+        if key in ("training.seed", "rollout", "training") or key.split(".")[0] == "tracking":
+            raise ConfigError(f"axes.{key}: is set by the sweep itself; seeds are given as `seeds: [0, 1, 2]`")
+        if key in sweep.overrides:
+            raise ConfigError(f"axes.{key}: also among overrides ({shown(sweep.overrides[key])}); give it once")
+        if isinstance(axis, Range):
+            if sweep.sampler == "grid":
+                raise ConfigError(f"axes.{key}: a range needs sampler random or tpe, here it is grid; list its values")
+            continue
+        if len(axis) == 1:
+            raise ConfigError(f"axes.{key}: only one value, {shown(axis[0])}, so nothing varies; put it into overrides")
+        written = [repr(float(value)) if type(value) is int else json.dumps(value, default=str) for value in axis]
+        if doubles := [value for value in written if written.count(value) > 1]:
+            raise ConfigError(f"axes.{key}: {doubles[0]} is listed {written.count(doubles[0])} times; list it once")
+
+
+def count_arms(sweep: SweepConfig) -> int:
+    """Return how many arms the sweep has: the size of the grid, or the trials."""
+    size = math.prod(len(axis) for axis in sweep.axes.values() if not isinstance(axis, Range))
+    return size if sweep.trials is None else sweep.trials
+
+
+def grid(sweep: SweepConfig) -> Iterator[dict[str, Any]]:
+    """Return every combination of the axes, the last one varying fastest; of a range, all of its steps or its two ends."""
+    choices = [_checked_values(axis) if isinstance(axis, Range) else list(axis) for axis in sweep.axes.values()]
+    return (dict(zip(sweep.axes, combination, strict=True)) for combination in itertools.product(*choices))
+
+
+def _checked_values(axis: Range) -> list[int | float]:
+    step = axis.step if axis.step is not None else (1 if axis.is_whole else None)
+    if step is not None and (axis.high - axis.low) / step < WRITTEN_OUT:
+        return [axis.low + index * step for index in range(int((axis.high - axis.low) / step + 1e-9) + 1)]
+    return [axis.low, axis.high]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +86,19 @@ class Arm:
         return f"{self.name} seed={seed}"
 
 
+class Outcome(Section, strict=True):
+    """How one run of a sweep ended."""
+
+    arm: int = Field(ge=0)
+    seed: int = Field(ge=0)
+    status: str
+    """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
+    cause: str | None = None
+    """Why it was stopped or pruned, or how it failed."""
+    wall_seconds: float = 0.0
+    """From its start to its end, in all sessions, waiting for a slot included; 0.0 where it never ran."""
+
+
 def arm_overrides(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """Return what an arm changes of the base: its own values, and what keeps the sweep's invariant where G varies.
 
@@ -44,11 +112,8 @@ def arm_overrides(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -
     """
     overrides = dict(values)
     if sweep.hold in ("completions", "tokens"):
-        rollout = base.get("rollout") or {}
-        defaults = RunConfig().rollout
-        prompts = rollout.get("num_prompts_per_step", defaults.num_prompts_per_step)
-        held = prompts * rollout.get("group_size", defaults.group_size)
-        size = values[GROUP_SIZE]
+        rollout = RunConfig().rollout.model_dump() | (base.get("rollout") or {})
+        held, size = rollout["num_prompts_per_step"] * rollout["group_size"], values[GROUP_SIZE]
         if not isinstance(size, int) or size < 1 or held % size:
             raise ConfigError(
                 f"axes.{GROUP_SIZE}: {size} does not divide the {held} completions a step of the base "
@@ -64,5 +129,40 @@ def arm_config(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -> R
     Raises:
         ConfigError: it contradicts itself.
     """
-    overrides = arm_overrides(sweep, base, values) | {"training.seed": sweep.seeds[0]}
-    return validate_config(apply_overrides(base, overrides))
+    return validate_config(apply_overrides(base, {**arm_overrides(sweep, base, values), "training.seed": sweep.seeds[0]}))
+
+
+def next_run(
+    sweep: SweepConfig, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome], under_way: Collection[Key]
+) -> Key | None:
+    """Return the run to begin next; None where every run of the arms chosen so far has ended or is under way.
+
+    A grid goes seed by seed, so that a budget that ends early leaves whole blocks in which every arm has the same seeds; a
+    sampler, which learns from finished arms, goes arm by arm.
+    """
+    return next((key for key in runs_in_order(sweep, arms, outcomes) if key not in outcomes and key not in under_way), None)
+
+
+def runs_in_order(sweep: SweepConfig, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> list[Key]:
+    """Return every run of the arms chosen so far that is wanted: an arm that was pruned once has no further runs."""
+    wanted = [number for number in sorted(arms) if original_of(arms[number], arms) == number]
+    pruned = {outcome.arm for outcome in outcomes.values() if outcome.status == "pruned"}
+    keys = [(number, seed) for number in wanted for seed in sweep.seeds if number not in pruned or (number, seed) in outcomes]
+    return sorted(keys, key=lambda key: sweep.seeds.index(key[1])) if sweep.sampler == "grid" else keys
+
+
+def original_of(arm: Arm, arms: Mapping[int, Arm]) -> int:
+    """Return the number of the first arm with the same values: a sampler may suggest an arm twice, which runs once."""
+    return min(number for number, other in arms.items() if dict(other.values) == dict(arm.values))
+
+
+def total_runs(num_arms: int, sweep: SweepConfig, arms: Mapping[int, Arm]) -> int:
+    """Return how many runs the sweep has, as far as its arms are chosen: one that was suggested again has none of its own."""
+    repeated = sum(original_of(arm, arms) != number for number, arm in arms.items())
+    return (num_arms - repeated) * len(sweep.seeds)
+
+
+def arm_has_ended(arm: int, sweep: SweepConfig, outcomes: Mapping[Key, Outcome]) -> bool:
+    """Return whether all of an arm's runs have ended, or it was pruned and none of them is to come."""
+    of_arm = [outcome for outcome in outcomes.values() if outcome.arm == arm]
+    return len(of_arm) == len(sweep.seeds) or any(outcome.status == "pruned" for outcome in of_arm)

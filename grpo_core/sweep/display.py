@@ -51,10 +51,8 @@ def knob_title(knob: str) -> str:
     >>> knob_title("reference.sync_steps"), knob_title("optimizer.lr")
     ('sync period (reference.sync_steps, steps)', 'optimizer.lr')
     """
-    if knob not in KNOB_NAMES:
-        return visible(knob)
-    unit = KNOB_NAMES[knob].unit
-    return f"{knob_name(knob)} ({knob}{f', {unit}' if unit else ''})"
+    known = KNOB_NAMES.get(knob)
+    return visible(knob) if known is None else f"{known.name} ({', '.join(filter(None, (knob, known.unit)))})"
 
 
 def level_name(knob: str, level: Any) -> str:
@@ -148,9 +146,8 @@ def bounds(mean: float, low: float, high: float, sign: int = 1) -> tuple[str, st
 
 def estimate_text(estimate: "PairedEstimate", sign: int = 1) -> str:
     """Return a difference with its 95 % interval, turned round for `sign` -1; without it where there is none."""
-    if math.isnan(estimate.low):
-        return plain(sign * estimate.mean)
-    return " ".join(bounds(estimate.mean, estimate.low, estimate.high, sign))
+    mean, low, high = estimate.mean, estimate.low, estimate.high
+    return plain(sign * mean) if math.isnan(low) else " ".join(bounds(mean, low, high, sign))
 
 
 def p_text(p: float) -> str:

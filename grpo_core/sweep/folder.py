@@ -1,7 +1,9 @@
-"""The folder of one sweep: where each thing lies, and nothing else.
+"""The folder of one sweep: where each thing is, and what its files hold.
 
 .grpo-folder  sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json  flow_run  lock
 study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/
+
+Each file is read as what was written, or refused with what is wrong.
 """
 
 import contextlib
@@ -13,17 +15,43 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
+from pydantic import ValidationError
 
+from grpo_core.config.loading import explain
+from grpo_core.config.section import Section
 from grpo_core.errors import GrpoError, SweepError, cause
-from grpo_core.machine.jsonfile import append_json, read_json, write_json
+from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
 from grpo_core.machine.marker import Kind
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.arms import Arm, arm_overrides
-from grpo_core.sweep.file_models import ARMS, SESSIONS, Begin, Outcome, SweepFile, fault_of
+from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
+
+
+class Begin(Section):
+    """A line of begun.jsonl: when a run was started, or resumed."""
+
+    arm: int
+    seed: int
+    time: float
+    """In seconds since 1970."""
+
+
+class SweepFile(Section, extra="ignore"):
+    """What sweep.json holds: the sweep's own keys, and what it is called."""
+
+    id: str
+    name: str
+    sweep: dict[str, Any]
+
+
+def fault_of(error: Exception) -> str:
+    """Return why a file cannot be used, in one line."""
+    if not isinstance(error, ValidationError):
+        return cause(error)
+    return "; ".join(fault.removeprefix("config: ") for fault in explain(error, Outcome))
 
 
 @dataclass(frozen=True)
@@ -33,66 +61,38 @@ class SweepDir(FlowDir):
     what: ClassVar[str] = "sweep dir"
     option: ClassVar[str] = "--sweep-dir"
     kinds: ClassVar[tuple[str, ...]] = ("sweep",)
-    subfolders: ClassVar[tuple[str, ...]] = ("results", "report")
-    files: ClassVar[tuple[str, ...]] = (
-        *FlowDir.files,
-        "runs",  # what is in it may lie behind links: each is a folder of its own
-        SWEEP_FILE,
-        "arms.json",
-        "begun.jsonl",
-        "outcomes.jsonl",
-        "sessions.json",
-        "study.json",
-        "study.db",
-    )
 
-    @property
-    def sweep_file(self) -> Path:
-        """The sweep's own keys, and its id."""
-        return self.path / SWEEP_FILE
+    sweep_file = Place(SWEEP_FILE)
+    """The sweep's own keys, and its id."""
+    arms_file = Place("arms.json")
+    """The arms that have been chosen so far; the study's trials, readable without it."""
+    begun_file = Place("begun.jsonl")
+    """One JSON line a `Begin` of a run."""
+    outcomes_file = Place("outcomes.jsonl")
+    """One JSON line a run that has ended."""
+    sessions_file = Place("sessions.json")
+    """When the sweep was at work."""
+    study_mark = Place("study.json")
+    """Where the Optuna study was created, without its password."""
+    study_file = Place("study.db")
+    """The Optuna study, where it is SQLite."""
+    runs = Place("runs")
+    """A folder for each run. What is in it may lie behind links, so it is watched as a file is."""
+    results = Place("results", "folder")
+    """Tables of all runs and of all their steps."""
+    report = Place("report", "folder")
+    """Page, figures and tables."""
 
-    @property
-    def arms_file(self) -> Path:
-        """The arms that have been chosen so far; the study's trials, readable without it."""
-        return self.path / "arms.json"
-
-    @property
-    def outcomes_file(self) -> Path:
-        """One JSON line a run that has ended."""
-        return self.path / "outcomes.jsonl"
-
-    @property
-    def begun_file(self) -> Path:
-        """One JSON line a `Begin` of a run."""
-        return self.path / "begun.jsonl"
-
-    @property
-    def sessions_file(self) -> Path:
-        """When the sweep was at work."""
-        return self.path / "sessions.json"
-
-    @property
-    def study_file(self) -> Path:
-        """The Optuna study, where it is SQLite."""
-        return self.path / "study.db"
-
-    @property
-    def report(self) -> Path:
-        """Page, figures and tables."""
-        return self.path / "report"
-
-    @property
-    def results(self) -> Path:
-        """Tables of all runs and of all their steps."""
-        return self.path / "results"
+    subfolders: ClassVar[tuple[str, ...]] = places(vars(), "folder")
+    files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"))
 
     def run_dir(self, arm: int, seed: int) -> RunDir:
         """Return where the run of an arm with a seed lies."""
-        return RunDir(self.path / "runs" / f"arm-{arm:03d}-seed-{seed}")
+        return RunDir(self.runs / f"arm-{arm:03d}-seed-{seed}")
 
     def log_file(self, arm: int, seed: int) -> Path:
         """Return where the output of such a run goes, beside its folder: it may fail before it has one."""
-        return self.path / "runs" / f"arm-{arm:03d}-seed-{seed}.log"
+        return self.runs / f"arm-{arm:03d}-seed-{seed}.log"
 
     def create(self, plan: Plan, name: str, sweep_id: str) -> None:
         """Make the folder and write the sweep and its base into it.
@@ -104,7 +104,7 @@ class SweepDir(FlowDir):
         self.refuse_second_sweep()
         self.mark("sweep")
         try:
-            (self.path / "runs").mkdir(exist_ok=True)
+            self.runs.mkdir(exist_ok=True)
             base = self.path / f"{plan.preset}.yaml"
             base.write_text(yaml.safe_dump(dict(plan.base), sort_keys=False, allow_unicode=True), encoding="utf-8")
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
@@ -149,8 +149,9 @@ class SweepDir(FlowDir):
             raise SweepError(
                 f"sweep dir {self.path}: no readable {SWEEP_FILE} ({fault_of(error)}); give a sweep's folder"
             ) from error
-        plan = make_plan({**file.sweep, "base": str(base)}, begun=True)
-        return StoredSweep(dir=self, id=file.id, name=file.name, plan=plan, base=base)
+        return StoredSweep(
+            dir=self, id=file.id, name=file.name, plan=make_plan({**file.sweep, "base": str(base)}, begun=True), base=base
+        )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
         """Write the arms that have been chosen so far."""
@@ -165,7 +166,7 @@ class SweepDir(FlowDir):
         if not self.arms_file.exists():
             return {}
         try:
-            arms = ARMS.validate_json(self.arms_file.read_bytes())
+            arms = build(dict[int, dict[str, Any]], read_json(self.arms_file))
         except (OSError, ValueError) as error:
             raise SweepError(f"{self.arms_file}: not the arms of a sweep ({fault_of(error)})") from error
         return {number: Arm(number=number, values=values) for number, values in arms.items()}
@@ -181,7 +182,7 @@ class SweepDir(FlowDir):
             SweepError: a whole line is no outcome.
         """
         outcomes = {}
-        for number, line in enumerate(_whole_lines(self.outcomes_file), start=1):
+        for number, line in enumerate(read_lines(self.outcomes_file), start=1):
             try:
                 outcome = Outcome.model_validate_json(line)
             except ValueError as error:
@@ -195,32 +196,29 @@ class SweepDir(FlowDir):
 
     def wall_seconds(self, arm: int, seed: int) -> float:
         """Return how long a run that has just ended was under way, in all sessions, waiting for a slot included."""
-        begun = [entry.time for entry in self._begun() if (entry.arm, entry.seed) == (arm, seed)]
-        ends = [*begun[1:], time.time()]
-        return float(sum(min(self._session_end(start), end) - start for start, end in zip(begun, ends, strict=True)))
-
-    def _begun(self) -> Iterator[Begin]:
-        for line in _whole_lines(self.begun_file):
+        begun = []
+        for line in read_lines(self.begun_file):
             with contextlib.suppress(ValueError):  # a line that something else has damaged
-                yield Begin.model_validate_json(line)
+                begun.append(Begin.model_validate_json(line))
+        starts = [entry.time for entry in begun if (entry.arm, entry.seed) == (arm, seed)]
+        ends = [*starts[1:], time.time()]
+        return float(sum(min(self._session_end(start), end) - start for start, end in zip(starts, ends, strict=True)))
 
     def _session_end(self, moment: float) -> float:
         """Return the last sign of life of the session at work at a moment; without limit for the newest."""
-        sessions = self.sessions()
-        return next((max(end, moment) for start, end in sessions[:-1] if start <= moment <= end), math.inf)
+        return next((end for start, end in self.sessions()[:-1] if start <= moment <= end), math.inf)
 
     def sessions(self) -> list[tuple[float, float]]:
-        """Return when the sweep was at work."""
+        """Return when the sweep was at work: (start, last sign of life) in seconds since 1970."""
         try:
-            return SESSIONS.validate_json(self.sessions_file.read_bytes())
+            return build(list[tuple[float, float]], read_json(self.sessions_file))
         except (OSError, ValueError):
             return []
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """Count the time inside as a session of the sweep."""
-        now = time.time()
-        write_json(self.sessions_file, [*self.sessions(), (now, now)])
+        write_json(self.sessions_file, [*self.sessions(), (time.time(), time.time())])
         try:
             yield
         finally:
@@ -234,11 +232,6 @@ class SweepDir(FlowDir):
     def elapsed_seconds(self) -> float:
         """Return how long the sweep has been at work, all sessions together."""
         return sum(end - start for start, end in self.sessions())
-
-
-def _whole_lines(file: Path) -> list[bytes]:
-    """Return the lines of a file without a last one that was torn; none where there is no file."""
-    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,12 +252,12 @@ class StoredSweep:
         Raises:
             ConfigError: the arm cannot keep the sweep's invariant.
         """
-        values = {key: str(value) for key, value in arm.values.items()}
+        labels = {"sweep": self.id, "arm": f"{arm.number:03d}"} | {key: str(value) for key, value in arm.values.items()}
         return {
             **arm_overrides(self.plan.sweep, self.plan.base, arm.values),
             "training.seed": seed,
             "tracking.run_name": arm.run_name(seed),
-            "tracking.labels": {"sweep": self.id, "arm": f"{arm.number:03d}", **values},
+            "tracking.labels": labels,
         }
 
 

@@ -3,13 +3,21 @@
 A figure of every step is noisy, so the last steps are averaged. A probe is not: it measures the policy as it is at one step,
 and a mean over several probes would describe policies that the run has left behind. Steps count, never measurements: the last
 five measurements of a figure that is measured every ten steps are most of the run, not its end.
+
+`find_unmeasured` asks it of all arms before the first run: will every figure that the sweep asks for have been measured in the
+steps that it is taken from?
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
-from grpo_core.config.findings import is_single_update
+from grpo_core.config.derived import is_single_update
 from grpo_core.metrics import find_metric
+from grpo_core.sweep.schema import ObjectiveConfig, SweepConfig
+
+EXACT_DRIFT = "kl/probe/full_init"
+"""Shown in every report whose runs measure it."""
 
 
 def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int) -> float | None:
@@ -39,18 +47,11 @@ def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int
 
 def is_measured(config: RunConfig, key: str, step: int) -> bool:
     """Return whether a run measures a metric of steps at a step."""
-    metric, reference = find_metric(key), config.reference
-    when = metric.when if metric is not None else "step"
-    if when == "probe":
-        return config.probe.every_steps is not None and step % config.probe.every_steps == 0
-    if when == "sync":
-        return reference.sync_steps is not None and step % reference.sync_steps == 0
-    if when == "multi_update":
+    metric = find_metric(key)
+    if metric is not None and metric.when == "multi_update":
         return not is_single_update(config)
-    if key.startswith("kl/init/") and reference.sync_steps is not None and step > reference.sync_steps:
-        # Until the first sync the initial policy is the reference, which is measured at every step.
-        return step % reference.kl_init_every == 0
-    return True
+    period = _period(config, key, step)[1]
+    return period is not None and step % period == 0
 
 
 def last_measured(config: RunConfig, key: str) -> int:
@@ -65,7 +66,7 @@ def unmeasured_at_end(config: RunConfig, key: str, last_steps: int) -> str | Non
         return None
     if not measured:
         return f"{key} is never measured in the {steps} steps (training.steps) of a run"
-    name, period = _period(config, key)
+    name, period = _period(config, key, steps)
     return (
         f"{key} is measured for the last time at step {measured} ({name} {period}), before the last {last_steps} of {steps} "
         f"steps (objective.last_steps, training.steps), so no run has it at its end; let {name} divide {steps}, or set "
@@ -73,11 +74,70 @@ def unmeasured_at_end(config: RunConfig, key: str, last_steps: int) -> str | Non
     )
 
 
-def _period(config: RunConfig, key: str) -> tuple[str, int | None]:
-    """Return the key that says how often a metric is measured which is not measured at every step, and its value."""
-    metric = find_metric(key)
+def _period(config: RunConfig, key: str, step: int) -> tuple[str, int | None]:
+    """Return the key that says how often a metric is measured around a step, and in how many steps: None is never."""
+    metric, reference = find_metric(key), config.reference
     if metric is not None and metric.is_probe:
         return "probe.every_steps", config.probe.every_steps
     if metric is not None and metric.when == "sync":
-        return "reference.sync_steps", config.reference.sync_steps
-    return "reference.kl_init_every", config.reference.kl_init_every
+        return "reference.sync_steps", reference.sync_steps
+    # Until the first sync the initial policy is the reference, which is measured at every step.
+    is_sparse = key.startswith("kl/init/") and reference.sync_steps is not None and step > reference.sync_steps
+    return "reference.kl_init_every", reference.kl_init_every if is_sparse else 1
+
+
+def find_unmeasured(sweep: SweepConfig, configs: Sequence[RunConfig]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the arms of a sweep will not measure at their end, or where the pruner looks, with the number of arms.
+
+    First the faults: the objective, its bound or its price, or the pruner's budget rests on it. Then the warnings: it will be
+    missing in tables and report.
+    """
+    faults = Counter(fault for config in configs for fault in _faults(sweep, config))
+    warnings = Counter(warning for config in configs for warning in _warnings(sweep.objective, config))
+    return counted_arms(faults, len(configs)), counted_arms(warnings, len(configs))
+
+
+def _faults(sweep: SweepConfig, config: RunConfig) -> Iterator[str]:
+    for key, metric in _used(sweep.objective).items():
+        if (why := unmeasured_at_end(config, metric, sweep.objective.last_steps)) is not None:
+            yield f"{key}: {why}"
+    yield from _idle_budget(sweep, config)
+
+
+def _warnings(objective: ObjectiveConfig, config: RunConfig) -> Iterator[str]:
+    every, last_steps = config.probe.every_steps, objective.last_steps
+    if every is None or not last_measured(config, EXACT_DRIFT):
+        return  # a period beyond the run has a warning of its own
+    why = unmeasured_at_end(config, EXACT_DRIFT, last_steps)
+    if why is not None and EXACT_DRIFT not in _used(objective).values():
+        yield f"the report will lack the exact drift: {why}"
+    if why is None and config.training.max_tokens is not None and every > last_steps:
+        yield (
+            f"runs end at training.max_tokens {config.training.max_tokens}, so their last {last_steps} steps "
+            f"(objective.last_steps) may hold no probe (probe.every_steps {every}); such runs have no exact drift: set "
+            f"objective.last_steps to {every} or more"
+        )
+
+
+def _used(objective: ObjectiveConfig) -> dict[str, str]:
+    """Return the keys that decide which arm is best -> the metric of steps that each rests on."""
+    used = {} if objective.is_of_evaluation else {"objective.metric": objective.metric}
+    keys = {"objective.kl_bound": objective.kl_bound, "objective.kl_penalty": objective.kl_penalty}
+    return used | {key: objective.kl_metric for key, value in keys.items() if value is not None}
+
+
+def _idle_budget(sweep: SweepConfig, config: RunConfig) -> Iterator[str]:
+    pruner, metric = sweep.pruner, sweep.objective.kl_metric
+    looks = pruner.budget_rungs(config.training.steps) if pruner.kl_budget is not None else range(0)
+    windows = (range(max(1, look - pruner.window + 1), look + 1) for look in looks)
+    if looks and not any(is_measured(config, metric, step) for window in windows for step in window):
+        yield (
+            f"pruner.kl_budget: {pruner.kl_budget:g} can never prune: {metric} is not measured in the {pruner.window} steps "
+            f"(pruner.window) up to any step at which it is compared (pruner.first_step {pruner.first_step}, every "
+            f"{pruner.every_steps}); compare at steps that measure it, or set a larger pruner.window"
+        )
+
+
+def counted_arms(texts: Mapping[str, int], total: int) -> tuple[str, ...]:
+    """Return texts, each with the number of arms that it is about."""
+    return tuple(f"{count} of {total} arms: {text}" for text, count in texts.items())

@@ -1,7 +1,7 @@
 """What a sweep is about to do, checked before its first run: every arm's configuration, and what the arms say together."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +10,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
-from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
-from grpo_core.config.findings import is_changed, is_single_update
+from grpo_core.config.derived import advantage_rms_factor, is_changed, is_single_update, weight_of_kl
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
-from grpo_core.sweep.arms import GROUP_SIZE, PROMPTS, Arm, arm_config
-from grpo_core.sweep.axes import MOST_ARMS, check_axes, count_arms, grid
-from grpo_core.sweep.plan_measured import find_unmeasured
+from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, count_arms, grid
+from grpo_core.sweep.display import arm_name
+from grpo_core.sweep.measured import counted_arms, find_unmeasured
 from grpo_core.sweep.schema import Range, SweepConfig
 
 BETA = "loss.beta"
@@ -83,53 +82,64 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     faults, warnings = find_unmeasured(sweep, configs)
     if faults and not begun:
         raise ConfigError(listed(faults))
-    notes = (*_notes(sweep, configs), *faults, *warnings)
-    return Plan(sweep=sweep, base=base, preset=base_file.stem, num_arms=count_arms(sweep), configs=tuple(configs), notes=notes)
+    return Plan(
+        sweep=sweep,
+        base=base,
+        preset=base_file.stem,
+        num_arms=count_arms(sweep),
+        configs=tuple(configs),
+        notes=(*_notes(sweep, configs), *faults, *warnings),
+    )
 
 
 def _check_keys(sweep: SweepConfig) -> None:
     """Refuse keys that contradict each other, and keys that have no effect beside the others."""
     objective, group_size = sweep.objective, GROUP_SIZE in sweep.axes
-    faults = {
-        f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out": (
-            sweep.sampler == "grid" and sweep.trials is not None
-        ),
-        f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20": (
-            sweep.sampler != "grid" and sweep.trials is None
-        ),
-        f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a bound": (
-            objective.kl_penalty is not None and objective.kl_bound is not None
-        ),
-        **_idle_keys(sweep),
-        "overrides.training.seed: has no effect, the sweep sets it; give `seeds`": "training.seed" in sweep.overrides,
-        f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; set it to prompts, completions or "
-        "tokens": group_size and sweep.hold is None,
-        f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out": not group_size and sweep.hold is not None,
-        f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
-            sweep.hold is not None and PROMPTS in sweep.axes
-        ),
-    }
-    _refuse(faults)
+    _refuse(
+        {
+            f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out": (
+                sweep.sampler == "grid" and sweep.trials is not None
+            ),
+            f"trials: sampler {sweep.sampler} needs the number of arms to try, for example trials: 20": (
+                sweep.sampler != "grid" and sweep.trials is None
+            ),
+            f"objective.kl_penalty: {objective.kl_penalty} and objective.kl_bound {objective.kl_bound}: give a price or a "
+            "bound": (objective.kl_penalty is not None and objective.kl_bound is not None),
+            **_idle_keys(sweep),
+            "overrides.training.seed: has no effect, the sweep sets it; give `seeds`": "training.seed" in sweep.overrides,
+            f"hold: axes.{GROUP_SIZE} changes more than the group size unless something is held; set it to prompts, "
+            "completions or tokens": group_size and sweep.hold is None,
+            f"hold: {sweep.hold} has no effect without axes.{GROUP_SIZE}; leave it out": not group_size
+            and sweep.hold is not None,
+            f"axes.{PROMPTS}: contradicts hold: {sweep.hold}, which decides it; leave one out": (
+                sweep.hold is not None and PROMPTS in sweep.axes
+            ),
+        }
+    )
 
 
 def _refuse(faults: Mapping[str, bool]) -> None:
     """Refuse with the first message that holds."""
-    fault = next((message for message, holds in faults.items() if holds), None)
-    if fault is not None:
-        raise ConfigError(fault)
+    for message, holds in faults.items():
+        if holds:
+            raise ConfigError(message)
 
 
 def _idle_keys(sweep: SweepConfig) -> dict[str, bool]:
     """Return message -> whether the key that it is about is set although nothing uses it."""
-    pruner = sweep.pruner
-    by_reward, by_budget = pruner.reward is not None, pruner.kl_budget is not None
-    neither, halves = "neither pruner.reward nor pruner.kl_budget", pruner.reward == "successive_halving"
+    pruner, neither = sweep.pruner, "neither pruner.reward nor pruner.kl_budget"
     idle: list[tuple[str, Section, str, bool, str]] = [
         ("pruner.", pruner, "first_step", not pruner.is_on, neither),
         ("pruner.", pruner, "window", not pruner.is_on, neither),
-        ("pruner.", pruner, "every_steps", not by_budget and pruner.reward != "median", "neither median nor pruner.kl_budget"),
-        ("pruner.", pruner, "min_arms", not by_reward, "no pruner.reward"),
-        ("pruner.", pruner, "reduction_factor", not halves, "no pruner.reward successive_halving"),
+        (
+            "pruner.",
+            pruner,
+            "every_steps",
+            pruner.kl_budget is None and pruner.reward != "median",
+            "neither median nor pruner.kl_budget",
+        ),
+        ("pruner.", pruner, "min_arms", pruner.reward is None, "no pruner.reward"),
+        ("pruner.", pruner, "reduction_factor", pruner.reward != "successive_halving", "no pruner.reward successive_halving"),
         ("runs.", sweep.runs, "deployment", sweep.runs.where == "local", "runs.where local"),
         ("", sweep, "sampler_seed", sweep.sampler == "grid", "sampler grid"),
     ]
@@ -145,44 +155,44 @@ def _arm_configs(sweep: SweepConfig, base: Mapping[str, Any]) -> list[RunConfig]
     if size > MOST_ARMS:
         raise ConfigError(f"axes: {size} combinations are more than {MOST_ARMS}; shorten some axes, or use ranges")
     points = list(grid(sweep))
-    configs, faults = [], dict[str, list[Arm]]()
-    for number, values in enumerate(points):
-        arm = Arm(number=number, values=values)
+    configs, faults = [], defaultdict[str, list[str]](list)
+    for values in points:
         try:
             configs.append(arm_config(sweep, base, values))
         except ConfigError as error:
             for line in str(error).splitlines():
-                faults.setdefault(line, []).append(arm)
+                faults[line].append(arm_name(values))
     if faults:
-        raise ConfigError(listed([f"{_how_many(arms, len(points))}: {line}" for line, arms in faults.items()]))
+        raise ConfigError(listed([f"{_how_many(names, len(points))}: {line}" for line, names in faults.items()]))
     return configs
 
 
-def _how_many(arms: Sequence[Arm], total: int) -> str:
-    if len(arms) == total:
+def _how_many(names: Sequence[str], total: int) -> str:
+    if len(names) == total:
         return f"every arm ({total})"
-    return f"arm {arms[0].name}" + (f" and {len(arms) - 1} of {total - 1} others" if len(arms) > 1 else "")
+    return f"arm {names[0]}" + (f" and {len(names) - 1} of {total - 1} others" if len(names) > 1 else "")
 
 
 def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
-    references = [config.reference for config in configs if is_single_update(config)]
-    idle = sum(reference.sync_steps == 1 and reference.mixup_alpha == 1 for reference in references)
-    if BETA in sweep.axes and idle:
-        raise ConfigError(
+    idle = sum(
+        is_single_update(config) and config.reference.sync_steps == 1 and config.reference.mixup_alpha == 1
+        for config in configs
+    )
+    _refuse(
+        {
             f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
-            "the same arm there; sync more rarely, or sweep something else"
-        )
+            "the same arm there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0
+        }
+    )
 
 
 def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
-    objective = sweep.objective
-    for key in ("metric", "kl_metric"):
-        name = getattr(objective, key)
-        if not is_registered(name) or (key == "kl_metric" and not name.startswith("kl/")):
-            example = "eval/heldout/pass_at_1 or reward/mean" if key == "metric" else "kl/init/seq"
+    objective, metric, kl_metric = sweep.objective, sweep.objective.metric, sweep.objective.kl_metric
+    examples = (("metric", metric, "", "eval/heldout/pass_at_1 or reward/mean"), ("kl_metric", kl_metric, "kl/", "kl/init/seq"))
+    for key, name, start, example in examples:
+        if not is_registered(name) or not name.startswith(start):
             raise ConfigError(f"objective.{key}: {name!r} is no such metric; METRICS.md lists them, for example {example}")
-    metric, kl_metric = objective.metric, objective.kl_metric
     is_probed = any(name.startswith("kl/probe/") for name in (metric, kl_metric))
     for config in configs:
         samples, k = config.evaluation.samples, list(config.evaluation.k)
@@ -210,40 +220,35 @@ def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
 
 def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     counts = Counter(text for config in configs for text in check_consistency(config))
-    notes = [f"{count} of {len(configs)} arms: {text}" for text, count in counts.items()]
-    crowded = sum(config.training.threads is None for config in configs)
-    if crowded and sweep.runs.where == "local" and sweep.runs.concurrency > 1:
-        notes.append(
-            f"{crowded} of {len(configs)} arms: training.threads: null lets each of {sweep.runs.concurrency} runs at a time "
-            "use every core; set it to their share"
-        )
-    unresumable = sum(config.training.engine != "native" for config in configs)
-    if unresumable:
-        notes.append(
-            f"{unresumable} of {len(configs)} arms: training.engine trl cannot resume, so a run that is killed has failed"
-        )
-    if sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP:
-        notes.append(f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}")
-    if len(sweep.seeds) == 1:
-        notes.append("seeds: one seed shows no spread; no interval can be given, and no arm be called better")
-    return notes
+    is_shared = sweep.runs.where == "local" and sweep.runs.concurrency > 1
+    crowded = f"null lets each of {sweep.runs.concurrency} runs at a time use every core; set it to their share"
+    counts[f"training.threads: {crowded}"] = sum(is_shared and config.training.threads is None for config in configs)
+    unresumable = "training.engine trl cannot resume, so a run that is killed has failed"
+    counts[unresumable] = sum(config.training.engine != "native" for config in configs)
+    notes = {
+        f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}": (
+            sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP
+        ),
+        "seeds: one seed shows no spread; no interval can be given, and no arm be called better": len(sweep.seeds) == 1,
+    }
+    # + leaves out what is about no arm.
+    return [*counted_arms(+counts, len(configs)), *(note for note, holds in notes.items() if holds)]
 
 
 def describe_plan(plan: Plan) -> Iterator[str]:
     """Yield a line each for the sweep, its arms (of a search: the ends of its ranges) and its warnings."""
     sweep = plan.sweep
-    seeds = ", ".join(map(str, sweep.seeds))
-    yield f"{plan.num_arms} arms x {len(sweep.seeds)} seeds ({seeds}) = {plan.num_runs} runs of {plan.preset}"
+    seeds = f"{len(sweep.seeds)} seeds ({', '.join(map(str, sweep.seeds))})"
+    yield f"{plan.num_arms} arms x {seeds} = {plan.num_runs} runs of {plan.preset}"
     yield f"objective: {sweep.objective.metric}; sampler: {sweep.sampler}" + (f"; hold: {sweep.hold}" if sweep.hold else "")
-    arms = [Arm(number=number, values=values) for number, values in enumerate(grid(sweep))]
-    for arm in arms[:SHOWN_ARMS]:
-        config = arm_config(sweep, plan.base, arm.values)
-        factor = advantage_rms_factor(config)
+    for number, (values, config) in enumerate(zip(grid(sweep), plan.configs[:SHOWN_ARMS], strict=False)):
+        factor, rollout = advantage_rms_factor(config), config.rollout
         spread = f"advantage_rms_factor {factor:.4f}; " if factor else ""
-        rollout = config.rollout
-        shape = f"{rollout.num_prompts_per_step} x {rollout.group_size} completions a step"
-        yield f"  {arm.number:3d}  {arm.name}: {shape}; {spread}effective beta {weight_of_kl(config)}"
-    if len(arms) > SHOWN_ARMS:
-        yield f"  ... and {len(arms) - SHOWN_ARMS} more"
+        yield (
+            f"  {number:3d}  {arm_name(values)}: {rollout.num_prompts_per_step} x {rollout.group_size} completions a step; "
+            f"{spread}effective beta {weight_of_kl(config)}"
+        )
+    if len(plan.configs) > SHOWN_ARMS:
+        yield f"  ... and {len(plan.configs) - SHOWN_ARMS} more"
     yield from (f"warning: {note}" for note in plan.notes)
     yield f"{len(plan.notes)} warning(s); the sweep is valid"

@@ -5,6 +5,7 @@ common random numbers the comparison within a seed is the sharp one. Rules and n
 (Golovin et al. 2017, Google Vizier) and asynchronous successive halving (Li et al. 2020, arXiv:1810.05934, algorithm 2).
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
@@ -32,11 +33,6 @@ def prune_reason(
     return _over_budget(pruner, len(rewards), drift, kl_metric) or _poor(pruner, rewards, others)
 
 
-def budget_rungs(pruner: PrunerConfig, steps: int) -> list[int]:
-    """Return the steps at which the drift is compared with its budget, up to `steps`."""
-    return list(range(pruner.first_step, steps + 1, pruner.every_steps))
-
-
 def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
     """Return the steps at which rewards are compared, up to `steps`.
 
@@ -46,20 +42,15 @@ def rungs(pruner: PrunerConfig, steps: int) -> list[int]:
     [10, 20, 40]
     """
     if pruner.reward != "successive_halving":
-        return budget_rungs(pruner, steps)
-    found, step = [], pruner.first_step
-    while step <= steps:
-        found.append(step)
-        step *= pruner.reduction_factor
-    return found
+        return list(pruner.budget_rungs(steps))
+    powers = (pruner.first_step * pruner.reduction_factor**power for power in itertools.count())
+    return list(itertools.takewhile(lambda rung: rung <= steps, powers))
 
 
 def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float], kl_metric: str) -> str | None:
-    if pruner.kl_budget is None:
-        return None
-    for rung in budget_rungs(pruner, steps):
+    for rung in pruner.budget_rungs(steps):
         recent = figure_at_end(drift, kl_metric, end=rung, count=pruner.window)
-        if recent is not None and recent > pruner.kl_budget:
+        if pruner.kl_budget is not None and recent is not None and recent > pruner.kl_budget:
             return f"{PRUNED}drift {recent:.4g} at step {rung} is over pruner.kl_budget {pruner.kl_budget:g}"
     return None
 
@@ -67,22 +58,13 @@ def _over_budget(pruner: PrunerConfig, steps: int, drift: Mapping[int, float], k
 def _poor(pruner: PrunerConfig, rewards: Curve, others: Sequence[Curve]) -> str | None:
     """Compare at every rung that was reached: others may have got there since it was last looked at."""
     for rung in rungs(pruner, len(rewards)) if pruner.reward is not None else ():
-        own = _at(rewards, rung, pruner.window)
-        theirs = [_at(curve, rung, pruner.window) for curve in others if len(curve) >= rung]
-        if len(theirs) + 1 < pruner.min_arms:
+        there = [fmean(curve[max(0, rung - pruner.window) : rung]) for curve in (rewards, *others) if len(curve) >= rung]
+        own, *theirs = there
+        if len(there) < pruner.min_arms:
             continue
-        if pruner.reward == "median":
-            if own < median(theirs):
-                return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
-            continue
-        kept = max(1, (len(theirs) + 1) // pruner.reduction_factor)
-        rank = 1 + sum(value > own for value in theirs)
-        if rank > kept:
-            return (
-                f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(theirs) + 1} arms; the first {kept} continue"
-            )
+        kept, rank = max(1, len(there) // pruner.reduction_factor), 1 + sum(value > own for value in theirs)
+        if pruner.reward == "median" and own < median(theirs):
+            return f"{PRUNED}reward {own:.4g} at step {rung} is below the median {median(theirs):.4g} of {len(theirs)} arms"
+        if pruner.reward == "successive_halving" and rank > kept:
+            return f"{PRUNED}reward {own:.4g} at step {rung} is number {rank} of {len(there)} arms; the first {kept} continue"
     return None
-
-
-def _at(curve: Curve, step: int, window: int) -> float:
-    return fmean(curve[max(0, step - window) : step])

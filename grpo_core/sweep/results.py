@@ -16,14 +16,12 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_status
 from grpo_core.run.tables import step_table, sync_table
-from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.arms import Arm, Outcome, original_of
 from grpo_core.sweep.display import first_few
-from grpo_core.sweep.file_models import Outcome
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.measured import figure_at_end
 from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.pruning import PRUNED
-from grpo_core.sweep.schedule import original_of
 from grpo_core.sweep.schema import ObjectiveConfig
 
 ACCURACY = "eval/heldout/greedy_accuracy"
@@ -86,13 +84,15 @@ def collect(stored: StoredSweep) -> Results:
     originals = [arm for arm in arms.values() if original_of(arm, arms) == arm.number]  # what was suggested again ran once
     runs = [read_run(stored.dir.run_dir(arm.number, seed), arm, seed) for arm in originals for seed in sweep.seeds]
     rows = [run_row(run, outcomes.get((run.arm.number, run.seed)), sweep.objective) for run in runs]
-    notes: dict[str, list[str]] = {}
-    for run in runs:
-        for note in run.notes:
-            notes.setdefault(note, []).append(f"arm {run.arm.number} seed {run.seed}")
-    columns = ["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
+    notes = {
+        note: [f"arm {run.arm.number} seed {run.seed}" for run in runs if note in run.notes]
+        for one in runs
+        for note in one.notes
+    }
     return Results(
-        runs=pandas.DataFrame(rows, columns=columns),
+        runs=pandas.DataFrame(
+            rows, columns=["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
+        ),
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
         notes=tuple(f"{first_few(names, NAMED_RUNS)}: {note}" for note, names in notes.items()),
@@ -137,10 +137,12 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
     if not len(steps):
         return figures
     zero_std_frac = float(steps["group/zero_std_frac"].mean())
+    is_final, drift = objective.is_of_evaluation, _at_end(steps, objective.kl_metric, count)
+    value = _evaluated(records, objective.metric, first=False) if is_final else _at_end(steps, objective.metric, count)
     return figures | {
         **{key: _at_end(steps, one.metric, count) for key, one in MEASURES.items() if one.metric is not None},
-        "drift": _at_end(steps, objective.kl_metric, count),
-        "objective": objective_of(records, steps, objective),
+        "drift": drift,
+        "objective": value if objective.kl_penalty is None else value - objective.kl_penalty * drift,
         "zero_std_frac": zero_std_frac,
         "effective_beta": effective_beta(config, zero_std_frac),
         "steps": int(steps.index[-1]),
@@ -148,17 +150,6 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
         "completions": float(len(steps) * config.rollout.num_prompts_per_step * config.rollout.group_size),
         "train_seconds": float(steps["time/step_seconds"].sum()),
     }
-
-
-def objective_of(records: Sequence[Record], steps: pandas.DataFrame, objective: ObjectiveConfig) -> float:
-    """Return what the sweep maximises, of one run; NaN where it was not measured."""
-    if objective.is_of_evaluation:
-        value = _evaluated(records, objective.metric, first=False)
-    else:
-        value = _at_end(steps, objective.metric, objective.last_steps)
-    if objective.kl_penalty is not None:
-        value -= objective.kl_penalty * _at_end(steps, objective.kl_metric, objective.last_steps)
-    return value
 
 
 def _evaluated(records: Sequence[Record], key: str, first: bool) -> float:
@@ -169,10 +160,8 @@ def _evaluated(records: Sequence[Record], key: str, first: bool) -> float:
 
 def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
     """Return the value of a metric over the last `count` steps of the run; NaN where it was not measured in them."""
-    if key not in steps:
-        return math.nan
-    known = steps[key].dropna()
-    measured = dict(zip(map(int, known.index), map(float, known), strict=True))
+    known: dict[Any, Any] = steps[key].dropna().to_dict() if key in steps else {}
+    measured = {int(step): float(value) for step, value in known.items()}
     found = figure_at_end(measured, key, end=int(steps.index[-1]), count=count)
     return math.nan if found is None else found
 
@@ -187,16 +176,14 @@ def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:
 
 def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None, wall_seconds: float) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
-    cause: str | None
     try:
         now = run_status(run_dir)
     except GrpoError as error:
-        status, cause = "failed", failure or str(error)
-    else:
-        reason = (now.reason or "").removeprefix("STOP: ")
-        status = "pruned" if now.state == "stopped" and reason.startswith(PRUNED) else now.state
-        cause = reason.removeprefix(PRUNED) if status != "finished" else None
-        if failure is not None or status not in ("finished", "stopped", "pruned"):
-            cause = failure or f"its training is {status}" + (f": {reason}" if reason else "")
-            status = "failed"
+        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or str(error), wall_seconds=wall_seconds)
+    reason = (now.reason or "").removeprefix("STOP: ")
+    status = "pruned" if now.state == "stopped" and reason.startswith(PRUNED) else now.state
+    cause = reason.removeprefix(PRUNED) if status != "finished" else None
+    if failure is not None or status not in ("finished", "stopped", "pruned"):
+        cause = failure or f"its training is {status}" + (f": {reason}" if reason else "")
+        status = "failed"
     return Outcome(arm=arm, seed=seed, status=status, cause=cause, wall_seconds=wall_seconds)

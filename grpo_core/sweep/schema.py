@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from grpo_core.config.credentials import StudyUrl
-from grpo_core.config.section import PlainValues, Section
+from grpo_core.config.section import PlainValues, Section, StudyUrl
 
 
 class Range(Section):
@@ -30,14 +29,17 @@ class Range(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> "Range":
-        if self.step is not None and self.step > self.high - self.low:
-            raise ValueError(f"step {self.step} is larger than from low {self.low} to high {self.high}, so nothing varies")
-        if self.low >= self.high:
-            raise ValueError(f"low {self.low} must be below high {self.high}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"low {self.low} must be above 0 with log")
-        if self.log and self.step is not None:
-            raise ValueError(f"step {self.step} contradicts log; leave one out")
+        low, high, step = self.low, self.high, self.step
+        faults = {
+            f"step {step} is larger than from low {low} to high {high}, so nothing varies": step is not None
+            and step > high - low,
+            f"low {low} must be below high {high}": low >= high,
+            f"low {low} must be above 0 with log": self.log and low <= 0,
+            f"step {step} contradicts log; leave one out": self.log and step is not None,
+        }
+        for fault, is_there in faults.items():
+            if is_there:
+                raise ValueError(fault)
         return self
 
     @property
@@ -112,6 +114,10 @@ class PrunerConfig(Section):
     def is_on(self) -> bool:
         """Whether it prunes at all."""
         return self.reward is not None or self.kl_budget is not None
+
+    def budget_rungs(self, steps: int) -> range:
+        """Return the steps at which the drift is compared with its budget, up to `steps`."""
+        return range(self.first_step, steps + 1, self.every_steps)
 
 
 class RunsConfig(Section):

@@ -15,25 +15,21 @@ from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo_core.errors import SweepError, cause
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import waited_lock
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import kept_uri, redact_uri
-from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.axes import grid
-from grpo_core.sweep.file_models import StudyMark
+from grpo_core.sweep.arms import Arm, grid
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import Range, SweepConfig
 
 STUDY_VARIABLE = "GRPO_STUDY_URL"
-MARK = "study.json"
-"""Says where the study was created, without its password."""
 LOCK_SECONDS = 60
 """How long a write waits for an SQLite file that somebody reads."""
 CREATION_SECONDS = 300.0
@@ -42,23 +38,14 @@ CONSTRAINT = "over_bound"
 """Constraint of a trial: how far its mean drift is over `objective.kl_bound`."""
 
 
-class ArmSampler(BaseSampler):
-    """Suggests each key of each trial with a fresh generator."""
+class ArmSampler(RandomSampler):
+    """Suggests each key of each trial by itself, with a fresh generator."""
 
     def __init__(self, sweep: SweepConfig) -> None:
         """Take the sampler of a sweep."""
+        super().__init__()
         self._sweep = sweep
-        self._grid = list(grid(sweep)) if sweep.sampler == "grid" else []
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return nothing: keys are suggested one by one."""
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Return nothing, as above."""
-        return {}
+        self._grid = tuple(grid(sweep)) if sweep.sampler == "grid" else ()
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -86,8 +73,7 @@ class SweepStudy:
 
     def __init__(self, study: optuna.Study, storage: RDBStorage, sweep: SweepConfig) -> None:
         """Take a study, in a storage, whose trials are the arms of a sweep."""
-        self._study = study
-        self._storage = storage
+        self._study, self._storage = study, storage
         self._distributions = {key: _distribution(axis) for key, axis in sweep.axes.items()}
 
     @classmethod
@@ -98,10 +84,9 @@ class SweepStudy:
             SweepError: its storage cannot be reached, or is not the one in which the study was created.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sweep, mark = stored.plan.sweep, stored.dir.path / MARK
+        sweep, mark = stored.plan.sweep, stored.dir.study_mark
         url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{stored.dir.study_file.resolve()}"
-        where = kept_uri(url)
-        sampler = ArmSampler(sweep)
+        where, sampler = kept_uri(url), ArmSampler(sweep)
         try:
             wait = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
             with _alone(url):
@@ -112,11 +97,13 @@ class SweepStudy:
                 study = optuna.create_study(
                     study_name=stored.id, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
                 )
-                write_json(mark, StudyMark(study=stored.id, where=where).model_dump())
+                write_json(mark, {"study": stored.id, "where": where})
         except Exception as error:  # SQLAlchemy and its drivers raise unrelated types
             created = f"; it was created in {_created_in(mark)}" if mark.exists() else ""
-            hint = f"correct `study` or {STUDY_VARIABLE}, or start its server"
-            raise SweepError(f"study: {where} cannot be used ({cause(error)}){created}; {hint}") from error
+            raise SweepError(
+                f"study: {where} cannot be used ({cause(error)}){created}; correct `study` or {STUDY_VARIABLE}, or start its "
+                "server"
+            ) from error
         return cls(study, storage, sweep)
 
     def close(self) -> None:
@@ -152,11 +139,8 @@ class SweepStudy:
             trial.set_constraint(CONSTRAINT, over_bound)
         if pruned_at is not None:
             trial.report(pruned_at[1], pruned_at[0])
-            self._study.tell(trial, state=TrialState.PRUNED)
-        elif value is None:
-            self._study.tell(trial, state=TrialState.FAIL)
-        else:
-            self._study.tell(trial, value)
+        without_value = TrialState.PRUNED if pruned_at is not None else TrialState.FAIL
+        self._study.tell(trial, value, state=without_value if value is None else None)
 
     def _arm(self, trial: FrozenTrial | Trial) -> Arm:
         params: Mapping[str, Any] = trial.params
@@ -186,7 +170,7 @@ def _decode(value: Any) -> Any:
     return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
 
 
-def _alone(url: str) -> AbstractContextManager[None]:
+def _alone(url: str) -> AbstractContextManager[object]:
     """Keep others from a SQLite file while its tables are created: of sweeps that start together, some would fail."""
     file = sqlite_file(url)
     if file is None:
@@ -196,6 +180,6 @@ def _alone(url: str) -> AbstractContextManager[None]:
 
 def _created_in(mark: Path) -> str:
     try:
-        return redact_uri(StudyMark.model_validate_json(mark.read_bytes()).where)
-    except (OSError, ValueError):
+        return redact_uri(str(read_json(mark)["where"]))
+    except (OSError, ValueError, LookupError, TypeError):
         return "a place that its study.json no longer names"

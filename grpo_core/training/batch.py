@@ -1,13 +1,16 @@
-"""One step's completions in two states: as they were rolled out and scored, and as the update trains on them."""
+"""One step's completions: as they were rolled out and scored, as the update trains on them, and as a table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import pandas
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.machine.disk import whole_or_gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +72,34 @@ def split_minibatches(num_rows: int, minibatches: int, seed: int, step: int, epo
         return [list(range(num_rows))]
     order = np.random.default_rng([seed, step, epoch]).permutation(num_rows)
     return [sorted(share.tolist()) for share in np.array_split(order, minibatches)]
+
+
+def write_completions(folder: Path, step: int, batch: TrainingBatch) -> Path:
+    """Write `folder`/step_NNNNNN.parquet, one row a completion, and return its path.
+
+    Raises:
+        DiskFullError: the disk is full; nothing of the table is left.
+    """
+    rollouts, size = batch.rollouts, batch.rollouts.group_size
+    table = pandas.DataFrame(
+        {
+            "step": step,
+            "prompt_id": [prompt.id for prompt in rollouts.prompts for _ in range(size)],
+            "completion_index": [index for _ in rollouts.prompts for index in range(size)],
+            "prompt": [prompt.text for prompt in rollouts.prompts for _ in range(size)],
+            "completion": list(rollouts.texts),
+            "reward": rollouts.rewards.tolist(),
+            **{f"reward_{name}": values.tolist() for name, values in rollouts.rewards_by_function.items()},
+            "advantage": batch.advantages.tolist(),
+            "tokens": rollouts.lengths().tolist(),
+            "truncated": rollouts.truncated.tolist(),
+            "weights": rollouts.weights,
+        }
+    )
+    path = folder / f"step_{step:06d}.parquet"
+    partial = path.with_suffix(".partial")
+    with whole_or_gone(f"the completions of step {step}", partial):
+        folder.mkdir(parents=True, exist_ok=True)
+        table.to_parquet(partial, index=False)
+        partial.replace(path)
+    return path

@@ -14,13 +14,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from grpo_core.evaluation.sets import HELD_OUT_SAMPLE
+from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
+from grpo_core.run.comparison import differences, identity
 from grpo_core.run.journal import Kind
-from grpo_core.training.completions import write_completions
+from grpo_core.training.batch import write_completions
 from grpo_core.training.ending import is_over
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
+
+SHOWN = 3
+"""Most differences in an alert."""
 
 
 def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
@@ -74,10 +78,14 @@ def record(session: Session, result: StepResult) -> None:
 
 
 def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) -> None:
-    """Journal a record with figures, and an alert if it replays an earlier one and differs."""
-    problem = session.replay.check(session.journal.append(kind, step, data))
-    if problem is not None:
-        session.journal.append("alert", step, {"text": problem})
+    """Journal a record with figures, and an alert if it repeats one that a resume took back and differs: one run no longer."""
+    record = session.journal.append(kind, step, data)
+    before = session.taken_back.pop(identity(record), None)
+    found = [] if before is None else differences(before, record)
+    if found:
+        shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+        text = f"the replayed {record.kind} record is not the one that it supersedes: {shown}"
+        session.journal.append("alert", step, {"text": text})
 
 
 def evaluate_held_out(session: Session, step: int) -> float:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_core.config import RunConfig
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.training.measure import Figures, clustered_standard_error, masked_mean
@@ -24,15 +23,11 @@ def probe_figures(policy: Policy, reference: Reference, prompts: Sequence[Prompt
     mean, error = _exact_kl(policy, reference.policy, completions)
     initial = reference.initial
     mean_init, error_init = (mean, error) if initial is None else _exact_kl(policy, initial, completions)
-    return {
-        "kl/probe/full": mean,
-        "kl/probe/se": error,
-        "kl/probe/full_init": mean_init,
-        "kl/probe/se_init": error_init,
-    }
+    return {"kl/probe/full": mean, "kl/probe/se": error, "kl/probe/full_init": mean_init, "kl/probe/se_init": error_init}
 
 
 def _exact_kl(policy: Policy, other: Policy, completions: SampledCompletions) -> tuple[float, float]:
     """Return the mean over completion tokens of KL(policy || other), in nats, and its standard error."""
-    per_token, mask = policy.full_kl(completions, other), completions.completion_mask
+    per_token, mask = policy.measure(completions, other).full_kl, completions.completion_mask
+    assert per_token is not None
     return masked_mean(per_token, mask), clustered_standard_error(per_token, mask)

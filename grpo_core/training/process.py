@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
-from grpo_core.machine.disk import free_mib, is_full_disk
+from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import lifeline_from_environment
 from grpo_core.plain_text import visible
 from grpo_core.policy.saved import TrainingState, list_checkpoints
@@ -149,7 +149,7 @@ def _explain(error: GrpoError, run_dir: RunDir) -> str:
     checkpoints = list_checkpoints(run_dir.checkpoints)
     newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
     what_to_do = f"free space, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
-    return f"{error}; {free_mib(run_dir.path):.1f} MiB are free; {newest}; {what_to_do}"
+    return f"{error}; {(free_bytes(run_dir.path) or 0) / 2**20:.1f} MiB are free; {newest}; {what_to_do}"
 
 
 def _fail(journal: Journal, message: str, exit_code: int) -> int:

@@ -1,6 +1,6 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -16,10 +16,10 @@ from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.rewards.base import Reward, load_rewards
+from grpo_core.run.comparison import COMPARED, Identity, identity
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal, read_records
+from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.training.optimizer import build_optimizer
-from grpo_core.training.replay import Replay
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
@@ -44,7 +44,8 @@ class Session:
     rewards: tuple[Reward, ...]
     updater: Updater
     evaluator: Evaluator
-    replay: Replay
+    taken_back: dict[Identity, Record] = field(default_factory=dict)
+    """Records that the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
     def close(self) -> None:
         """End a server that makes the rollouts, if this training has started it."""
@@ -94,7 +95,8 @@ class Session:
             if damaged:
                 raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
             state = FRESH
-        self.replay.expect(read_records(self.run_dir.journal_file), state.step)
+        after = [record for record in read_records(self.run_dir.journal_file) if record.step > state.step]
+        self.taken_back.update({identity(record): record for record in after if record.kind in COMPARED})
         return state
 
 
@@ -125,5 +127,4 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         rewards=rewards,
         updater=Updater(live=live, config=config),
         evaluator=Evaluator(policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config),
-        replay=Replay(),
     )

@@ -12,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 STOP_LIMIT_SECONDS = 1800.0
 AT_ONCE = b"interrupted twice: ended at once, without a checkpoint; started again, it resumes from the newest one\n"
@@ -45,7 +44,8 @@ class StopRequest:
             return self._signal.name
         if self._stop_file.exists():
             return f"STOP: {self._stop_file.read_text().strip() or 'asked for by the file'}"
-        if self._lifeline_ended():
+        lifeline = self._lifeline_fd
+        if lifeline is not None and select.select([lifeline], [], [], 0)[0] and os.read(lifeline, 1) == b"":
             return "lifeline: the process that started the training has died"
         return None
 
@@ -71,7 +71,10 @@ class StopRequest:
             numbers = os.read(woken, select.PIPE_BUF) if woken in readable else b""
             interrupts += numbers.count(signal.SIGINT)
             if interrupts > 1:
-                _end_at_once()
+                # From this thread: an exception in the main one would wait until it is back from native code. Every record
+                # was flushed and fsynced when it counted; one that is just being written is torn, and dropped by its reader.
+                os.write(2, AT_ONCE)
+                os._exit(128 + signal.SIGINT)
             # Other signals come too: a reward function may set itself an alarm.
             if signal.SIGINT in numbers or signal.SIGTERM in numbers or woken not in readable:
                 deadline = min(deadline, time.monotonic() + STOP_LIMIT_SECONDS)
@@ -85,20 +88,5 @@ class StopRequest:
         """128 + signal number after a signal, else 0."""
         return 0 if self._signal is None else 128 + self._signal
 
-    def _lifeline_ended(self) -> bool:
-        if self._lifeline_fd is None:
-            return False
-        readable, _, _ = select.select([self._lifeline_fd], [], [], 0)
-        return bool(readable) and os.read(self._lifeline_fd, 1) == b""
-
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signal = self._signal or signal.Signals(number)
-
-
-def _end_at_once() -> NoReturn:
-    """End the process from the watching thread: an exception in the main one would wait until it is back from native code.
-
-    Every record was flushed and fsynced when it counted; a line that is just being written is torn, and dropped by its reader.
-    """
-    os.write(2, AT_ONCE)
-    os._exit(128 + signal.SIGINT)

@@ -7,12 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_core.algorithm.kl import k3
-from grpo_core.data.order import prompts_of_step
+from grpo_core.data.prompts import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
-from grpo_core.training.clock import Clock
 from grpo_core.training.probe import probe_figures
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import Session
@@ -40,7 +39,7 @@ def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:
 
 
 def update(
-    session: Session, rollouts: Rollouts, step: int, clock: Clock
+    session: Session, rollouts: Rollouts, step: int, clock: measure.Clock
 ) -> tuple[TrainingBatch, UpdateResult, measure.StepLogps]:
     """Score the completions under every policy of interest, shape their advantages and take the step's optimizer steps."""
     updater = session.updater
@@ -108,22 +107,24 @@ def advance(session: Session, state: TrainingState, rollouts: Rollouts, optimize
     )
 
 
-def step_figures(
+def conclude_step(
     session: Session,
+    before: TrainingState,
     batch: TrainingBatch,
     logps: measure.StepLogps,
     reports: Sequence[OptimizerStep],
     *,
-    after: TrainingState,
     sync: RefSync | None,
     distance: float,
-    clock: Clock,
-) -> measure.Figures:
-    """Return every figure of a step from what it left behind; the probe's are its own."""
+    probed: measure.Figures,
+    clock: measure.Clock,
+) -> StepResult:
+    """Return the counters and every figure of the step after `before`, from what it left behind."""
+    after = advance(session, before, batch.rollouts, len(reports))
     rollouts, mask = batch.rollouts, batch.rollouts.measured_mask
     verdicts = rollouts.rewards_by_function[session.evaluator.verifier.name].tolist()
     correct = [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]
-    return measure.registry_figures(
+    figures = measure.registry_figures(
         [
             measure.kl_figures(logps, rollouts.sampling_per_token_logps, mask),
             {"policy/entropy": measure.masked_mean(logps.entropy, mask)},
@@ -136,13 +137,15 @@ def step_figures(
             measure.reference_figures(after, sync, distance),
             measure.progress_figures(after),
             measure.time_figures(clock, rollouts, session.config.loss.epochs_per_rollout),
+            probed,
         ]
     )
+    return StepResult(batch=batch, state=after, sync=sync, metrics=figures, reports=reports)
 
 
 def run_step(session: Session, state: TrainingState) -> StepResult:
     """Run the step after `state`."""
-    step, clock = state.step + 1, Clock()
+    step, clock = state.step + 1, measure.Clock()
     rollouts = explore(session, prompts_for(session, step), step, clock)
     with clock("logps"):
         probed = probe(session, step)
@@ -150,8 +153,4 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     with clock("sync"):
         distance = session.reference.distance(session.policy)
         sync = sync_reference(session, rollouts, logps.ref, distance, step)
-    after = advance(session, state, rollouts, len(result.steps))
-    figures = step_figures(session, batch, logps, result.steps, after=after, sync=sync, distance=distance, clock=clock)
-    return StepResult(
-        batch=batch, state=after, sync=sync, metrics=measure.registry_figures([figures, probed]), reports=result.steps
-    )
+    return conclude_step(session, state, batch, logps, result.steps, sync=sync, distance=distance, probed=probed, clock=clock)

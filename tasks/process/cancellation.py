@@ -30,6 +30,11 @@ class RunCancelledError(Exception):
     """The flow run was cancelled, and Prefect did not deliver it."""
 
 
+def was_interrupted(error: BaseException) -> bool:
+    """Return whether an error ends the work because somebody wanted that, and not because it failed."""
+    return isinstance(error, RunCancelledError) or not isinstance(error, Exception)
+
+
 class CancelWatch:
     """Asks the API for the state of this flow run, in a thread, while inside; does nothing outside of deployments."""
 
@@ -68,16 +73,14 @@ class CancelWatch:
         since: float | None = None
         with httpx.Client(headers=_headers(), timeout=REQUEST_SECONDS) as client:
             while not self._done.wait(ASK_SECONDS):
-                is_cancelled = _state(client, str(self._run_id)) in CANCELLED
-                since = (since or time.monotonic()) if is_cancelled else None
+                since = (since or time.monotonic()) if _state(client, str(self._run_id)) in CANCELLED else None
                 self._cancelled = since is not None and time.monotonic() - since > GRACE_SECONDS
 
 
 def _state(client: httpx.Client, run_id: str) -> str | None:
     """Return the type of the run's state, None while the API is away."""
     try:
-        answer = client.get(f"{get_current_settings().api.url}/flow_runs/{run_id}")
-        answer.raise_for_status()
+        answer = client.get(f"{get_current_settings().api.url}/flow_runs/{run_id}").raise_for_status()
         return str(answer.json()["state_type"])
     except (httpx.HTTPError, ValueError, KeyError):
         return None

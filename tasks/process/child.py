@@ -19,12 +19,12 @@ from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
 from grpo_core.errors import TrainingError
+from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.private import append_private
 from grpo_core.machine.slots import held_slot
 from grpo_core.run.process_state import NOT_STARTED, STOP_SECONDS, ProcessState, write_process_state
 from tasks.process.cancellation import CancelWatch
-from tasks.process.context import deployed_flow_run
+from tasks.process.context import deployed_flow_run, python_path
 from tasks.run.progress import say
 
 INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; a second Ctrl-C or SIGTERM kills it\n"
@@ -61,8 +61,8 @@ def run_child(
                 _stop(child)
             finally:
                 output.forward(last=True)
-                left = child.returncode is None
-                write_process_state(state_file, ProcessState(pid=child.pid, returncode=child.returncode, left=left))
+                code = child.returncode
+                write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
     if child.returncode:
         raise TrainingError(_last_words(module, child.returncode, log_file))
 
@@ -81,15 +81,12 @@ def _lifeline() -> Iterator[int]:
 def _start(
     command: list[str], log_file: Path, lifeline: int, slot: tuple[int, ...], state_file: Path | None
 ) -> subprocess.Popen[bytes]:
-    # The repository root must be importable in the child, whichever interpreter runs it.
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     environment = {
         # Huge pages for large tensors: a CPU training allocates gigabytes a step, otherwise 4 KiB at a time.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **os.environ,
         LIFELINE_VARIABLE: str(lifeline),
-        "PYTHONPATH": path,
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -1,12 +1,15 @@
 """Where this process runs, known without asking anybody: a worker names the flow run in the environment of what it starts."""
 
 import os
+from pathlib import Path
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 PART_VARIABLE = "GRPO_PART_OF_DEPLOYMENT"
 """Set for the runs that a deployed sweep starts as processes: they are no flow runs of a deployment themselves."""
 EMBEDDED_VARIABLE = "GRPO_EMBEDDED_PREFECT"
 """Set by a command that has started a Prefect server of its own, for itself and its children: that server's API address."""
+WORKER_VARIABLE = "GRPO_WORKER"
+"""Set by whoever starts a worker, to the name that Prefect shows for it; the runs that it starts inherit it."""
 
 
 def deployed_flow_run() -> str | None:
@@ -22,3 +25,15 @@ def is_deployed() -> bool:
 def prefect_is_embedded() -> bool:
     """Return whether the Prefect server ends with the command, so that its address leads nowhere later."""
     return bool(address := os.environ.get("PREFECT_API_URL")) and address == os.environ.get(EMBEDDED_VARIABLE)
+
+
+def worker_tags() -> set[str]:
+    """Return the tag that names the worker of this flow run (`worker:grpo-local`); none where no worker took it."""
+    name = os.environ.get(WORKER_VARIABLE)
+    return {f"worker:{name}"} if name else set()
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH of a child in which the repository root must be importable, whichever interpreter runs it."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)

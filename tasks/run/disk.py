@@ -14,12 +14,11 @@ from grpo_core.run.disk_need import (
     savings,
     sweep_need,
 )
+from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
-from grpo_core.run.starting import RUNS_FOLDER
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
-from tasks.tracking.artifacts import artifact_folder, is_local
-from tasks.tracking.store import TrackedRun
+from tasks.tracking.store import TrackedRun, artifact_folder, is_local
 
 
 def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:
@@ -69,17 +68,15 @@ def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
     if unknown:
         say(f"disk: not known before the model {unknown[0]} is here; each run prints and checks what it needs")
         return
-    sweep = plan.sweep
     needs = [disk_need(config, sizes[config.model.source] or 0) for config in plan.configs]
-    need = sweep_need(needs, plan.num_runs, sweep.runs.concurrency)
+    need = sweep_need(needs, plan.num_runs, plan.sweep.runs.concurrency)
     uri = plan.configs[0].tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
     folder, beside = (sweep_path, sweep_path.parent) if sweep_path is not None else (RUNS_FOLDER, RUNS_FOLDER)
     what, disks = describe_need(need, folder, beside / "mlartifacts" if is_local(uri) else None)
-    what = f"{what} ({plan.num_runs} runs)"
     remedies = savings(plan.configs[0], sizes[plan.configs[0].model.source] or 0, tracked_here=is_local(uri))
-    each = [f"for each run {remedy}" for remedy in remedies]
-    refuse_too_little(f"disk: the sweep {what}", disks, [*each, *elsewhere(folder, "--sweep-dir", resumed=False)])
-    say(f"disk: {what}")
+    remedies = [*(f"for each run {remedy}" for remedy in remedies), *elsewhere(folder, "--sweep-dir", resumed=False)]
+    refuse_too_little(f"disk: the sweep {what} ({plan.num_runs} runs)", disks, remedies)
+    say(f"disk: {what} ({plan.num_runs} runs)")
 
 
 def _parameters_here(config: RunConfig) -> int | None:

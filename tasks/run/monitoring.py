@@ -3,22 +3,20 @@
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
 
 from prefect import task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.plain_text import for_code
-from grpo_core.run.alerts import add_alert, is_alert, monitor_alerts
+from grpo_core.run.alerts import Alert, RuleBook, add_alert, is_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.process_state import end_process, process_has_ended, process_has_started
-from grpo_core.run.rules import Alert, RuleBook
 from grpo_core.training.ending import share_done
-from tasks.away import prefect_may_be_away
+from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.run.progress import PlainLines, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
@@ -44,11 +42,8 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
             ended = process_has_ended(run_dir.process_file)
             for record in watch.read():
                 view.show(record)
-            for alert in watch.alerts_of_silence():
-                view.say(alert.text)
-            for text in (watch.obey_mlflow(), watch.change_of_mlflow()):
-                if text:
-                    view.say(text)
+            for text in watch.notices():
+                view.say(text)
             if ended:
                 break
             time.sleep(POLL_SECONDS)
@@ -72,11 +67,7 @@ class _Watch:
         self._mlflow_is_away = False
         self._stops: list[Alert] = []
         """Alerts of an earlier monitor that ask for the end."""
-        self._progress: UUID | None = None
-        with prefect_may_be_away():
-            created = create_progress_artifact(progress=0.0, key="training-progress", description=for_code(str(run_dir.path)))
-            assert isinstance(created, UUID)  # it is a coroutine only inside an event loop
-            self._progress = created
+        self._progress = ProgressArtifact("training-progress", for_code(str(run_dir.path)))
 
     def catch_up(self, view: PlainLines) -> None:
         """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
@@ -118,34 +109,24 @@ class _Watch:
             else:
                 self._raise(alert)
 
-    def alerts_of_silence(self) -> list[Alert]:
+    def notices(self) -> Iterator[str]:
+        """Yield what else to show: alerts about a silent training, an end that MLflow asks for, MLflow gone or back."""
         if not process_has_started(self._run_dir.process_file):
             self._last_record = time.monotonic()  # it waits for a slot
-        alerts = self._rules.check_silence(time.monotonic() - self._last_record)
-        for alert in alerts:
+        for alert in self._rules.check_silence(time.monotonic() - self._last_record):
             self._raise(alert)
-        return alerts
-
-    def obey_mlflow(self) -> str | None:
-        """Ask the training to end after its step if somebody wants that in MLflow; return the reason, once."""
-        if time.monotonic() - self._last_asked < ASK_SECONDS or self._run_dir.stop_file.exists():
-            return None
-        self._last_asked = time.monotonic()
-        reason = stop_requested(self._tracked)
-        if reason:
-            self._run_dir.request_stop(reason)
-        return reason
-
-    def change_of_mlflow(self) -> str | None:
-        """Return what to show when MLflow has gone away or has come back."""
-        away = bool(self._shipper.last_error)
-        if away == self._mlflow_is_away:
-            return None
-        self._mlflow_is_away = away
-        if not away:
-            return "MLflow answers again; all figures up to here are there"
-        cause = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
-        return f"MLflow does not answer; the training continues and its figures wait ({cause})"
+            yield alert.text
+        if time.monotonic() - self._last_asked >= ASK_SECONDS and not self._run_dir.stop_file.exists():
+            self._last_asked = time.monotonic()
+            if reason := stop_requested(self._tracked):
+                self._run_dir.request_stop(reason)
+                yield reason
+        is_away = bool(self._shipper.last_error)
+        if is_away != self._mlflow_is_away:
+            self._mlflow_is_away = is_away
+            error = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
+            gone = f"MLflow does not answer; the training continues and its figures wait ({error})"
+            yield gone if is_away else "MLflow answers again; all figures up to here are there"
 
     def finish(self) -> None:
         self._shipper.ship_all()
@@ -172,10 +153,9 @@ class _Watch:
         steps = [record for record in records if record.kind == "step"]
         share = share_done(self._training, steps[-1]) if steps else 0.0
         due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or share == 1.0
-        if steps and due and self._progress is not None:
+        if steps and due:
             self._last_progress = time.monotonic()
-            with prefect_may_be_away():
-                update_progress_artifact(self._progress, progress=100.0 * share)
+            self._progress.show(100.0 * share)
 
 
 def _plain(value: object) -> object:

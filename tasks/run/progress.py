@@ -27,8 +27,7 @@ ROWS = 12
 
 def make_view(config: RunConfig) -> "PlainLines":
     """Return the view for where this process runs."""
-    on_terminal = deployed_flow_run() is None and sys.stdout.isatty()
-    return (LiveTable if on_terminal else PlainLines)(config.training)
+    return (LiveTable if deployed_flow_run() is None and sys.stdout.isatty() else PlainLines)(config.training)
 
 
 def say(text: str) -> None:
@@ -174,18 +173,19 @@ def describe(record: Record, pace: Pace) -> str | None:
 
 def _about(record: Record) -> str | None:
     data = record.data
-    if record.kind == "ref_sync":
-        return (
-            f"reference synchronised (alpha {data['alpha']:g}), KL {data['kl_before']:.4f} -> {data['kl_after']:.4f}, "
-            f"distance {data['param_distance']:.4f}"
-        )
-    if record.kind == "eval":
-        accuracy = next(value for key, value in record.metrics.items() if key.endswith("/greedy_accuracy"))
-        return f"held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
-    if record.kind == "checkpoint":
-        return f"checkpoint {data['name']}"
-    if record.kind == "end":
-        return f"{data['status']} ({data['reason']})" if data.get("reason") else str(data["status"])
+    match record.kind:
+        case "ref_sync":
+            return (
+                f"reference synchronised (alpha {data['alpha']:g}), KL {data['kl_before']:.4f} -> {data['kl_after']:.4f}, "
+                f"distance {data['param_distance']:.4f}"
+            )
+        case "eval":
+            accuracy = next(value for key, value in record.metrics.items() if key.endswith("/greedy_accuracy"))
+            return f"held-out greedy accuracy {accuracy:.3f} on {data['num_prompts']} prompts"
+        case "checkpoint":
+            return f"checkpoint {data['name']}"
+        case "end":
+            return f"{data['status']} ({data['reason']})" if data.get("reason") else str(data["status"])
     return None
 
 

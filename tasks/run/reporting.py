@@ -1,25 +1,27 @@
-"""Task: figures, a Markdown report, and the summary of a run."""
+"""Tasks: figures, a Markdown report, and the summary of a run or of an evaluation."""
 
 import base64
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from grpo_core.evaluation.plan import EvaluationPlan, data_facts
+from grpo_core.evaluation.results import read_estimates
 from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.reproduction import verdict
 from tasks.away import prefect_may_be_away
 from tasks.tracking import TrackedRun
 
-if TYPE_CHECKING:
-    import pandas
-
-
 REPORT_RETRIES = 4
 """The report is worth half a minute of waiting for Prefect."""
+SHOWN_COMPLETIONS = 10
+NO_SECTIONS: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,10 @@ class RunSummary:
     """What a flow run returns."""
 
     run_path: Path
-    mlflow_run_id: str
-    mlflow_address: str
-    mlflow_ui_command: str
+    tracked: TrackedRun
     status: str
-    reason: str | None
-    alerts: tuple[str, ...]
+    reason: str | None = None
+    alerts: tuple[str, ...] = ()
     facts: tuple[str, ...]
     """What the run reached, one line a fact."""
     problems: tuple[str, ...] = ()
@@ -45,8 +45,6 @@ class RunSummary:
 def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> RunSummary:
     """Draw the figures, write report/report.md and keep it as an artifact of the flow run."""
     from grpo_core.run.figures import save_figures
-    from grpo_core.run.integrity import check_run
-    from grpo_core.run.reproduction import verdict
     from grpo_core.run.summary import compare_evaluations, describe_result, run_status
     from grpo_core.run.tables import sync_table
 
@@ -55,21 +53,30 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     figures = save_figures(records, run_dir.report)
     status = run_status(run_dir)
     repeated = verdict(run_dir)
-    reached = describe_result(records, compare_evaluations(run_dir))
-    facts = (*(repeated.facts() if repeated else ()), *reached, *status.notes)
+    facts = (
+        *(repeated.facts() if repeated else ()),
+        *describe_result(records, compare_evaluations(run_dir)),
+        *status.notes,
+    )
     alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))  # of the monitor, also what a full disk had no room for
-    text = _markdown(run_dir, tracked, facts, alerts, sync_table(records))
-    linked = [f"![{figure.stem}]({figure.name})" for figure in figures]
-    (run_dir.report / "report.md").write_text("\n\n".join([text, *linked]) + "\n")
+    syncs = sync_table(records)
+    sections = {
+        "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
+        "Reference syncs": _table(list(syncs.columns), syncs.round(4).astype(str).to_numpy().tolist()),
+    }
+    title, where = f"GRPO run {tracked.name}", whereabouts(tracked, "run dir", run_path)
+    linked = {**sections, "Figures": [f"![{figure.stem}]({figure.name})\n" for figure in figures]}
+    pictures = [(figure.stem, base64.b64encode(figure.read_bytes()).decode()) for figure in figures]
+    # Prefect keeps the text alone.
+    inlined = {**sections, "Figures": [f"![{name}](data:image/png;base64,{content})\n" for name, content in pictures]}
+    (run_dir.report / "report.md").write_text(markdown_report(title, where, facts, linked))
     with prefect_may_be_away(REPORT_RETRIES):
-        # Prefect keeps the text alone: the figures travel inside it.
-        markdown = "\n\n".join([text, *map(_inlined, figures)])
-        create_markdown_artifact(markdown, key="training-report", description=f"GRPO run {for_markdown(tracked.name)}")
+        create_markdown_artifact(
+            markdown_report(title, where, facts, inlined), key="training-report", description=for_markdown(title)
+        )
     return RunSummary(
         run_path=run_path,
-        mlflow_run_id=tracked.run_id,
-        mlflow_address=tracked.address,
-        mlflow_ui_command=tracked.ui_command,
+        tracked=tracked,
         status=status.state,
         reason=status.reason,
         alerts=alerts,
@@ -78,27 +85,33 @@ def report_run(run_path: Path, tracked: TrackedRun, alerts: tuple[str, ...]) -> 
     )
 
 
-def _markdown(
-    run_dir: RunDir, tracked: TrackedRun, facts: tuple[str, ...], alerts: tuple[str, ...], syncs: "pandas.DataFrame"
-) -> str:
-    lines = [
-        f"# GRPO run {for_markdown(tracked.name)}",
-        "",
-        whereabouts(tracked, "run dir", run_dir.path),
-        "",
-        *(f"- {for_markdown(fact)}" for fact in facts),
-        "",
-        "## Alerts",
-        "",
-        *([f"- {for_markdown(alert)}" for alert in alerts] or ["None."]),
-        "",
-        "## Reference syncs",
-        "",
-        *_table(syncs.round(4).astype(str).values.tolist(), list(syncs.columns)),
-        "",
-        "## Figures",
-    ]
-    return "\n".join(lines)
+@task(name="report", cache_policy=NO_CACHE)
+def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
+    """Report what the evaluation found, as facts and as a Markdown artifact with some completions."""
+    import pandas
+
+    run_dir = RunDir(plan.run_path)
+    estimates = read_estimates(run_dir, "base").items()
+    facts = (f"policy: {plan.policy}", *data_facts(plan), *(f"{key}: {estimate}" for key, estimate in estimates))
+    table = pandas.read_parquet(run_dir.eval / "base.parquet")
+    columns = ["prompt", "completion", "answer", "score"]
+    greedy = table[table["sample"] == -1].head(SHOWN_COMPLETIONS)[columns].to_numpy().tolist()
+    ends = [[" ".join(str(cell).split())[-200:] for cell in row] for row in greedy]
+    where = whereabouts(tracked, "run dir", plan.run_path)
+    markdown = markdown_report(tracked.name, where, facts, {"Greedy completions": _table(columns, ends)})
+    run_dir.report.mkdir(exist_ok=True)
+    (run_dir.report / "report.md").write_text(markdown)
+    with prefect_may_be_away(REPORT_RETRIES):
+        create_markdown_artifact(markdown, key="evaluation-report", description=for_markdown(tracked.name))
+    return RunSummary(run_path=plan.run_path, tracked=tracked, status="finished", facts=facts)
+
+
+def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapping[str, Sequence[str]] = NO_SECTIONS) -> str:
+    """Return a report in Markdown: a title, where it all is, what was found, and sections of lines under their headings."""
+    lines = [f"# {for_markdown(title)}", "", where, "", *(f"- {for_markdown(fact)}" for fact in facts)]
+    for heading, content in sections.items():
+        lines += ["", f"## {heading}", "", *content]
+    return "\n".join([*lines, ""])
 
 
 def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
@@ -106,11 +119,7 @@ def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
     return f"[MLflow run {for_markdown(tracked.run_id)}]({for_link(tracked.address)}) · {what} {for_code(str(path))}"
 
 
-def _inlined(figure: Path) -> str:
-    return f"![{figure.stem}](data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()})"
-
-
-def _table(rows: list[list[str]], columns: list[str]) -> list[str]:
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
     if not rows:
         return ["None."]
     shown = [[for_markdown(cell) for cell in row] for row in rows]

@@ -14,8 +14,11 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.code import code_in
+from grpo_core.data.frozen import load_frozen
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
@@ -52,8 +55,6 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
 
 def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
-    from grpo_core.run.reproduction import copy_prompts, refuse_unfit
-
     repeated.forget_start(repeated.original)  # of an attempt that came to nothing
     original = RunDir(repeated.original)
     _gather(run, original.path)
@@ -74,8 +75,6 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
 
 def say_changes(run_path: Path) -> None:
     """Print before the run starts what its configuration changes of the original's, and the code that it runs."""
-    from grpo_core.run.reproduction import config_differences
-
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
     for line in config_differences(RunDir(run_dir.original).read_config(), config):
@@ -86,24 +85,17 @@ def say_changes(run_path: Path) -> None:
 
 def _gather(run: str, target: Path) -> None:
     """Lay out what is known of a run in `target`."""
-    from grpo_core.run.reproduction import POLICY_FILE
-
-    source = Path(run)
-    if MLFLOW_RUN_ID.fullmatch(run) and not source.exists():
+    if MLFLOW_RUN_ID.fullmatch(run) and not Path(run).exists():
         tags = fetch_records(run, target).tags
         final = {"step": int(tags["policy_step"]), "digest": tags["policy_digest"]} if "policy_step" in tags else None
     else:
-        final = _copy_records(RunDir(source), target)
+        final = _copy_records(RunDir(Path(run)), target)
     if final is not None:
         write_json(target / POLICY_FILE, final)
 
 
 def _copy_records(run_dir: RunDir, target: Path) -> dict[str, Any] | None:
     """Copy all but the weights; return what is known of the final policy."""
-    from grpo_core.data.frozen import load_frozen
-    from grpo_core.run.integrity import check_run
-    from grpo_core.run.reproduction import final_policy
-
     with unquoted(str(run_dir.config_file)):
         run_dir.read_config()
     load_frozen(run_dir.data)  # here, so that a message names the user's files and not the copies

@@ -12,9 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import origin_of
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
+from grpo_core.run.flow_folder import holding
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import is_process_of
-from grpo_core.run.starting import holding
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
@@ -64,7 +64,6 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
     """
     from grpo_core.run.integrity import check_run
     from grpo_core.run.summary import run_status
-    from tasks.run.repair import repair_run
 
     check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)
@@ -77,9 +76,39 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
         say(note)
     begun = run_dir.checkpoints.exists() and run_status(run_dir).state != "finished"
     if training.engine != "native" and begun:
-        engine = f"training.engine {training.engine}"
-        raise JournalError(f"run dir {run_path}: {engine} cannot resume from a checkpoint; start a new run")
+        raise JournalError(
+            f"run dir {run_path}: training.engine {training.engine} cannot resume from a checkpoint; start a new run"
+        )
     return run_path
+
+
+def repair_run(run_path: Path, repair: Repair) -> None:
+    """Make the journal of a run whole again; one that is whole stays as it is.
+
+    Raises:
+        JournalError: another process works on the run, or the journal cannot be repaired in this way.
+        TrackingError: MLflow cannot be read.
+    """
+    from grpo_core.run.rebuild import rebuild
+    from grpo_core.run.repair import cut, find_damage, rewrite
+    from tasks.tracking.fetch import tracked_figures
+
+    run_dir = RunDir(run_path)
+    engine = run_dir.read_config().training.engine
+    with hold_run(run_path):
+        damage = find_damage(run_dir)
+        if damage is None:
+            say(f"{run_dir.journal_file}: whole, so there is nothing to repair")
+            return
+        say(f"{run_dir.journal_file}: {damage.fault}")
+        if repair == "mlflow":
+            rebuilt = rebuild(damage, tracked_figures(run_dir))
+            rewrite(run_dir, rebuilt)
+            say(str(rebuilt[0].data["text"]))
+        elif engine != "native":
+            raise JournalError(f"run dir {run_path}: training.engine {engine} cannot go back to a checkpoint; start a new run")
+        else:
+            say(cut(run_dir, damage))
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""The tasks of a sweep: its folder (`opening`), its runs (`running`, started by `local` or `deployed`), its report."""
+"""The tasks of a sweep: what its flow does (`stages`), and what starts its runs (`local`, `deployed`)."""

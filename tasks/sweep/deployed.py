@@ -134,8 +134,7 @@ class DeploymentLauncher:
         keys = [self._key(job, attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
         named = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
         with get_client(sync_client=True) as client:
-            found = client.read_flow_runs(flow_run_filter=named)
-        return sorted(found, key=lambda run: keys.index(str(run.idempotency_key)))
+            return sorted(client.read_flow_runs(flow_run_filter=named), key=lambda run: keys.index(str(run.idempotency_key)))
 
     def _run(self, job: Job, attempt: int) -> FlowRun:
         parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}
@@ -144,9 +143,13 @@ class DeploymentLauncher:
             name = f"{self._deployment.rpartition('/')[0]}/resume"
         else:
             parameters |= {"config": str(job.base.resolve()), "overrides": dict(job.overrides)}
-        tags = [f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"]
         run = run_deployment(
-            name, parameters=parameters, timeout=0, tags=tags, idempotency_key=self._key(job, attempt), as_subflow=True
+            name,
+            parameters=parameters,
+            timeout=0,
+            tags=[f"sweep:{self._sweep_id}", f"arm:{job.arm:03d}", f"seed:{job.seed}"],
+            idempotency_key=self._key(job, attempt),
+            as_subflow=True,
         )
         assert isinstance(run, FlowRun)  # it is a coroutine only inside an event loop
         return run

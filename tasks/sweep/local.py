@@ -12,15 +12,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
+from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.private import append_private
-from grpo_core.sweep.gpus import VISIBLE_VARIABLE, gpu_variables, visible_gpus
-from grpo_core.sweep.launcher import Ended, Job
-from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
+from grpo_core.sweep.launcher import VISIBLE_VARIABLE, Ended, Job, gpu_variables, visible_gpus
+from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed, python_path
 
 COMMAND = "flows.cli"
 STOPPED_EARLY = 3
@@ -63,7 +61,6 @@ class LocalLauncher:
         deadline = time.monotonic() + LOCK_SECONDS
         while job.is_held and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        read_end, _ = self._lifeline
         gpu = gpu_variables(self._gpus, [child.gpu for child in self._children], self._concurrency)
         with append_private(job.log_file) as log:
             log_start = log.tell()
@@ -72,8 +69,8 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(read_end), **gpu},
-                pass_fds=(read_end,),
+                env={**self._environment(self._lifeline[0]), **gpu},
+                pass_fds=(self._lifeline[0],),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which asks its runs to stop
             )
         self._children.append(_Child(job=job, process=process, gpu=gpu.get(VISIBLE_VARIABLE, ""), log_start=log_start))
@@ -105,13 +102,18 @@ class LocalLauncher:
             raise
 
     def _environment(self, lifeline: int) -> dict[str, str]:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
         api = {"PREFECT_API_URL": self._api} if self._api else {}
         # A run of its own, not a part of the deployment whose worker started the sweep.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT__")}
         part = {PART_VARIABLE: "1"} if is_deployed() else {}  # the same rails
-        return {**inherited, **api, **part, LIFELINE_VARIABLE: str(lifeline), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        return {
+            **inherited,
+            **api,
+            **part,
+            LIFELINE_VARIABLE: str(lifeline),
+            "PYTHONPATH": python_path(),
+            "PYTHONUNBUFFERED": "1",
+        }
 
 
 def prefect_api() -> str | None:
@@ -128,8 +130,8 @@ def prefect_api() -> str | None:
 def _arguments(job: Job) -> list[str]:
     if job.was_begun:
         return ["--resume", str(job.run_dir.path)]
-    values = [f"{key}={json.dumps(value)}" for key, value in job.overrides.items()]
-    return [str(job.base), *values, "--run-dir", str(job.run_dir.path)]
+    overrides = (f"{key}={json.dumps(value)}" for key, value in job.overrides.items())
+    return [str(job.base), *overrides, "--run-dir", str(job.run_dir.path)]
 
 
 def _end(child: _Child) -> Ended:
@@ -137,8 +139,11 @@ def _end(child: _Child) -> Ended:
     if code in (0, STOPPED_EARLY):
         return Ended(job=child.job)
     if code < 0:
-        killed = f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}"
-        return Ended(job=child.job, failure=killed, crashed=True)
+        return Ended(
+            job=child.job,
+            failure=f"its flow was killed by {signal.Signals(-code).name}; its output is {child.job.log_file}",
+            crashed=True,
+        )
     output = child.job.log_file.read_bytes()[child.log_start :].decode(errors="replace")
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]

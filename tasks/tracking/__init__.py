@@ -1,6 +1,6 @@
 """The only writer to MLflow: a run is opened before anything costly, fed by the monitor, and ended whatever happens.
 
-`store` is where it is, `description` what its page shows first, `shipper` how the journal gets there.
+`store` is where it is, `opening` what its page shows first, `shipper` how the journal gets there.
 """
 
 import logging
@@ -11,18 +11,25 @@ from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_fixed
+from tenacity import (
+    Retrying,
+    retry,
+    retry_if_exception_message,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from grpo_core.errors import GrpoError, JournalError, TrackingError
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import redact_uri
+from grpo_core.run.alerts import RuleBook
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
-from grpo_core.run.rules import RuleBook
 from tasks.credentials import usable_uri
-from tasks.process.cancellation import RunCancelledError
-from tasks.tracking.description import STOP_TAG
-from tasks.tracking.opening import open_new, reopen
+from tasks.process.cancellation import was_interrupted
+from tasks.tracking.opening import STOP_TAG, open_new, reopen
 from tasks.tracking.shipper import END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
 
@@ -45,6 +52,7 @@ INTERRUPTED_SECONDS = 3.0
 LOCKED_SECONDS = 60.0
 """How long a run tries to be opened in a SQLite store in which many others write."""
 INPUT_TRIES = 3
+OPENING_REMEDY = "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -56,34 +64,24 @@ def open_tracking(run_path: Path) -> TrackedRun:
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
-    uri = tracking_uri(run_dir.read_config(), run_path)
-    return _unlocked(_open, run_dir, uri)
+    return _open(run_dir, tracking_uri(run_dir.read_config(), run_path))
 
 
-def _is_locked(error: BaseException) -> bool:
-    return isinstance(error, TrackingError) and "database is locked" in str(error)
-
-
-_unlocked = Retrying(
-    retry=retry_if_exception(_is_locked),  # SQLite on a machine that is overloaded; what had been opened is found again
+@retry(
+    # SQLite on a machine that is overloaded; what had been opened is found again
+    retry=retry_if_exception_type(TrackingError) & retry_if_exception_message(match=r"(?s).*database is locked"),
     stop=stop_after_delay(LOCKED_SECONDS),
     wait=wait_fixed(1),
     reraise=True,
 )
-
-
 def _open(run_dir: RunDir, uri: str) -> TrackedRun:
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     # A server may come up again at another address, with the same runs.
     addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
-    what = f"tracking.uri {' and '.join(addresses)}: the tracking {_kind(addresses)} cannot be used"
-    remedy = "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
-    with tracking_errors(what, remedy):
+    kind = "store" if all(sqlite_file(address) for address in addresses) else "server"
+    what = f"tracking.uri {' and '.join(addresses)}: the tracking {kind} cannot be used"
+    with tracking_errors(what, OPENING_REMEDY):
         return (known and reopen(run_dir, known, addresses)) or open_new(run_dir, uri)
-
-
-def _kind(addresses: Sequence[str]) -> str:
-    return "store" if all(sqlite_file(address) for address in addresses) else "server"
 
 
 @task(name="track-inputs", cache_policy=NO_CACHE)
@@ -105,8 +103,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
         client.log_artifact(tracked.run_id, str(file))
     client.log_artifacts(tracked.run_id, str(run_dir.data), "data")
     inputs = []
-    train, held_out = load_frozen(run_dir.data)
-    for split, context, prompts in (("train", "training", train), ("eval", "evaluation", held_out)):
+    for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
         source = CodeDatasetSource({"data.source": config.data.source, "artifact": f"data/{split}.jsonl"})
         data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
@@ -122,8 +119,8 @@ def log_inputs(client: Any, run_id: str, inputs: Sequence[Any]) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    tries = Retrying(retry=retry_if_exception_type(MlflowException), stop=stop_after_attempt(INPUT_TRIES), reraise=True)
-    tries(client.log_inputs, run_id, datasets=inputs)
+    retrying = Retrying(retry=retry_if_exception_type(MlflowException), stop=stop_after_attempt(INPUT_TRIES), reraise=True)
+    retrying(client.log_inputs, run_id, datasets=inputs)
 
 
 @task(name="track-results", cache_policy=NO_CACHE)
@@ -150,8 +147,10 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
             shipper.add_alert(alert)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if unshipped:
-        later = f"`grpo track {run_path}` ships them later"
-        problems.append(f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); {later}")
+        problems.append(
+            f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); "
+            f"`grpo track {run_path}` ships them later"
+        )
     with _noting(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
         _log_results(client, run_dir, tracked, with_policy=finished)
     with _noting(problems, f"the MLflow run could not be ended as {status}"):
@@ -175,9 +174,7 @@ def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        killed = isinstance(error, RunCancelledError) or not isinstance(error, Exception)
-        status: Status = "KILLED" if killed else "FAILED"
-        for problem in track_results.fn(run_path, tracked, status):
+        for problem in track_results.fn(run_path, tracked, "KILLED" if was_interrupted(error) else "FAILED"):
             logger.warning(problem)
         raise
 

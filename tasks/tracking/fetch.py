@@ -1,29 +1,29 @@
-"""Read back what an earlier run left in MLflow."""
+"""Read back what an earlier run left in MLflow: its files, and the figures of one whose journal is damaged."""
 
+import math
 import re
+import sys
+import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import ModelError, TrackingError
+from grpo_core.config import RunConfig, validate_config
+from grpo_core.errors import ModelError, TrackingError, cause
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.metrics import is_registered
+from grpo_core.policy.loading import weights_digest
 from grpo_core.run.folder import RunDir
+from grpo_core.run.rebuild import Point, Tracked
 from tasks.credentials import environment_uri
-from tasks.tracking.store import default_uri, make_client, tracking_errors
+from tasks.tracking.store import default_uri, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
 SETTINGS = ("config.json", "origin.json", "data")
 RECORDS = (*SETTINGS, "provenance.json", "journal.jsonl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackedFacts:
-    """What MLflow knows of a run beside its files."""
-
-    name: str
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float]
+OF_EVALUATIONS = "eval/"
 
 
 def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
@@ -49,8 +49,11 @@ def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
     return RunDir(target), folder, int(facts.metrics.get("progress/step", 0))
 
 
-def fetch_records(run_id: str, target: Path) -> TrackedFacts:
+def fetch_records(run_id: str, target: Path) -> Any:
     """Download all that a run was made with, and its journal, into `target`, laid out as a run dir.
+
+    Returns:
+        the tags and figures of the run
 
     Raises:
         TrackingError: MLflow cannot be reached, the run is not a training of this project, or it has not ended yet.
@@ -62,27 +65,77 @@ def fetch_records(run_id: str, target: Path) -> TrackedFacts:
     return facts
 
 
-def _download(run_id: str, target: Path, names: Sequence[str]) -> TrackedFacts:
-    """Download those of the named artifacts that there are."""
+def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
+    """Download those of the named artifacts that there are; return what MLflow knows of the run beside its files."""
     uri = environment_uri() or default_uri(Path("runs"))
     target.mkdir(parents=True, exist_ok=True)
     what = f"run {run_id}: cannot be read from MLflow at {uri}"
     with tracking_errors(what, "set MLFLOW_TRACKING_URI to its store"):
         client = make_client(uri, create=False)
-        run: Any = client.get_run(run_id)
+        run = client.get_run(run_id)
         present = {file.path for file in client.list_artifacts(run_id)}
-        for name in names:
-            if name in present:
-                client.download_artifacts(run_id, name, str(target))
+        for name in present.intersection(names):
+            client.download_artifacts(run_id, name, str(target))
     if "config.json" not in present:
         raise TrackingError(f"run {run_id}: this MLflow run has no config.json, so it is not a training of this project")
-    return TrackedFacts(name=run.info.run_name, tags=run.data.tags, metrics=run.data.metrics)
+    return run.data
 
 
 def _saved_policy(tags: Mapping[str, str]) -> Path | None:
     """Return the folder where the run saved its policy, if it is on this machine and unchanged."""
-    from grpo_core.policy.loading import weights_digest
-
     folder = Path(tags.get("policy_path", ""))
     unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
     return folder if unchanged else None
+
+
+def tracked_figures(run_dir: RunDir) -> Tracked:
+    """Return every figure that MLflow holds of a run, by step, with the time of its journal record.
+
+    Raises:
+        TrackingError: the run was never tracked, or MLflow cannot be reached.
+    """
+    known, config = read_tracked(run_dir), run_dir.read_config()
+    failures = []
+    for uri in dict.fromkeys((known.uri, tracking_uri(config, run_dir.path))):  # as in `reopen`: it may have moved
+        try:
+            with short_retries():
+                return _read(make_client(uri), known.run_id, config)
+        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
+            failures.append(cause(error))
+    raise TrackingError(
+        f"run dir {run_dir.path}: MLflow run {known.run_id} cannot be read ({'; '.join(failures)}); start its server or set "
+        "MLFLOW_TRACKING_URI, or use `--repair cut`"
+    )
+
+
+def _read(client: Any, run_id: str, config: RunConfig) -> Tracked:
+    run = client.get_run(run_id)
+    figures: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    times: dict[tuple[str, int], int] = {}
+    for key in filter(is_registered, run.data.metrics):
+        name = key.split("/")[1] if key.startswith(OF_EVALUATIONS) else ""
+        for point in client.get_metric_history(run_id, key):
+            place = name, int(point.step)
+            figures[place].setdefault(key, _journalled(point.value))
+            times[place] = min(int(point.timestamp), times.get(place, sys.maxsize))
+    points = {place: Point(time_ms=times[place], metrics=metrics) for place, metrics in figures.items()}
+    return Tracked(
+        began_ms=int(run.info.start_time),
+        config=_began_with(client, run_id) or config,
+        steps={step: point for (name, step), point in points.items() if not name and "progress/step" in point.metrics},
+        evaluations={place: point for place, point in points.items() if place[0]},
+    )
+
+
+def _journalled(value: float) -> float:
+    """Return a figure as it was sent: MLflow's stores have no infinities and keep the largest number instead."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max * (1 - 1e-12) else float(value)
+
+
+def _began_with(client: Any, run_id: str) -> RunConfig | None:
+    """Return the configuration that was tracked when the run began; None where it is not there."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return validate_config(read_json(Path(client.download_artifacts(run_id, "config.json", folder))))
+        except Exception:  # noqa: BLE001  (as above; or it is no configuration)
+            return None

@@ -24,8 +24,7 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     if not run_dir.journal_file.exists():
         raise JournalError(f"{run_dir.journal_file}: no journal there; give the RUN_DIR of a run that has started")
     records = check_run(run_dir).history
-    writer = lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file)
-    if writer is not None:
+    if writer := lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file):
         raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")
     tracked = _find_or_open(run_dir, read_tracked(run_dir))
     status = _status(records)

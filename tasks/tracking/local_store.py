@@ -7,20 +7,19 @@ a file beside it, under a lock, and renames it; all others find it ready. MLflow
 
 import contextlib
 import os
-import re
 import shlex
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import distribution, version
 from pathlib import Path
 from urllib.parse import quote
 
 from grpo_core.errors import TrackingError, cause, name_of
 from grpo_core.machine.disk import free_name
 from grpo_core.machine.locks import waited_lock
+from grpo_core.machine.sqlite import revisions
 from tasks.run.progress import say as say_to_user
 
 PATIENCE_SECONDS = 600.0
@@ -29,7 +28,6 @@ BUSY_SECONDS = 20.0
 """For another program that is writing to a store."""
 LOCAL_ARTIFACTS = "./mlruns"
 """Where MLflow puts what is logged to its experiment `Default`, unless a server keeps it."""
-REVISION = re.compile(r'^(down_)?revision = "(\w+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +41,8 @@ class Schema:
     @property
     def is_current(self) -> bool:
         """Whether this version of MLflow can use it as it is."""
-        return self.revisions == (_history()[0],) and not self.has_leftovers
-
-    @property
-    def has_leftovers(self) -> bool:
-        """Whether a migration that ended in its middle has left a table behind."""
-        return any(table.startswith("_alembic_tmp_") for table in self.tables)
+        is_half = any(table.startswith("_alembic_tmp_") for table in self.tables)  # left by a migration that was cut short
+        return self.revisions == (_history()[0],) and not is_half
 
 
 def ensure_store(path: Path, artifacts: str = LOCAL_ARTIFACTS, say: Callable[[str], None] = say_to_user) -> None:
@@ -134,8 +128,7 @@ def _read_schema(path: Path) -> Schema:
     try:
         # `rw` without `c`: never created here, but what a killed writer has left in its `-journal` is rolled back.
         with contextlib.closing(_connect(path)) as connection:
-            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            tables = frozenset(str(name) for (name,) in names)
+            tables = frozenset(name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
             rows = connection.execute("SELECT version_num FROM alembic_version") if "alembic_version" in tables else ()
             return Schema(tables=tables, revisions=tuple(str(revision) for (revision,) in rows))
     except sqlite3.Error as error:
@@ -159,14 +152,13 @@ def _unreadable(path: Path, error: sqlite3.Error) -> str:
 
 def _create(path: Path, artifacts: str) -> None:
     """Create a store whole or not at all; whoever waits for the lock finds it ready."""
-    partial = _partial(path)
     try:
-        _complete(partial, artifacts)
-        partial.replace(path)
+        with _partial(path) as partial:
+            _complete(partial, artifacts)
+            partial.replace(path)
+    except OSError:
+        raise
     except Exception as error:
-        _remove(partial)
-        if isinstance(error, OSError):
-            raise
         raise TrackingError(f"tracking store {path}: cannot be created ({cause(error)})") from error
 
 
@@ -183,9 +175,13 @@ def _upgrade(path: Path, schema: Schema, artifacts: str, say: Callable[[str], No
             f"tracking store {path}: was made by another version of MLflow (schema {name_of(schema.revisions[0])}, which "
             f"{installed} does not know). Use that version, or: {_way_out(path)}"
         )
-    partial, aside = _partial(path), free_name(path.with_name(f"{path.name}.before-{head}"))
+    aside = free_name(path.with_name(f"{path.name}.before-{head}"))
     try:
-        with contextlib.closing(_connect(path)) as held, contextlib.closing(_connect(path)) as source:
+        with (
+            _partial(path) as partial,
+            contextlib.closing(_connect(path)) as held,
+            contextlib.closing(_connect(path)) as source,
+        ):
             held.execute("BEGIN IMMEDIATE")  # whoever writes waits; after the renaming SQLite refuses to write to the old file
             with contextlib.closing(sqlite3.connect(partial)) as copy:
                 source.backup(copy)
@@ -193,12 +189,10 @@ def _upgrade(path: Path, schema: Schema, artifacts: str, say: Callable[[str], No
             os.link(path, aside)
             partial.replace(path)
     except sqlite3.Error as error:
-        _remove(partial)
         raise TrackingError(_unreadable(path, error)) from error
+    except OSError:
+        raise
     except Exception as error:
-        _remove(partial)
-        if isinstance(error, OSError):
-            raise
         half = f"schema {schema.revisions[0]}" if len(schema.revisions) == 1 else f"{len(schema.revisions)} schema versions"
         raise TrackingError(
             broken(path, f"it holds half a migration ({half}), and {installed} cannot complete it ({cause(error, most=150)})")
@@ -228,26 +222,19 @@ def _complete(partial: Path, artifacts: str) -> None:
         os.fsync(file.fileno())
 
 
-def _partial(path: Path) -> Path:
-    """Return the file in which a store is made; what an earlier process has left there is removed."""
+@contextlib.contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """Yield the file in which a store is made; what an earlier process, or what is inside, has left there is removed."""
     partial = path.with_name(f".{path.name}.partial")
-    _remove(partial)
-    return partial
-
-
-def _remove(partial: Path) -> None:
-    for file in (partial, partial.with_name(f"{partial.name}-journal")):
-        file.unlink(missing_ok=True)
+    with contextlib.ExitStack() as leftovers:
+        for file in (partial, partial.with_name(f"{partial.name}-journal")):
+            file.unlink(missing_ok=True)
+            leftovers.callback(file.unlink, missing_ok=True)
+        yield partial
 
 
 @cache
-def _history() -> tuple[str, frozenset[str]]:
+def _history() -> tuple[str, set[str]]:
     """Return (the newest revision, all revisions) of the installed MLflow's migrations, without importing it."""
-    spec = find_spec("mlflow")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent / "store" / "db_migrations" / "versions"
-    found = [match for file in sorted(folder.glob("*.py")) for match in REVISION.findall(file.read_text(encoding="utf-8"))]
-    revisions = {revision for down, revision in found if not down}
-    (head,) = revisions - {revision for down, revision in found if down}
-    return head, frozenset(revisions)
+    known, (newest,) = revisions(Path(str(distribution("mlflow").locate_file("mlflow/store/db_migrations/versions"))))
+    return newest, known

@@ -1,34 +1,56 @@
-"""The MLflow run of a training: a new one, or the one that it had before it was interrupted."""
+"""The MLflow run of a training: a new one, or the one that it had before it was interrupted; what its page shows first."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import RunConfig, run_name
+from grpo_core.config import Origin, RunConfig, run_name
+from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
-from grpo_core.machine.jsonfile import read_json, write_private_json
+from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.plain_text import for_code, for_markdown
+from grpo_core.redaction import kept_uri
+from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
-from tasks.tracking.description import STOP_TAG, params, start_tags
+from tasks.process.context import prefect_is_embedded
 from tasks.tracking.store import TrackedRun, make_client
+
+PARENT = "mlflow.parentRunId"
+"""The tag by which MLflow nests a run below another."""
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as the description."""
+STOP_TAG = "grpo.stop"
+"""Set on a running MLflow run, by hand or by a program, it ends the training after its step; its value is the reason."""
 
 
 def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     """Return a new MLflow run that holds the configuration."""
-    config, origin, client = run_dir.read_config(), run_dir.read_origin(), make_client(uri)
+    config, origin = run_dir.read_config(), run_dir.read_origin()
     name = config.tracking.run_name or run_name(config, origin)
-    experiment_id = find_experiment(client, uri, config.tracking.experiment, run_dir.path)
-    run = client.create_run(experiment_id, run_name=name, tags=start_tags(config, origin, run_dir.path))
+    tags = _start_tags(config, origin, run_dir.path)
+    return create_run(run_dir, config, uri, name, tags=tags, params=_params(config))
+
+
+def create_run(
+    flow_dir: FlowDir, config: RunConfig, uri: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, str]
+) -> TrackedRun:
+    """Return a new MLflow run of a run or sweep, noted in its folder."""
+    client = make_client(uri)
+    experiment_id = _find_experiment(client, uri, config.tracking.experiment, flow_dir.path)
+    run = client.create_run(experiment_id, run_name=name, tags=tags)
     tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
-    write_private_json(run_dir.tracking_file, asdict(tracked))  # at once: whoever resumes a run that dies here finds this one
-    _log_params(client, tracked, config)
+    # At once: whoever resumes a run that dies here finds this one.
+    write_json(flow_dir.tracking_file, asdict(tracked), private=True)
+    _log_params(client, tracked, params)
     return tracked
 
 
-def _log_params(client: Any, tracked: TrackedRun, config: RunConfig) -> None:
+def _log_params(client: Any, tracked: TrackedRun, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
-    client.log_batch(tracked.run_id, params=[Param(key, value) for key, value in params(config).items()])
+    client.log_batch(tracked.run_id, params=[Param(key, value) for key, value in params.items()])
 
 
 def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> TrackedRun | None:
@@ -43,19 +65,17 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
         try:
             client = make_client(uri)
             run = client.get_run(known.run_id)
-        except TrackingError as error:  # a password that is no longer in the environment
-            failure = failure or error
-            continue
-        except MlflowException as error:
-            failure = failure if error.error_code == "RESOURCE_DOES_NOT_EXIST" else failure or error
+        except (TrackingError, MlflowException) as error:  # also a password that is no longer in the environment
+            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                failure = failure or error
             continue
         if run.info.lifecycle_stage == "deleted":
             return None
         tracked = replace(known, uri=uri)
         if asdict(tracked) != read_json(run_dir.tracking_file):  # also where an earlier version has kept a password
-            write_private_json(run_dir.tracking_file, asdict(tracked))
+            write_json(run_dir.tracking_file, asdict(tracked), private=True)
         client.update_run(tracked.run_id, status="RUNNING")
-        _log_params(client, tracked, run_dir.read_config())  # the attempt before may have died before it did
+        _log_params(client, tracked, _params(run_dir.read_config()))  # the attempt before may have died before it did
         if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue
             client.delete_tag(tracked.run_id, STOP_TAG)
         return tracked
@@ -64,15 +84,14 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
     return None
 
 
-def find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
+def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     """Return the id of an experiment, made where there is none; artifacts of a local store lie beside the run dirs."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    local = uri.startswith("sqlite")
-    location = (run_path.resolve().parent / "mlartifacts").as_uri() if local else None
+    location = (run_path.resolve().parent / "mlartifacts").as_uri() if uri.startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
     try:
@@ -82,3 +101,51 @@ def find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
         if found is None:
             raise
         return str(found.experiment_id)
+
+
+def _describe(config: RunConfig, origin: Origin, run_path: Path) -> str:
+    """Return the description, in Markdown: what differs from the preset, how to see more, how to stop."""
+    rows = [
+        f"| {for_code(key, in_table=True)} | {_cell(before)} | {_cell(now)} |" for key, (before, now) in origin.changes.items()
+    ]
+    table = ["| key | preset | this run |", "|---|---|---|", *rows] if rows else ["Exactly as the preset says."]
+    return "\n".join(
+        [
+            f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
+            "",
+            *table,
+            "",
+            f"Where it is: {for_code(f'grpo status {shlex.quote(str(run_path.resolve()))}')}. "
+            f"A training ends after its step when the tag `{STOP_TAG}` is set here.",
+        ]
+    )
+
+
+def _cell(value: Any) -> str:
+    return "null" if value is None else for_markdown(str(value))
+
+
+def _start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, str]:
+    """Return the tags with which a run begins."""
+    from prefect.runtime import flow_run
+    from prefect.utilities.urls import url_for
+
+    flow_run_id = str(flow_run.id or "")
+    shown = flow_run_id and not prefect_is_embedded()  # an embedded server is gone when somebody follows the link
+    return {
+        NOTE: _describe(config, origin, run_path),
+        "preset": origin.preset,
+        "seed": str(config.training.seed),
+        "run_dir": str(run_path.resolve()),
+        "prefect.flow_run_id": flow_run_id,
+        "prefect.flow_run_url": kept_uri((url_for("flow-run", obj_id=flow_run_id) if shown else None) or ""),
+        "mlflow.source.name": "grpo",
+        **({PARENT: config.tracking.parent} if config.tracking.parent else {}),
+        **config.tracking.labels,
+    }
+
+
+def _params(config: RunConfig) -> dict[str, str]:
+    """Return the labels and the flattened configuration; the compare page and parallel coordinates use them as they are."""
+    others = {key: str(value) for key, value in flatten(config).items() if not key.startswith("tracking.labels")}
+    return {**config.tracking.labels, **others}

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 
 from grpo_core.redaction import redact_uri
-from grpo_core.run.alerts import is_alert
+from grpo_core.run.alerts import Alert, is_alert
 from grpo_core.run.journal import Record
-from grpo_core.run.rules import Alert
 from tasks.tracking.store import TrackedRun, make_client, short_retries
 
 SHIP_SECONDS = 1.0
@@ -83,14 +82,15 @@ class Shipper:
 
         fresh = [record for record in self._waiting if record.step > self._mark(record)]
         for records in _batches(fresh):
-            rows = [
-                Metric(key, value, record.timestamp_ms, record.step)
-                for record in records
-                for key, value in record.metrics.items()
-            ]
-            self._client.log_batch(self._tracked.run_id, metrics=rows)
-            for record in records:
-                self._marks[_mark_key(record)] = record.step
+            self._client.log_batch(
+                self._tracked.run_id,
+                metrics=[
+                    Metric(key, value, record.timestamp_ms, record.step)
+                    for record in records
+                    for key, value in record.metrics.items()
+                ],
+            )
+            self._marks |= {_mark_key(record): record.step for record in records}
         self._waiting.clear()
         if self._tags:
             self._client.log_batch(self._tracked.run_id, tags=[RunTag(key, text) for key, text in self._tags.items()])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 from pydantic.dataclasses import dataclass
 
@@ -44,6 +45,11 @@ class TrackedRun:
         """What to type to look at it."""
         store = f'"${VARIABLE}"' if HIDDEN in self.uri else self.uri
         return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {store}, then"
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Lines that show where it is, each with a label for the first."""
+        return tuple(zip(("MLflow", ""), filter(None, (self.ui_command, self.address)), strict=False))
 
 
 def read_tracked(run_dir: RunDir) -> TrackedRun:
@@ -100,67 +106,54 @@ def make_client(uri: str, create: bool = True) -> Any:
     return MlflowClient(tracking_uri=usable_uri(uri))
 
 
-_checked: set[tuple[str, int, int]] = set()
-"""Path, device and inode of the local stores that this process has found whole: most clients live for one request."""
+_checked: dict[Path, tuple[int, int]] = {}
+"""Device and inode of the local stores that this process has found whole: most clients live for one request."""
 
 
 def _check_store(uri: str, file: Path, create: bool) -> None:
     if not file.exists():
         if not create:
             raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the run's store")
-    elif _identity(file) in _checked:
+    elif _checked.get(file) == _identity(file):
         return
     ensure_store(file)
     refuse_incomplete(file)
-    if any(path == str(file) for path, _, _ in _checked):
+    if file in _checked:
         close_connections(uri)  # they lead to the file that was moved away
-    _checked.add(_identity(file))
+    _checked[file] = _identity(file)
 
 
-def _identity(file: Path) -> tuple[str, int, int]:
+def _identity(file: Path) -> tuple[int, int]:
     facts = file.stat()
-    return str(file), facts.st_dev, facts.st_ino
+    return facts.st_dev, facts.st_ino
 
 
 SHORT_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
-class _ShortRetries:
-    """MLflow reads its environment, which all threads share: the first user sets it, the last one puts back what was there."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before: dict[str, str | None] = {}
-
-    def begin(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._before = {name: os.environ.get(name) for name in SHORT_RETRIES}
-                os.environ.update(SHORT_RETRIES)
-            self._users += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            for name, value in self._before.items() if self._users == 0 else ():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-_short_retries = _ShortRetries()
+_users_lock = threading.Lock()
+_before: list[dict[str, str]] = []
+"""One for each thread inside `short_retries`: what the environment held of these names before the first of them."""
 
 
 @contextmanager
 def short_retries() -> Iterator[None]:
-    """Let the caller decide how long to wait: MLflow's own retries would block for minutes. Safe in threads."""
-    _short_retries.begin()
+    """Let the caller decide how long to wait: MLflow's own retries would block for minutes. Safe in threads.
+
+    MLflow reads its environment, which all threads share: the first user sets it, the last one puts back what was there.
+    """
+    with _users_lock:
+        _before.append(_before[0] if _before else {name: os.environ[name] for name in SHORT_RETRIES if name in os.environ})
+        os.environ.update(SHORT_RETRIES)
     try:
         yield
     finally:
-        _short_retries.end()
+        with _users_lock:
+            before = _before.pop()
+            if not _before:
+                os.environ.update(before)
+                for name in SHORT_RETRIES.keys() - before.keys():
+                    os.environ.pop(name, None)
 
 
 @contextmanager
@@ -183,3 +176,25 @@ def tracking_errors(what: str, remedy: str) -> Iterator[None]:
     except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)  # SQL follows it, and more
         raise TrackingError(f"{what} ({redact_uri(first_line)[:300]}); {remedy}") from error
+
+
+def artifact_folder(tracked: TrackedRun) -> Path | None:
+    """Return the local folder that a run's artifacts go to; None where a server takes them, or it cannot be known."""
+    if not is_local(tracked.uri):
+        return None
+    try:
+        with short_retries():
+            address = make_client(tracked.uri).get_run(tracked.run_id).info.artifact_uri
+    except Exception:  # noqa: BLE001  (mlflow raises unrelated types; the figure is only an estimate)
+        return None
+    parts = urlparse(str(address))
+    return Path(unquote(parts.path)).parents[1] if parts.scheme in ("", "file") else None  # ROOT/<run id>/artifacts
+
+
+def is_local(uri: str) -> bool:
+    """Return whether a tracking store is a file or folder of this machine, and no server or database of another.
+
+    >>> is_local("sqlite:////tmp/mlflow.db"), is_local("http://127.0.0.1:5000"), is_local("postgresql://host/mlflow")
+    (True, False, False)
+    """
+    return urlparse(uri).scheme in ("", "file", "sqlite")

@@ -5,22 +5,18 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.machine.jsonfile import write_private_json
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.sweep.folder import StoredSweep, SweepDir, mlflow_run_id
 from grpo_core.sweep.measures import MEASURES
-from tasks.process.cancellation import RunCancelledError
-from tasks.tracking import Status
-from tasks.tracking.description import NOTE, PARENT
-from tasks.tracking.opening import find_experiment
-from tasks.tracking.store import TrackedRun, make_client, read_tracking_file, short_retries, tracking_uri
+from tasks.process.cancellation import was_interrupted
+from tasks.tracking import OPENING_REMEDY, Status
+from tasks.tracking.opening import NOTE, PARENT, create_run
+from tasks.tracking.store import TrackedRun, make_client, read_tracking_file, short_retries, tracking_errors, tracking_uri
 
 if TYPE_CHECKING:
     from grpo_core.sweep.results import Results
@@ -29,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 6000
 """Of a parameter's value, in every store that MLflow has."""
+MAX_CHILDREN = 50_000
+"""What MLflow returns of a search at most."""
 NOTE_SECONDS = 2.0
 LABEL = "sweep"
 """Label of a sweep and of its runs: the sweep's id."""
@@ -41,25 +39,17 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     Raises:
         TrackingError: the store or server cannot be used.
     """
-    sweep_dir, config = stored.dir, stored.plan.configs[0]
-    uri = tracking_uri(config, sweep_dir.path)
-    try:
-        with short_retries():
-            client = make_client(uri)
-            known = read_parent(sweep_dir)
-            if known is not None and _is_there(client, known):
-                client.update_run(known.run_id, status="RUNNING")
-                return known
-            experiment_id = find_experiment(client, uri, config.tracking.experiment, sweep_dir.path)
-            run = client.create_run(experiment_id, run_name=stored.name, tags=_tags(stored))
-            tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=stored.name)
-            write_private_json(sweep_dir.tracking_file, asdict(tracked))
-            _log_params(client, tracked, stored)
-            return tracked
-    except GrpoError:  # a local store that is broken or locked: the message names the file and what to do
-        raise
-    except Exception as error:  # mlflow raises unrelated types for each store
-        raise TrackingError(f"tracking.uri {uri}: the sweep cannot be tracked ({cause(error)})") from error
+    config = stored.plan.configs[0]
+    uri = tracking_uri(config, stored.dir.path)
+    settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
+    params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
+    with tracking_errors(f"tracking.uri {uri}: the sweep cannot be tracked", OPENING_REMEDY):
+        client = make_client(uri)
+        known = read_parent(stored.dir)
+        if known is not None and _is_there(client, known):
+            client.update_run(known.run_id, status="RUNNING")
+            return known
+        return create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params)
 
 
 def _is_there(client: Any, known: TrackedRun) -> bool:
@@ -104,39 +94,19 @@ def _tags(stored: StoredSweep) -> dict[str, str]:
     }
 
 
-def _log_params(client: Any, tracked: TrackedRun, stored: StoredSweep) -> None:
-    from mlflow.entities import Param
-
-    values = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
-    params = [Param(f"sweep.{key}", str(value)[:MAX_CHARACTERS]) for key, value in values.items()]
-    client.log_batch(tracked.run_id, params=params)
-
-
 def drop_strays(tracked: TrackedRun, stored: StoredSweep) -> None:
     """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
     client = make_client(tracked.uri)
     with short_retries():
-        empty = [run.info.run_id for run in _children(client, tracked) if not run.data.metrics]
+        is_below = f"tags.`{PARENT}` = '{tracked.run_id}'"
+        children = client.search_runs([tracked.experiment_id], is_below, max_results=MAX_CHILDREN)
+        empty = [run.info.run_id for run in children if not run.data.metrics]
         if not empty:
             return
         time.sleep(NOTE_SECONDS)  # a run of a worker that has just been opened is noted in its folder now
-        keys = [(arm, seed) for arm in stored.dir.read_arms() for seed in stored.plan.sweep.seeds]
-        known = {mlflow_run_id(stored.dir.run_dir(*key)) for key in keys}
-        for run_id in empty:
-            if run_id not in known:
-                client.delete_run(run_id)
-
-
-def _children(client: Any, tracked: TrackedRun) -> list[Any]:
-    """Return the MLflow runs of a sweep."""
-    found: list[Any] = []
-    token: str | None = None
-    while True:
-        page = client.search_runs([tracked.experiment_id], f"tags.`{PARENT}` = '{tracked.run_id}'", page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+        arms, seeds = stored.dir.read_arms(), stored.plan.sweep.seeds
+        for run_id in set(empty) - {mlflow_run_id(stored.dir.run_dir(arm, seed)) for arm in arms for seed in seeds}:
+            client.delete_run(run_id)
 
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
@@ -150,8 +120,10 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
         key: value for key, value in figures.items() if not math.isnan(value) or not math.isnan(present.get(key, math.nan))
     }
     now = round(time.time() * 1000)
-    metrics = [Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value]
-    client.log_batch(row["mlflow_run_id"], metrics=metrics)
+    client.log_batch(
+        row["mlflow_run_id"],
+        metrics=[Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value],
+    )
 
 
 def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
@@ -190,14 +162,11 @@ def fitting_lines(lines: Sequence[str], most: int) -> str:
 @contextmanager
 def end_sweep(tracked: TrackedRun) -> Iterator[None]:
     """End the sweep's MLflow run with the right status whatever happens inside."""
-    status: Status = "KILLED"
+    status: Status = "FINISHED"
     try:
         yield
-        status = "FINISHED"
-    except RunCancelledError:
-        raise
-    except Exception:
-        status = "FAILED"
+    except BaseException as error:
+        status = "KILLED" if was_interrupted(error) else "FAILED"
         raise
     finally:
         try:

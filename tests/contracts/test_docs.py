@@ -9,14 +9,14 @@ import pytest
 from grpo_core.algorithm import gradients
 from grpo_core.config.loading import known_keys
 from grpo_core.config.trl_limits import FIXED, FIXED_KL
-from grpo_core.interop import option_table
+from grpo_core.interop import tables
 from grpo_core.interop.roll.keys import ROLL
+from grpo_core.interop.tables import ALWAYS, VLM_R1
 from grpo_core.interop.trl.keys import GRPO_CONFIG, TRL
-from grpo_core.interop.vlm_r1 import ALWAYS, VLM_R1
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
-TABLES = {"gradients": gradients.gradient_table, "options": option_table.render_options}
+TABLES = {"gradients": gradients.gradient_table, "options": tables.render_options}
 
 
 def segment(name: str) -> re.Pattern[str]:
@@ -42,14 +42,14 @@ def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_proj
         *("loss.sampler_level", "loss.sampler_bound"),  # of sampler_correction
     }
     groups = [exported, FIXED.keys(), FIXED_KL.keys(), own, parts_of_refused_ones]
-    algorithm = option_table.algorithm_keys().keys()
+    algorithm = tables.algorithm_keys().keys()
     assert [key for key in algorithm if sum(key in group for group in groups) != 1] == []
 
 
 def test_names_in_trl_are_names_in_trl() -> None:
     from trl.trainer.grpo_config import GRPOConfig
 
-    cells = [option_table.names_elsewhere(key)[0] for key in option_table.algorithm_keys()]
+    cells = [tables.names_elsewhere(key)[0] for key in tables.algorithm_keys()]
     names = {name for cell in cells for name in re.findall(r"`([a-z_0-9]+)`", cell)}
     older_or_of_the_script = {"max_prompt_length", "warmup_ratio", "reward_funcs"}
     assert names - GRPOConfig.__dataclass_fields__.keys() == older_or_of_the_script

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from grpo_core.algorithm.masking import completion_mask
-from grpo_core.generation.randomness import Stream, token_uniforms
-from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream, token_uniforms
 from grpo_core.generation.torch_sampler import invert_cdf, restrict
 from grpo_core.types import Prompt
 from tests.policies import policy_of

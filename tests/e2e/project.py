@@ -8,8 +8,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
-from flows.stack.secret import prefect_client
-from flows.stack.state import Stack, read_stack
+from flows.stack.state import Stack, prefect_client, read_stack
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from grpo_core.metrics import find_metric, required_step_keys
+from grpo_core.metrics import find_metric
 from grpo_core.run.journal import read_journal
+from tests.step_keys import required_step_keys
 
 STEPS = 4
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from optuna.storages import RDBStorage
 
-from flows.stack.secret import prefect_client
+from flows.stack.state import prefect_client
 from grpo_core.config import apply_overrides
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for

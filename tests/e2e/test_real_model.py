@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.metrics import required_step_keys
 from grpo_core.run.journal import read_journal
+from tests.step_keys import required_step_keys
 
 ROOT = Path(__file__).parents[2]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stack.ports import is_free
-from flows.stack.processes import marked_processes
-from flows.stack.runs import is_flow, run_processes
+from flows.stack.prefect_api import is_flow, run_processes
+from flows.stack.processes import is_free, marked_processes
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.journal import read_journal
 from tests.e2e.project import Project, wait_for

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import ConfigError, GrpoError, JournalError
-from grpo_core.evaluation.subject import find_subject
+from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
@@ -198,8 +198,7 @@ def test_a_configuration_that_was_edited_is_refused_by_its_keys(run_dir: RunDir,
 
 
 def test_a_damaged_run_is_no_empty_row_of_a_sweep(run_dir: RunDir) -> None:
-    from grpo_core.sweep.arms import Arm
-    from grpo_core.sweep.file_models import Outcome
+    from grpo_core.sweep.arms import Arm, Outcome
     from grpo_core.sweep.results import read_run, run_row
     from grpo_core.sweep.schema import ObjectiveConfig
 
@@ -378,7 +377,7 @@ def assert_tracked_once(tracked: Any, run_dir: RunDir) -> None:
 def test_mlflow_gives_back_the_steps_that_are_missing(
     run_dir: RunDir, finished: RunDir, tracked: Any, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
     repair_run(run_dir.path, "mlflow")
@@ -406,7 +405,7 @@ def test_mlflow_gives_back_the_steps_that_are_missing(
 
 
 def test_a_repaired_journal_that_is_damaged_again_is_repaired_again(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     cut_after(run_dir, 3)
     repair_run(run_dir.path, "mlflow")
@@ -419,7 +418,7 @@ def test_a_repaired_journal_that_is_damaged_again_is_repaired_again(run_dir: Run
 
 
 def test_what_mlflow_does_not_hold_either_is_not_invented(run_dir: RunDir, tracked: Any) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     run, client = tracked
     other = client.create_run(run.experiment_id).info.run_id
@@ -446,7 +445,7 @@ def test_a_cut_leaves_mlflow_with_each_figure_once(run_dir: RunDir, finished: Ru
 
 
 def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
-    from tasks.run.repair import repair_run
+    from tasks.run.setup import repair_run
 
     journal = Journal(run_dir.journal_file)
     try:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import FolderError, GrpoError, JournalError
+from grpo_core.run.flow_folder import ROOTS_VARIABLE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.starting import ROOTS_VARIABLE
 from tasks.folders import check_root
 from tasks.process.context import FLOW_RUN_VARIABLE
 
@@ -81,20 +81,20 @@ def reproduce(path: Path, run: RunDir) -> None:
 
 
 def sweep(path: Path, run: RunDir) -> None:
-    from tasks.sweep.opening import open_sweep
+    from tasks.sweep.stages import open_sweep
 
     open_sweep.fn("beta_group_sync_tiny", {}, path)
 
 
 def resume_sweep(path: Path, run: RunDir) -> None:
-    from tasks.sweep.opening import hold_sweep
+    from tasks.sweep.stages import hold_sweep
 
     with hold_sweep(path):
         pass
 
 
 def report(path: Path, run: RunDir) -> None:
-    from tasks.sweep.reporting import report_again
+    from tasks.sweep.stages import report_again
 
     report_again(path)
 

@@ -24,7 +24,7 @@ from tasks.run.evaluation_run import open_evaluation
 from tasks.run.reproduction import open_reproduction, say_changes
 from tasks.run.setup import hold_run, open_run
 from tasks.sweep.local import LocalLauncher
-from tasks.sweep.opening import hold_sweep, open_sweep
+from tasks.sweep.stages import hold_sweep, open_sweep
 
 CODE = {
     "training.python": "/tmp/python",

@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.stack.client_settings import folder_here, is_for, write_client_settings
 from flows.stack.control import Wanted, end_stack, start_stack
-from flows.stack.folder import claim_folder
-from flows.stack.ports import listens
-from flows.stack.processes import MARK, identify, is_alive, start_process
-from flows.stack.secret import ensure_secret, prefect_client, read_secret, secret_file
-from flows.stack.servers import use_stack
+from flows.stack.processes import MARK, identify, is_alive, listens, start_process
+from flows.stack.servers import folder_here, is_for, use_stack, write_client_settings
 from flows.stack.services import MLFLOW
-from flows.stack.state import Stack, read_stack
+from flows.stack.state import Stack, claim_folder, ensure_secret, prefect_client, read_secret, read_stack, secret_file
 from grpo_core.errors import StackError
 
 # These processes outlive the objects that started them; that is what they are for.
@@ -113,7 +109,7 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_that_claim_a_folder_at_once_both_have_it(tmp_path: Path) -> None:
-    claims = "from pathlib import Path; from flows.stack.folder import claim_folder\n"
+    claims = "from pathlib import Path; from flows.stack.state import claim_folder\n"
     claims += f"for number in range(200): claim_folder(Path({str(tmp_path)!r}) / str(number))"
     both = [subprocess.Popen([sys.executable, "-c", claims], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [(process.communicate()[1], process.returncode) for process in both] == [("", 0)] * 2

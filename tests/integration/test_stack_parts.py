@@ -11,23 +11,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
-from flows.stack import prefect_setup
-from flows.stack.client_settings import folder_here, remove_client_settings, write_client_settings
 from flows.stack.control import Wanted, start_stack
-from flows.stack.ports import choose_port, is_free
 from flows.stack.processes import (
     MARK,
     ProcessId,
+    choose_port,
     end_processes,
     family,
     identify,
     is_alive,
+    is_free,
     marked_processes,
     start_process,
 )
+from flows.stack.servers import folder_here, remove_client_settings, write_client_settings
 from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 from grpo_core.machine.gpus import SLOTS_VARIABLE
@@ -201,11 +200,3 @@ def test_without_a_worker_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
     with held_slot(busy) as first, held_slot(busy) as second:
         assert first == second == ()
-
-
-@pytest.mark.parametrize(("codes", "expected", "asked"), [([503, 503, 200], 200, 3), ([404], 404, 1), ([500], 500, 1)])
-def test_a_server_that_is_busy_starting_is_asked_again(codes: list[int], expected: int, asked: int) -> None:
-    left = list(codes)
-    with httpx.Client(base_url="http://stack", transport=httpx.MockTransport(lambda _: httpx.Response(left.pop(0)))) as client:
-        assert prefect_setup._ask(client, "GET", "/work_pools/grpo").status_code == expected
-    assert len(codes) - len(left) == asked

@@ -17,12 +17,10 @@ from scipy import stats
 from grpo_core.config import RunConfig
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.arms import Arm, arm_config
-from grpo_core.sweep.axes import grid
-from grpo_core.sweep.file_models import Outcome
+from grpo_core.sweep.arms import Arm, Outcome, arm_config, grid
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
-from tasks.sweep.reporting import report_again
+from tasks.sweep.stages import report_again
 
 STEPS, PROBE_EVERY, LAST_STEPS = 30, 10, 5
 PROBE = "kl/probe/full_init"
@@ -213,8 +211,8 @@ def test_the_words_the_effects_and_their_table(sweep_dir: SweepDir, probes: dict
     answer = json.loads((sweep_dir.path / "answer.json").read_text())
     effects = pandas.read_parquet(sweep_dir.report / "effects.parquet").set_index(["outcome", "knob"])
     for name, knob, larger, smaller, words in (
-        ("β", "loss.beta", (2, 3), (0, 1), "0.1 holds it lower than 1"),
-        ("sync period", "reference.sync_steps", (1, 3), (0, 2), "never holds it lower than 20"),
+        ("β", "loss.beta", (2, 3), (0, 1), "0.1 has lower drift than 1"),
+        ("sync period", "reference.sync_steps", (1, 3), (0, 2), "never has lower drift than 20"),
     ):
         of_seed = [fmean(probes[arm, seed] for arm in larger) - fmean(probes[arm, seed] for arm in smaller) for seed in SEEDS]
         interval = stats.ttest_1samp(of_seed, 0).confidence_interval(0.95)

@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.metrics import find_metric, required_step_keys
+from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import find_best
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_journal
-from grpo_core.run.journal_chain import Chain
+from grpo_core.run.record import Chain
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
+from tests.step_keys import required_step_keys
 
 REWARDS = ["reasoning_gym", "length"]
 KL_PANEL = {"kl/ref/k1", "kl/ref/k2", "kl/ref/k3", "kl/ref/max", "kl/ref/p95", "kl/ref/se", "kl/ref/seq", "kl/init/k3"}
@@ -171,7 +172,7 @@ def killed_after_two_steps_of_four(whole, name, **changed_figures):
         if record["kind"] == "step" and record["step"] == 3:
             record["data"]["metrics"] |= changed_figures
         sealed, digest = chain.seal(json.dumps(record, separators=(",", ":")).encode())
-        chain.advance(digest)
+        chain.digest = digest
         lines.append(sealed + b"\n")
     killed.journal_file.write_bytes(b"".join(lines))
     return killed

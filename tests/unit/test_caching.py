@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.machine.locks import lock_holder
-from tasks.run.caching import prepared_once
+from tasks.run.inputs import prepared_once
 
 
 @pytest.fixture

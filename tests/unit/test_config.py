@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config, parse_overrides, validate_config
 from grpo_core.config.derived import advantage_rms_factor
-from grpo_core.config.flat import flatten
 from grpo_core.config.loading import known_keys
+from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -16,9 +16,8 @@ import pytest
 
 from grpo_core.config import DataConfig
 from grpo_core.data.frozen import freeze, load_frozen, read_manifest
-from grpo_core.data.order import prompts_of_step
 from grpo_core.data.prepare import prepare
-from grpo_core.data.prompts import PromptSplit, build_prompts
+from grpo_core.data.prompts import PromptSplit, build_prompts, prompts_of_step
 from grpo_core.data.sources import read_rows
 from grpo_core.errors import DataError
 from grpo_core.types import Prompt

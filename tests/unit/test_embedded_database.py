@@ -8,8 +8,9 @@ from pathlib import Path
 import prefect
 import pytest
 
-from flows.stack.embedded_database import WAIT_NOTICE_SECONDS, Condition, database_file, examine, migration_lock
+from flows.stack.embedded_database import Condition, database_file, examine, migration_lock
 from grpo_core.errors import StackError
+from grpo_core.machine.locks import NOTICE_SECONDS
 
 HOLDER = """
 import os, sys, time
@@ -119,12 +120,15 @@ def test_the_lock_is_owner_only_and_whoever_waits_names_its_holder(tmp_path: Pat
         lock = file.with_name("prefect.db.lock")
         assert lock.stat().st_mode & 0o777 == 0o600
         shown: list[str] = []
-        monkeypatch.setattr("flows.stack.embedded_database.WAIT_NOTICE_SECONDS", 0.0)
+        monkeypatch.setattr("grpo_core.machine.locks.NOTICE_SECONDS", 0.0)
         monkeypatch.setattr("flows.stack.embedded_database.WAIT_SECONDS", 0.3)
-        with pytest.raises(StackError, match=f"held by process {pid} for"), migration_lock(file, shown.append):
+        with (
+            pytest.raises(StackError, match=rf"process {pid}, which makes or migrates .* held this lock .*PREFECT_HOME"),
+            migration_lock(file, shown.append),
+        ):
             pass
         assert f"waiting for process {pid}" in shown[0]
-        assert WAIT_NOTICE_SECONDS > 0
+        assert NOTICE_SECONDS > 0
     finally:
         holder.kill()
         holder.wait()

@@ -4,7 +4,7 @@ import tempfile
 
 import pytest
 
-from flows.stack.embedded_output import failure, sign_of_damage, written
+from flows.stack.embedded import failure, sign_of_damage, written
 from flows.stack.servers import HISTORY, runs_in_prefect
 from tasks.process.context import EMBEDDED_VARIABLE, prefect_is_embedded
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import JournalError
-from grpo_core.run.starting import make_folder
+from grpo_core.run.flow_folder import make_folder
 
 
 def test_folders_made_in_the_same_second_are_different_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ import yaml
 
 from grpo_core.config import load_config
 from grpo_core.errors import ConfigError
-from grpo_core.interop import SYSTEMS, Imported, import_config, render
+from grpo_core.interop.conversion import SYSTEMS, import_config
 from grpo_core.interop.reading import flatten_sections
+from grpo_core.interop.records import Imported
+from grpo_core.interop.report import render
 from grpo_core.interop.roll.batches import count_devices
 
 ROOT = Path(__file__).parents[2]
@@ -420,7 +422,8 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
 
 def test_importing_loads_neither_torch_nor_trl() -> None:
     program = (
-        f"import sys; from grpo_core.interop import import_config; import_config({str(BY_NAME['trl_full.yaml'])!r})\n"
+        "import sys; from grpo_core.interop.conversion import import_config\n"
+        f"import_config({str(BY_NAME['trl_full.yaml'])!r})\n"
         "print(sorted({'torch', 'transformers', 'trl'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import JournalError
-from grpo_core.metrics import REGISTRY, check_registered, find_metric, is_registered, required_step_keys
+from grpo_core.metrics import REGISTRY, check_registered, find_metric, is_registered
+from tests.step_keys import required_step_keys
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = (ROOT / "tests" / "required_keys.txt").read_text().split()

@@ -30,7 +30,7 @@ from grpo_core.config import (
     validate_config,
 )
 from grpo_core.config.derived import advantage_rms_factor, effective_beta, optimizer_steps, weight_of_kl
-from grpo_core.config.flat import flatten
+from grpo_core.config.origin import flatten
 from grpo_core.data.frozen import freeze, load_frozen
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import read_rows

@@ -21,14 +21,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from grpo_core.config import Origin, RunConfig, run_name, validate_config
 from grpo_core.data.frozen import load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
-from grpo_core.evaluation.subject import find_subject
+from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, list_checkpoints, read_mark, read_state
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import KINDS, Journal, JournalTail, Record, read_journal
-from grpo_core.run.journal_chain import Chain
+from grpo_core.run.record import Chain
 from grpo_core.run.summary import describe_result, run_status
 from grpo_core.run.tables import sync_table
 from grpo_core.training.__main__ import main
@@ -74,7 +74,7 @@ def make_repeatable(run_dir: RunDir) -> None:
         metrics.update({key: 1.0 for key in metrics if key.startswith(("time/", "perf/"))})
         del record["digest"]
         line, digest = chain.seal(json.dumps(record, separators=(",", ":")).encode())
-        chain.advance(digest)
+        chain.digest = digest
         lines.append(line + b"\n")
         digests.append(digest)
     run_dir.journal_file.write_bytes(b"".join(lines))

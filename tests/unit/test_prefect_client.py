@@ -8,21 +8,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.stack import secret
-from flows.stack.secret import prefect_client
-from flows.stack.state import Stack
+from flows.stack.state import Stack, prefect_client
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Answers 503 as often as `left` says, then 200."""
+    """Answers with these codes, one after the other."""
 
-    left = 0
+    codes: list[int]
     bodies: list[bytes]
 
     def do_PATCH(self) -> None:
         self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).left -= 1
-        self.send_response(503 if type(self).left >= 0 else 200)
+        self.send_response(self.codes.pop(0))
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -31,8 +28,7 @@ class Busy(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    monkeypatch.setattr(secret, "BUSY_PAUSES", (0.01, 0.01))
+def stack(tmp_path: Path) -> Iterator[Stack]:
     Busy.bodies = []
     server = HTTPServer(("127.0.0.1", 0), Busy)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -43,10 +39,13 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     server.server_close()
 
 
-@pytest.mark.parametrize(("busy", "status", "requests"), [(0, 200, 1), (2, 200, 3), (5, 503, 3)])
-def test_a_request_is_repeated_while_prefect_is_busy(stack: Stack, busy: int, status: int, requests: int) -> None:
-    Busy.left = busy
-    with prefect_client(stack) as client:
+@pytest.mark.parametrize(
+    ("codes", "status", "requests"),
+    [([200], 200, 1), ([503, 503, 200], 200, 3), ([503] * 5, 503, 3), ([404], 404, 1), ([500], 500, 1)],
+)
+def test_a_request_is_repeated_while_prefect_is_busy(stack: Stack, codes: list[int], status: int, requests: int) -> None:
+    Busy.codes = list(codes)
+    with prefect_client(stack, pauses=(0.01, 0.01)) as client:
         answer = client.patch("/work_pools/grpo", json={"concurrency_limit": 1})
     assert answer.status_code == status
     assert Busy.bodies == [b'{"concurrency_limit":1}'] * requests

@@ -5,7 +5,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from grpo_core.algorithm.logprobs import token_logps
-from grpo_core.policy.prefix import completion_hidden, encode_prompts, pad_left, vocabulary_head
+from grpo_core.policy.forward import completion_hidden, encode_prompts, pad_left, vocabulary_head
 
 PROMPTS = ((5, 6, 7, 8, 9, 10, 11), (30, 31), (40, 41, 42, 43))
 COMPLETIONS = ((50, 51, 52), (53,), (54, 55, 56, 57, 58), (59, 60), (61, 62, 63), (64, 65, 66, 67))

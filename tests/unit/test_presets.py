@@ -18,8 +18,8 @@ from grpo_core.config import (
     run_name,
     validate_config,
 )
-from grpo_core.config.flat import flatten
-from grpo_core.config.knobs import KNOBS
+from grpo_core.config.loading import KNOBS
+from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.machine.private import private_folder, write_private
+from grpo_core.machine.disk import private_folder, write_private
 
 
 def _mode(path: Path) -> int:

@@ -5,8 +5,7 @@ import torch
 
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.config import RunConfig
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.reference import Reference
 from grpo_core.training.probe import probe_figures
 from grpo_core.types import Prompt

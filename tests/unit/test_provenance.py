@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from grpo_core.config import TrainingConfig
 from grpo_core.policy.device import pin_threads
-from grpo_core.run.provenance import Provenance, collect_provenance, environment_differences, write_provenance
+from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
 
 NVIDIA_SMI = """#!/bin/sh
 test "$*" = "--query-gpu=name,driver_version --format=csv,noheader" || exit 9
@@ -22,7 +21,7 @@ echo "NVIDIA H100 80GB HBM3, 570.86.15"
 """
 
 
-def collect(threads: int | None = None, device: str = "auto", git_diff: bool = True) -> Provenance:
+def collect(threads: int | None = None, device: str = "auto", git_diff: bool = True) -> dict[str, Any]:
     training = {"seed": 1, "threads": threads, "device": device}
     config = {"training": training, "data": {"seed": 2}, "tracking": {"git_diff": git_diff}}
     return collect_provenance(config, "d", "m")
@@ -42,25 +41,25 @@ def test_the_threads_are_those_that_the_training_uses(threads: int | None) -> No
     before = torch.get_num_threads()
     pinned = pin_threads(TrainingConfig(threads=threads))
     torch.set_num_threads(before)
-    assert collect(threads).threads == pinned == (threads or len(os.sched_getaffinity(0)))
+    assert collect(threads)["threads"] == pinned == (threads or len(os.sched_getaffinity(0)))
 
 
 def test_gpus_and_their_driver_are_recorded_unless_the_training_uses_the_cpu(driver_tool: Path) -> None:
     found = collect()
-    assert (found.gpus, found.driver) == (["NVIDIA H100 80GB HBM3"] * 2, "570.86.15")
-    assert found.cuda == torch.version.cuda
-    assert (collect(device="cpu").gpus, collect(device="cpu").driver, collect(device="cpu").cuda) == ([], None, None)
+    assert (found["gpus"], found["driver"]) == (["NVIDIA H100 80GB HBM3"] * 2, "570.86.15")
+    assert found["cuda"] == torch.version.cuda
+    assert (collect(device="cpu")["gpus"], collect(device="cpu")["driver"], collect(device="cpu")["cuda"]) == ([], None, None)
 
 
 def test_a_driver_that_does_not_work_is_no_gpu(driver_tool: Path) -> None:
     (driver_tool / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed, because'\nexit 9\n")
-    assert (collect().gpus, collect().driver) == ([], None)
+    assert (collect()["gpus"], collect()["driver"]) == ([], None)
 
 
 def test_the_environment_holds_what_chooses_kernels_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    found = collect().environment
+    found = collect()["environment"]
     assert found["OMP_NUM_THREADS"] == "3"
     assert "HF_TOKEN" not in found
 
@@ -68,12 +67,12 @@ def test_the_environment_holds_what_chooses_kernels_and_nothing_else(monkeypatch
 def test_a_record_does_not_differ_from_itself_once_written(tmp_path: Path) -> None:
     now = collect()
     write_provenance(now, tmp_path / "provenance.json")
-    assert environment_differences(json.loads((tmp_path / "provenance.json").read_text()), asdict(now)) == []
+    assert environment_differences(json.loads((tmp_path / "provenance.json").read_text()), now) == []
 
 
 def test_each_fact_that_differs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    before: dict[str, Any] = asdict(collect(threads=2))
+    before: dict[str, Any] = collect(threads=2)
     changes = {
         "git_commit": "a" * 40,
         "git_diff_digest": "c" * 64,
@@ -99,7 +98,7 @@ def test_each_fact_that_differs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_record_of_an_older_version_is_compared_in_what_it_holds() -> None:
-    now = asdict(collect(threads=2))
+    now = collect(threads=2)
     newer = ("threads", "gpus", "driver", "cuda", "cudnn", "environment", "git_diff_digest")
     before = {key: value for key, value in now.items() if key not in newer} | {"python": "3.10.1"}
     assert environment_differences(before, now) == [f"python: 3.10.1 then, {now['python']} now"]
@@ -129,17 +128,17 @@ def changed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_uncommitted_changes_can_be_left_out_and_still_show_that_they_differ(changed_code: Path) -> None:
     kept, left_out = collect(), collect(git_diff=False)
-    assert "hunter2" in kept.git_diff
-    assert "hunter2" not in json.dumps(asdict(left_out))
-    assert environment_differences(asdict(kept), asdict(left_out)) == []
-    of_an_older_version = {key: value for key, value in asdict(kept).items() if key != "git_diff_digest"}
-    assert environment_differences(of_an_older_version, asdict(left_out)) == []
+    assert "hunter2" in kept["git_diff"]
+    assert "hunter2" not in json.dumps(left_out)
+    assert environment_differences(kept, left_out) == []
+    of_an_older_version = {key: value for key, value in kept.items() if key != "git_diff_digest"}
+    assert environment_differences(of_an_older_version, left_out) == []
     changed_code.write_text("+something = 'else'\n")
-    (line,) = environment_differences(asdict(left_out), asdict(collect(git_diff=False)))
+    (line,) = environment_differences(left_out, collect(git_diff=False))
     assert line.startswith("uncommitted changes: ")
     assert " then, " in line
 
 
 def test_a_change_that_is_not_utf_8_is_no_obstacle(changed_code: Path) -> None:
     changed_code.write_bytes(b"+caf\xe9\n")
-    assert "caf" in collect().git_diff
+    assert "caf" in collect()["git_diff"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from grpo_core.generation.randomness import Stream, token_uniforms
+from grpo_core.generation.sampler import Stream, token_uniforms
 
 ROWS = [(3, 0), (3, 1), (8, 0), (12, 5)]
 

@@ -10,8 +10,8 @@ import pandas
 import pytest
 
 from grpo_core.evaluation.__main__ import main
+from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
-from grpo_core.evaluation.subject import is_evaluated
 from grpo_core.policy.loading import weights_digest
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.journal import read_journal
@@ -84,7 +84,7 @@ def test_other_weights_and_another_tokenizer_change_it(identify: Identify, tiny_
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"rewards": [{"fn": "grpo_core.rewards.gym:reasoning_gym"}]},
+        {"rewards": [{"fn": "grpo_core.rewards.simple:reasoning_gym"}]},
         {"model.trust_remote_code": True},
         {"training.python": "/usr/bin/python3"},
     ],

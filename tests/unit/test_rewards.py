@@ -10,9 +10,8 @@ import pytest
 from grpo_core.config import RewardConfig
 from grpo_core.errors import RewardError
 from grpo_core.rewards.base import BUILTIN, Reward, load_rewards, reward_name, score
-from grpo_core.rewards.exact import exact_answer
 from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
-from grpo_core.rewards.shape import format_reward, length_reward
+from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
 from grpo_core.types import Prompt
 
 CHAT = ({"role": "user", "content": "3 + 4 ="},)
@@ -128,7 +127,7 @@ def test_every_built_in_name_can_be_loaded() -> None:
 
 
 def test_a_function_is_found_by_its_import_path() -> None:
-    (reward,) = load_rewards([RewardConfig(fn="grpo_core.rewards.exact:exact_answer", weight=2)])
+    (reward,) = load_rewards([RewardConfig(fn="grpo_core.rewards.simple:exact_answer", weight=2)])
     assert reward.function is exact_answer
     assert (reward.name, reward.weight) == ("exact_answer", 2)
 
@@ -153,7 +152,7 @@ def test_what_is_no_function_is_refused_by_its_name(fn: str, said: str) -> None:
 
 def test_two_functions_with_one_metric_name_are_refused() -> None:
     with pytest.raises(RewardError, match="'exact_answer'"):
-        load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="grpo_core.rewards.exact:exact_answer")])
+        load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="grpo_core.rewards.simple:exact_answer")])
 
 
 @pytest.mark.parametrize(("fn", "name"), [("a.b:Brevity", "brevity"), ("format", "format"), ("a:x.y", "x_y")])

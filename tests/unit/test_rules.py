@@ -5,8 +5,8 @@ import math
 import pytest
 
 from grpo_core.config import RuleConfig
+from grpo_core.run.alerts import RuleBook
 from grpo_core.run.journal import Record
-from grpo_core.run.rules import RuleBook
 
 BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5)
 NON_FINITE = RuleConfig(kind="non_finite", action="stop")

@@ -12,14 +12,13 @@ import pytest
 from grpo_core.config import Origin, RunConfig
 from grpo_core.errors import FolderError, GrpoError, JournalError
 from grpo_core.machine.marker import MARKER_FILE, Marker
-from grpo_core.run.flow_folder import FlowDir
+from grpo_core.run.flow_folder import FlowDir, holding, refuse_foreign_root, starting
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal
-from grpo_core.run.starting import holding, refuse_foreign_root, starting
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
-from tasks.run.repair import repair_run
+from tasks.run.setup import repair_run
 
 THEIRS = {
     "config.json": '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}',

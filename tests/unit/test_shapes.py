@@ -13,7 +13,7 @@ from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.algorithm.kl import full_kl
 from grpo_core.algorithm.loss import Denominators, grpo_loss
 from grpo_core.algorithm.masking import completion_mask
-from grpo_core.policy.prefix import completion_hidden
+from grpo_core.policy.forward import completion_hidden
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.update import clipped_tokens
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import SweepError
-from grpo_core.sweep.arms import Arm
-from grpo_core.sweep.file_models import Outcome
+from grpo_core.sweep.arms import Arm, Outcome
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
 
@@ -86,7 +85,7 @@ def test_a_folder_without_a_readable_sweep_is_refused(sweep_dir: SweepDir, conte
 
 
 def test_optuna_is_imported_by_the_study_alone() -> None:
-    modules = ("campaign", "report.files", "plan", "settling", "folder")
+    modules = ("campaign", "report.files", "plan", "progress", "folder")
     code = "; ".join([*(f"import grpo_core.sweep.{name}" for name in modules), "import sys; print('optuna' in sys.modules)"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

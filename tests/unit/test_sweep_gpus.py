@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_core.sweep.gpus import gpu_variables, visible_gpus
+from grpo_core.sweep.launcher import gpu_variables, visible_gpus
 
 
 def test_every_run_has_a_gpu_of_its_own_as_long_as_there_are_enough() -> None:

@@ -8,11 +8,18 @@ import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ConfigError
-from grpo_core.sweep.arms import Arm, arm_config, arm_overrides
-from grpo_core.sweep.axes import grid
-from grpo_core.sweep.file_models import Outcome
+from grpo_core.sweep.arms import (
+    Arm,
+    Outcome,
+    arm_config,
+    arm_has_ended,
+    arm_overrides,
+    grid,
+    next_run,
+    original_of,
+    runs_in_order,
+)
 from grpo_core.sweep.plan import describe_plan, load_sweep, make_plan
-from grpo_core.sweep.schedule import arm_has_ended, next_run, original_of, runs_in_order
 
 SWEEPS = Path(__file__).parents[2] / "configs" / "sweeps"
 BASE: dict[str, Any] = {

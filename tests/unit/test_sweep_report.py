@@ -18,8 +18,7 @@ from scipy import stats
 from grpo_core.sweep.display import estimate_text, p_words, plain
 from grpo_core.sweep.measures import OUTCOMES
 from grpo_core.sweep.report.cells import cost_table, difference_table
-from grpo_core.sweep.report.curves import kl_curves_figure, level_curves_figure, panels_of
-from grpo_core.sweep.report.drift_picture import frontier_figure
+from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure, panels_of
 from grpo_core.sweep.report.files import SweepReport, write_report
 from grpo_core.sweep.report.pictures import machine_share
 from grpo_core.sweep.report.words import answer
@@ -353,7 +352,7 @@ def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
     words = words_of(frame)
     unit = "(KL to the initial policy, nats per completion, k3)"
-    assert line(words, "drift by β ").startswith(f"drift by β {unit}: 0.5 holds it lower than 0.01 by 2.99")
+    assert line(words, "drift by β ").startswith(f"drift by β {unit}: 0.5 has lower drift than 0.01 by 2.99")
     # Every swept parameter has its line, whatever the question was about.
     assert line(words, "drift by group size ") == f"drift by group size {unit}: identical in every seed between 4 and 8"
     assert line(words, "drift by sync period ").endswith("identical in every seed between 10 and never")
@@ -483,8 +482,8 @@ def test_kl_curves_have_a_panel_an_arm_with_its_seeds_and_syncs() -> None:
 def test_many_arms_share_a_panel_per_level() -> None:
     frame = grid(betas=[index / 10 for index in range(1, 8)])
     panels = panels_of(SweepRuns(FACTS, frame))
-    assert [panel.title for panel in panels] == [f"β 0.{index}" for index in range(1, 8)]
-    assert sorted(arm for panel in panels for arm in panel.arms) == list(range(28))
+    assert list(panels) == [f"β 0.{index}" for index in range(1, 8)]
+    assert sorted(arm for arms in panels.values() for arm in arms) == list(range(28))
 
 
 def test_a_level_does_not_rise_where_its_worst_run_is_pruned() -> None:

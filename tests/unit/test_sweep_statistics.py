@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
-from grpo_core.sweep.statistics.balanced import balanced_means
 from grpo_core.sweep.statistics.effects import arm_differences, knob_effects, mean_and_half_width
 from grpo_core.sweep.statistics.findings import frontier
 from grpo_core.sweep.statistics.interactions import find_interactions, simple_effects
@@ -24,7 +23,7 @@ from grpo_core.sweep.statistics.paired import (
     smallest_t,
     t_interval,
 )
-from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
+from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns, balanced_means
 
 KNOBS = ("loss.beta", "rollout.group_size", "reference.sync_steps")
 BETAS, GROUPS, SYNCS = (0.01, 0.5), (4, 8, 16), (10, None)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from grpo_core.sweep.measures import OUTCOMES
 from grpo_core.sweep.report.cells import interaction_table, outcome_table
-from grpo_core.sweep.report.drift_picture import frontier_figure
+from grpo_core.sweep.report.drift_pictures import frontier_figure
 from grpo_core.sweep.report.files import write_report
 from grpo_core.sweep.report.pictures import heat_figure
 from grpo_core.sweep.report.words import answer

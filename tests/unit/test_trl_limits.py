@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_core.config import RunConfig, apply_overrides, load_config, preset_names, validate_config
-from grpo_core.config.flat import flatten
+from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
-from grpo_core.interop import import_config
+from grpo_core.interop.conversion import import_config
 from grpo_core.interop.trl.batches import in_passes, rows_per_minibatch
-from grpo_core.interop.trl.engine import trl_arguments
-from grpo_core.interop.trl.keys import GRPO_CONFIG, export_config
+from grpo_core.interop.trl.keys import GRPO_CONFIG, export_config, trl_arguments
 
 REFUSED = [
     ({"advantage.baseline": "leave_one_out"}, "advantage.baseline: leave_one_out", "the group's mean"),

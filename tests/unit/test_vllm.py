@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from tenacity import wait_none
 
 from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment
 from grpo_core.generation.vllm.client import VllmClient

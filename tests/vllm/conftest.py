@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_core.generation.randomness import Stream
-from grpo_core.generation.sampler import RandomKey, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import server as server_module
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, ServerSettings, VllmServer

@@ -1,11 +1,11 @@
 """ROLL's minibatches, from batch sizes and devices, and the warm-up, which is counted in them."""
 
+import math
 import re
 from typing import Any
 
-from grpo_core.interop.readers import optional, positive, text
 from grpo_core.interop.records import Conclusion, Rule, Settings, dead, mapped, no_counterpart
-from grpo_core.interop.rules import warmup_steps, warmup_updates
+from grpo_core.interop.rules import optional, positive, text, warmup_steps, warmup_updates
 
 ARGS = "actor_train.training_args"
 STRATEGY = "actor_train.strategy_args.strategy_name"
@@ -58,17 +58,16 @@ def data_parallel(settings: Settings) -> int | None:
     devices = count_devices(settings["actor_train.device_mapping"])
     if not devices:
         return None
-    split = 1
-    for key in MEGATRON_SIZES if settings[STRATEGY] == "megatron_train" else (ULYSSES,):
-        split *= settings[key] or 1
+    split: int = math.prod(
+        settings[key] or 1 for key in (MEGATRON_SIZES if settings[STRATEGY] == "megatron_train" else (ULYSSES,))
+    )
     return max(devices // split, 1)
 
 
 def read_minibatches(settings: Settings) -> tuple[int, str]:
     """Return (optimizer steps in one pass over a batch of rollouts, remark)."""
     rows = settings["rollout_batch_size"] * settings["num_return_sequences_in_group"]
-    known = data_parallel(settings)
-    parallel = known or 1
+    parallel = data_parallel(settings) or 1
     batch = settings[f"{ARGS}.per_device_train_batch_size"] * settings[f"{ARGS}.gradient_accumulation_steps"] * parallel
     remark = f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes"
     if rows % batch:
@@ -84,9 +83,11 @@ def minibatches(settings: Settings, _key: str) -> Conclusion:
 
 def assumed_data_parallel(settings: Settings) -> tuple[str, ...]:
     """Return a note if the number of processes was assumed."""
-    if data_parallel(settings) is not None:
-        return ()
-    return ("1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)",)
+    return (
+        ()
+        if data_parallel(settings) is not None
+        else ("1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)",)
+    )
 
 
 def actor_warmup(settings: Settings, key: str) -> Conclusion:
@@ -98,6 +99,4 @@ def actor_warmup(settings: Settings, key: str) -> Conclusion:
             return dead("warmup_steps overrides it")
         total = int(settings["max_steps"] * settings["ppo_epochs"] * read_minibatches(settings)[0])
         return warmup_steps(warmup_updates(min(ratio, 0.999999), total), is_ignored=is_ignored)
-    if updates <= 0 < ratio:
-        return dead("0 leaves it to warmup_ratio")
-    return warmup_steps(int(updates), is_ignored=is_ignored)
+    return dead("0 leaves it to warmup_ratio") if updates <= 0 < ratio else warmup_steps(int(updates), is_ignored=is_ignored)

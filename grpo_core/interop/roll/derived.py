@@ -59,9 +59,11 @@ def normalisation(settings: Settings, key: str) -> Conclusion:
 
 def critic(settings: Settings, _key: str) -> Conclusion:
     """Return what becomes of a key of the critic."""
-    if settings["adv_estimator"] != "gae":
-        return dead("of the critic, which adv_estimator gae alone has")
-    return no_counterpart("no critic here", differs=True)
+    return (
+        dead("of the critic, which adv_estimator gae alone has")
+        if settings["adv_estimator"] != "gae"
+        else no_counterpart("no critic here", differs=True)
+    )
 
 
 def reward_clip(settings: Settings, key: str) -> Conclusion:
@@ -77,8 +79,10 @@ def reward_clip(settings: Settings, key: str) -> Conclusion:
     if settings["whiten_advantages"]:
         return no_counterpart("between normalisation and whitening nothing is clipped here", differs=True)
     other = settings["advantage_clip"]
-    smaller = bound if other is None else min(bound, other)
-    return mapped({"advantage.advantage_clip": smaller}, "ROLL clips normalised rewards, which are the advantages")
+    return mapped(
+        {"advantage.advantage_clip": bound if other is None else min(bound, other)},
+        "ROLL clips normalised rewards, which are the advantages",
+    )
 
 
 def clip(settings: Settings, key: str) -> Conclusion:
@@ -97,8 +101,11 @@ def clip(settings: Settings, key: str) -> Conclusion:
 def loss_agg_mode(settings: Settings, key: str) -> Conclusion:
     """Convert the aggregation; the names are the same, one meaning is not."""
     differs = settings[key] == "seq-mean-token-sum-norm"
-    remark = "ROLL divides by the padded width, not by the number of completions; here by both, at full width"
-    return mapped({"loss.aggregation": settings[key]}, remark if differs else "", differs=differs)
+    return mapped(
+        {"loss.aggregation": settings[key]},
+        "ROLL divides by the padded width, not by the number of completions; here by both, at full width" if differs else "",
+        differs=differs,
+    )
 
 
 def _has_kl_loss(settings: Settings) -> bool:
@@ -137,9 +144,11 @@ def token_kl(settings: Settings, key: str) -> Conclusion:
 
 def adaptive_kl(settings: Settings, _key: str) -> Conclusion:
     """Return what becomes of the adaptive coefficient."""
-    if not settings["add_token_level_kl"] or settings["target_kl"] is None:
-        return dead("does nothing unless add_token_level_kl and target_kl are both set")
-    return no_counterpart("no adaptive KL coefficient here; a kl_budget rule of monitor.rules watches the KL", differs=True)
+    return (
+        dead("does nothing unless add_token_level_kl and target_kl are both set")
+        if not settings["add_token_level_kl"] or settings["target_kl"] is None
+        else no_counterpart("no adaptive KL coefficient here; a kl_budget rule of monitor.rules watches the KL", differs=True)
+    )
 
 
 def correction(settings: Settings, _key: str) -> Conclusion:
@@ -157,8 +166,9 @@ def model(settings: Settings, key: str) -> Conclusion:
     own = [settings.given.get(f"{role}.model_args.model_name_or_path") for role in ("actor_train", "actor_infer", "reference")]
     pretrained, is_pretrain = settings["pretrain"], key == "pretrain"
     if all(own):
-        others = dead("actor_train, actor_infer and reference name their own")
-        return others if is_pretrain else mapped({"model.source": own[0]})
+        return (
+            dead("actor_train, actor_infer and reference name their own") if is_pretrain else mapped({"model.source": own[0]})
+        )
     if pretrained is None:
         return no_counterpart("names no model; set model.source")
     return mapped({"model.source": pretrained}) if is_pretrain else dead("pretrain overrides it")
@@ -170,15 +180,19 @@ def data_file(settings: Settings, key: str) -> Conclusion:
     if len(files) > 1:
         return no_counterpart(f"one file here, not {len(files)}: join them and set data.source to file:<path>", differs=True)
     if PurePath(files[0]).suffix not in READABLE:
-        reason = f"readable are {', '.join(READABLE)}: convert it and set data.source to file:<path>"
-        return no_counterpart(reason, differs=True)
+        return no_counterpart(
+            f"readable are {', '.join(READABLE)}: convert it and set data.source to file:<path>", differs=True
+        )
     return mapped({"data.source": f"file:{files[0]}"}, "relative to where the command runs")
 
 
 def reward_worker(settings: Settings, key: str) -> Conclusion:
     """Convert a reward worker: mathematics has a verifier here, others are functions of the user's own."""
     if (settings[key] or "").rpartition(".")[2] == "MathRuleRewardWorker":
-        targets = {"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"}
-        return mapped(targets, "nearest verifier: math-verify against ROLL's column ground_truth")
-    reason = "write it as f(prompts, completions, **columns) and name it package.module:function under rewards"
-    return no_counterpart(reason, differs=True)
+        return mapped(
+            {"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"},
+            "nearest verifier: math-verify against ROLL's column ground_truth",
+        )
+    return no_counterpart(
+        "write it as f(prompts, completions, **columns) and name it package.module:function under rewards", differs=True
+    )

@@ -5,24 +5,32 @@ Keys are paths, as in `actor_train.training_args.learning_rate`. Semantics are t
 several keys are in `batches.py` and `derived.py`.
 """
 
-from grpo_core.interop.readers import (
+from grpo_core.interop.records import Rule, System, no_counterpart
+from grpo_core.interop.roll import batches, derived
+from grpo_core.interop.roll.ignored import DEAD, IGNORED
+from grpo_core.interop.rules import (
+    ALL_KEPT,
+    NO_SCHEDULE,
+    OFF,
+    SCHEDULES,
+    adam_betas,
     anything,
     choice,
+    copied,
+    feature,
     flag,
     number,
     optional,
     positive,
+    renamed,
     text,
     texts,
     whole,
+    without,
 )
-from grpo_core.interop.records import Rule, System, no_counterpart
-from grpo_core.interop.roll import batches, derived
-from grpo_core.interop.roll.ignored import DEAD, IGNORED
-from grpo_core.interop.rules import ALL_KEPT, NO_SCHEDULE, OFF, SCHEDULES, adam_betas, copied, feature, renamed, without
 
 NORMS = choice("batch", "group", "running", None)
-MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MODES = choice("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_OF_THE_LOSS = "does nothing without add_token_level_kl; the KL of the loss is k3 in any case"
 ENABLED = without("train_infer_correction.is_weight.enabled", "does nothing without is_weight.enabled")
 RATIOS = {"token": "token", "seq": "sequence"}
@@ -95,7 +103,7 @@ LOSS = (
     Rule("dual_clip_loss", flag, False, derived.clip, "loss.dual_clip",
          "1 + 2 pg_clip, whatever pg_clip_high is; it must be above 1 + loss.clip_eps_high here"),
     renamed("importance_sampling", "loss.ratio", choice(*RATIOS), "token", RATIOS),
-    Rule("loss_agg_mode", choice(*MODES), "seq-mean-token-mean", derived.loss_agg_mode, "loss.aggregation",
+    Rule("loss_agg_mode", MODES, "seq-mean-token-mean", derived.loss_agg_mode, "loss.aggregation",
          "…-sum-norm divides by the padded width and not by the number of completions there; ROLL's documentation names"
          " another default than its code"),
     Rule("use_kl_loss", flag, False, derived.kl_loss, "loss.beta", "false = beta 0"),

@@ -76,20 +76,33 @@ def read_batch(settings: Settings) -> Batch:
         sizes = f"{rows} completions of one generation batch / {group_size} generations"
         if is_uneven:
             sizes += f"; {windows} micro-steps are not whole optimizer steps of {accumulated}, here they are equal shares"
-        updates = minibatches * mu
-        return Batch(prompts=rows // group_size, minibatches=minibatches, updates=updates, remark=sizes, differs=is_uneven)
+        return Batch(
+            prompts=rows // group_size, minibatches=minibatches, updates=minibatches * mu, remark=sizes, differs=is_uneven
+        )
     if mu == 1 and accumulated % windows == 0:
-        whole = f"TRL generates {accumulated // windows} times for one optimizer step, which is one step here"
-        return Batch(prompts=micro * accumulated // group_size, minibatches=1, updates=1, remark=whole)
-    crossing = "TRL's optimizer steps span several generation batches; here each batch has its own"
-    return Batch(prompts=rows // group_size, minibatches=1, updates=mu, remark=crossing, differs=True)
+        return Batch(
+            prompts=micro * accumulated // group_size,
+            minibatches=1,
+            updates=1,
+            remark=f"TRL generates {accumulated // windows} times for one optimizer step, which is one step here",
+        )
+    return Batch(
+        prompts=rows // group_size,
+        minibatches=1,
+        updates=mu,
+        remark="TRL's optimizer steps span several generation batches; here each batch has its own",
+        differs=True,
+    )
 
 
 def batch(settings: Settings, _key: str) -> Conclusion:
     """Convert the batch sizes, all of them together."""
     found = read_batch(settings)
-    targets = {"rollout.num_prompts_per_step": found.prompts, "loss.minibatches": found.minibatches}
-    return mapped(targets, found.remark, differs=found.differs)
+    return mapped(
+        {"rollout.num_prompts_per_step": found.prompts, "loss.minibatches": found.minibatches},
+        found.remark,
+        differs=found.differs,
+    )
 
 
 def export_batch(config: RunConfig, key: str) -> int:
@@ -149,8 +162,11 @@ def warmup(settings: Settings, key: str) -> Conclusion:
     if key == "warmup_ratio" and settings["warmup_steps"] > 0:
         return dead("warmup_steps overrides it")
     amount, is_ignored = settings[key], settings["lr_scheduler_type"] == "constant"
-    remark = "" if amount >= 1 or amount == 0 else f"{amount:g} of max_steps"
-    return warmup_steps(warmup_updates(amount, known_length(settings)), is_ignored=is_ignored, remark=remark)
+    return warmup_steps(
+        warmup_updates(amount, known_length(settings)),
+        is_ignored=is_ignored,
+        remark="" if amount >= 1 or amount == 0 else f"{amount:g} of max_steps",
+    )
 
 
 def checkpoints(settings: Settings, key: str) -> Conclusion:
@@ -160,9 +176,11 @@ def checkpoints(settings: Settings, key: str) -> Conclusion:
         return _period(settings, settings["save_steps"], "training.checkpoint_every", "a checkpoint")
     if key == "save_steps":
         return dead(f"does nothing with save_strategy {strategy}")
-    if strategy == "no":
-        return mapped({"training.checkpoint_every": None}, "a final checkpoint is written in any case")
-    return no_counterpart("checkpoints are written every training.checkpoint_every steps, and at the end")
+    return (
+        mapped({"training.checkpoint_every": None}, "a final checkpoint is written in any case")
+        if strategy == "no"
+        else no_counterpart("checkpoints are written every training.checkpoint_every steps, and at the end")
+    )
 
 
 def evaluations(settings: Settings, key: str) -> Conclusion:
@@ -173,9 +191,11 @@ def evaluations(settings: Settings, key: str) -> Conclusion:
         return _period(settings, every if isinstance(every, int | float) else 10, "evaluation.every_steps", "an evaluation")
     if key == "eval_steps":
         return dead(f"does nothing with eval_strategy {strategy}")
-    if strategy == "no":
-        return mapped({"evaluation.every_steps": None}, "before and after training it is evaluated in any case")
-    return no_counterpart("set evaluation.every_steps")
+    return (
+        mapped({"evaluation.every_steps": None}, "before and after training it is evaluated in any case")
+        if strategy == "no"
+        else no_counterpart("set evaluation.every_steps")
+    )
 
 
 def _period(settings: Settings, amount: float, ours: str, what: str) -> Conclusion:

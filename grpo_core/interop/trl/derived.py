@@ -46,8 +46,11 @@ def mask_truncated(settings: Settings, key: str) -> Conclusion:
     """Convert the mask of truncated completions, which TRL counts wherever it divides by the number of completions."""
     loss_type = settings["loss_type"]
     counts = settings[key] and LOSS_TYPES.get(loss_type, "token-mean") != "token-mean"
-    remark = f"under {loss_type} they still count in TRL's denominators, here they leave them" if counts else ""
-    return mapped({"filtering.mask_truncated_completions": settings[key]}, remark, differs=counts)
+    return mapped(
+        {"filtering.mask_truncated_completions": settings[key]},
+        f"under {loss_type} they still count in TRL's denominators, here they leave them" if counts else "",
+        differs=counts,
+    )
 
 
 def ratio_and_kl(settings: Settings, key: str) -> Conclusion:
@@ -142,12 +145,9 @@ def dtype(settings: Settings, key: str) -> Conclusion:
     return mapped({"model.dtype": "bfloat16" if is_mixed or has_low_weights else "float32"}, remark)
 
 
-def export_bf16(config: RunConfig, _key: str) -> bool:
-    """Return whether the compute type is bfloat16."""
-    return config.model.dtype == "bfloat16"
-
-
 def dataset(settings: Settings, key: str) -> Conclusion:
     """Convert the data set of `trl grpo`."""
-    targets = {"data.source": f"hub:{settings[key]}", "data.prompt_column": "prompt", "data.answer_column": None}
-    return mapped(targets, "where `prompt` is plain text, TRL applies no chat template: set data.chat_template to false")
+    return mapped(
+        {"data.source": f"hub:{settings[key]}", "data.prompt_column": "prompt", "data.answer_column": None},
+        "where `prompt` is plain text, TRL applies no chat template: set data.chat_template to false",
+    )

@@ -1,29 +1,18 @@
 """TRL 1.16's `GRPOConfig`, and the arguments of its script `trl grpo`: which key becomes which of ours, and the way back.
 
 One table for both directions: `grpo import-config` converts a file with it, `training.engine: trl` a configuration of ours
-(`engine.py`), the option table of the documentation shows its names. What of ours TRL has no key for is in
+(`trl_arguments`), the option table of the documentation shows its names. What of ours TRL has no key for is in
 `config/trl_limits.py`.
 
 Defaults are TRL's; a test compares them, and the names in `ignored.py`, with the installed TRL. Semantics are those of
 `trl/trainer/grpo_trainer.py` 1.16.0. Values that depend on several keys are in `batches.py` and `derived.py`.
 """
 
+from pathlib import Path
 from typing import Any
 
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import FIXED, FIXED_KL, NO_OPTION
-from grpo_core.interop.readers import (
-    anything,
-    choice,
-    flag,
-    number,
-    numbers,
-    optional,
-    positive,
-    text,
-    texts,
-    whole,
-)
 from grpo_core.interop.records import Rule, System, no_counterpart
 from grpo_core.interop.rules import (
     ALL_KEPT,
@@ -31,18 +20,27 @@ from grpo_core.interop.rules import (
     OFF,
     SCHEDULES,
     adam_betas,
+    anything,
+    choice,
     copied,
     feature,
+    flag,
     named,
+    number,
+    numbers,
+    optional,
+    positive,
     renamed,
     same,
+    text,
+    texts,
+    whole,
     without,
 )
 from grpo_core.interop.trl import batches, derived
 from grpo_core.interop.trl.ignored import DEAD, IGNORED
 
-LOSS_TYPES = (*derived.LOSS_TYPES, *derived.OTHER_OBJECTIVES)
-SAMPLER_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+SAMPLER_MODES = choice("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 BATCH = "rollout.num_prompts_per_step, loss.minibatches"
 BATCH_REMARK = (
     "prompts of a step = per_device_train_batch_size x processes x steps_per_generation (gradient_accumulation_steps if "
@@ -81,7 +79,7 @@ LOSS = (
     Rule("use_bias_correction_kl", flag, True, derived.ratio_and_kl, "loss.kl_correction",
          "true = importance (k3 x ratio, with gradient), false = none",
          export=named("loss.kl_correction", derived.CORRECTIONS)),
-    Rule("loss_type", choice(*LOSS_TYPES), "dapo", derived.aggregation, "loss.aggregation",
+    Rule("loss_type", choice(*derived.LOSS_TYPES, *derived.OTHER_OBJECTIVES), "dapo", derived.aggregation, "loss.aggregation",
          "grpo = seq-mean-token-mean, dapo = token-mean, bnpo = token-mean (TRL: of each micro-batch), dr_grpo = "
          "seq-mean-token-sum-norm, luspo = seq-mean-token-sum; cispo, sapo and vespo are other objectives",
          export=named("loss.aggregation", derived.LOSS_TYPES)),
@@ -117,7 +115,7 @@ SAMPLER = (
     feature("use_vllm", flag, False, "completions come from the embedded sampler", differs=False),
     Rule("vllm_importance_sampling_correction", flag, True, derived.sampler_correction,
          "loss.sampler_correction, loss.sampler_level, loss.sampler_bound", SAMPLER_REMARK, needs=without("use_vllm")),
-    Rule("vllm_importance_sampling_mode", choice(*SAMPLER_MODES), "sequence_mask", derived.sampler_correction,
+    Rule("vllm_importance_sampling_mode", SAMPLER_MODES, "sequence_mask", derived.sampler_correction,
          "loss.sampler_correction, loss.sampler_level", SAMPLER_REMARK, needs=without("use_vllm")),
     Rule("vllm_importance_sampling_clip_max", optional(number), 3.0, derived.sampler_correction, "loss.sampler_bound",
          SAMPLER_REMARK, needs=without("use_vllm")),
@@ -167,7 +165,8 @@ TRAINING = (
 
 PRECISION = (
     Rule("bf16", optional(flag), None, derived.dtype, "model.dtype",
-         "null = true unless fp16; weights and optimizer state are float32 here in any case", export=derived.export_bf16),
+         "null = true unless fp16; weights and optimizer state are float32 here in any case",
+         export=named("model.dtype", {True: "bfloat16", False: "float32"})),
     feature("fp16", flag, False, "no float16 here; model.dtype bfloat16 is nearest"),
 )  # fmt: skip
 
@@ -212,6 +211,48 @@ GRPO_CONFIG = (*ROLLOUT, *LOSS, *ADVANTAGE, *REFERENCE, *SAMPLER, *OPTIMIZER, *T
 def export_config(config: RunConfig) -> dict[str, Any]:
     """Return the fields of `GRPOConfig` that state what `config` does; importing them gives these keys of `config` again."""
     return {rule.key: rule.export(config, rule.key) for rule in GRPO_CONFIG if rule.export is not None}
+
+
+def trl_arguments(config: RunConfig, *, prompt_width: int, on_cpu: bool, output: Path) -> dict[str, Any]:
+    """Return the keyword arguments of `GRPOConfig` that mean the same as `config`.
+
+    Optimizer and schedule are given to the trainer as objects as well, and those decide.
+
+    Args:
+        config: a configuration that `check_consistency` lets through.
+        prompt_width: tokens of the longest prompt.
+        on_cpu: keep TRL off the GPU.
+        output: folder in which TRL may write.
+    """
+    rows_per_pass = _largest_divisor(
+        batches.rows_per_minibatch(config),
+        config.training.microbatch_tokens // (prompt_width + config.rollout.max_completion_tokens),
+    )
+    return {
+        **export_config(config),
+        **batches.in_passes(config, rows_per_pass),
+        # This project writes checkpoints and evaluates; TRL trains, and logs the norm of gradients only where it clips.
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "max_grad_norm": config.optimizer.max_grad_norm or float("inf"),
+        "output_dir": str(output),
+        "shuffle_dataset": False,  # the prompts come in this project's order
+        "disable_dropout": True,
+        "activation_checkpointing": False,
+        "cast_lm_head_to_fp32": config.model.dtype == "bfloat16",
+        "use_cpu": on_cpu,
+        "logging_steps": 1,
+        "logging_first_step": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_num_workers": 0,
+    }
+
+
+def _largest_divisor(rows: int, most: int) -> int:
+    """Return the largest divisor of `rows` that is at most `most`, at least 1: TRL's passes have equally many rows."""
+    return max(divisor for divisor in range(1, rows + 1) if rows % divisor == 0 and (divisor <= most or divisor == 1))
 
 
 TRL = System(

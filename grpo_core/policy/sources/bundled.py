@@ -49,10 +49,8 @@ def bundled_model_path(name: str) -> Path:
 
 def bundled_model_here(name: str) -> Path | None:
     """Return the folder of a bundled model that was converted before; None where it was not."""
-    if name not in BUNDLED_MODELS:
-        return None
-    target = model_folder(f"{name}-{BUNDLED_MODELS[name].version}")
-    return target if is_whole(target) else None
+    target = model_folder(f"{name}-{BUNDLED_MODELS[name].version}") if name in BUNDLED_MODELS else None
+    return target if target is not None and is_whole(target) else None
 
 
 def _packaged_file(name: str, model: BundledModel) -> Path:
@@ -81,11 +79,10 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    config = quantized.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    if hasattr(quantized.config, "quantization_config"):
+        del quantized.config.quantization_config
     # A model loaded from GGUF refuses to be saved; the same weights in a fresh model of the same config do not.
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_config(quantized.config, dtype=torch.float32)
     plain.load_state_dict(quantized.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -85,17 +85,18 @@ def is_whole(target: Path) -> bool:
         return _is_plausible(target)
     except (OSError, ValueError):
         return False
-    if not isinstance(made, dict) or MODEL_FILE not in made:
-        return False
-    return all(isinstance(facts, dict) and _is_unchanged(target / Path(name).name, facts) for name, facts in made.items())
+    return (
+        isinstance(made, dict)
+        and MODEL_FILE in made
+        and all(isinstance(facts, dict) and _is_unchanged(target / Path(name).name, facts) for name, facts in made.items())
+    )
 
 
 def _is_unchanged(file: Path, facts: Mapping[str, Any]) -> bool:
     try:
         found = file.stat()
-        if found.st_size != facts.get("bytes"):
-            return False
-        return found.st_mtime_ns == facts.get("modified_ns") or sha256_of(file) == facts.get("sha256")
+        is_as_long = found.st_size == facts.get("bytes")
+        return is_as_long and (found.st_mtime_ns == facts.get("modified_ns") or sha256_of(file) == facts.get("sha256"))
     except OSError:
         return False
 

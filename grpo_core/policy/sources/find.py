@@ -3,10 +3,7 @@
 from pathlib import Path
 
 from grpo_core.errors import ModelError, cause, shown
-from grpo_core.policy.sources.bundled import PREFIX as BUNDLED
-from grpo_core.policy.sources.bundled import bundled_model_here, bundled_model_path
-from grpo_core.policy.sources.scratch import PREFIX as SCRATCH
-from grpo_core.policy.sources.scratch import is_made, scratch_model_path
+from grpo_core.policy.sources import bundled, scratch
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
@@ -21,24 +18,22 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
     Raises:
         ModelError: nothing usable is found; the message lists what was tried.
     """
-    if source.startswith(BUNDLED):
-        return bundled_model_path(source.removeprefix(BUNDLED))
-    if source.startswith(SCRATCH):
-        return scratch_model_path(source.removeprefix(SCRATCH))
-    folder = _folder_of(source)
-    if folder is not None:
-        if not (folder / "config.json").exists():
-            raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
-        return folder
-    return _download(source, trust_remote_code)
+    if source.startswith(bundled.PREFIX):
+        return bundled.bundled_model_path(source.removeprefix(bundled.PREFIX))
+    if source.startswith(scratch.PREFIX):
+        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
+    folder = _folder_of(source) or _download(source, trust_remote_code)
+    if not (folder / "config.json").exists():
+        raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
+    return folder
 
 
 def model_here(source: str) -> Path | None:
     """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
-    if source.startswith(BUNDLED):
-        return bundled_model_here(source.removeprefix(BUNDLED))
-    if source.startswith(SCRATCH):
-        return scratch_model_path(source.removeprefix(SCRATCH)) if is_made(source) else None
+    if source.startswith(bundled.PREFIX):
+        return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
+    if source.startswith(scratch.PREFIX):
+        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX)) if scratch.is_made(source) else None
     return _folder_of(source) or _downloaded(source)
 
 
@@ -67,7 +62,7 @@ def _download(source: str, trust_remote_code: bool) -> Path:
         return Path(snapshot_download(source, allow_patterns=wanted))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
-            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {BUNDLED!r}), a recipe "
-            f"({SCRATCH!r}), a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
+            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {bundled.PREFIX!r}), "
+            f"a recipe ({scratch.PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
             "Check the spelling, or give a local path"
         ) from error

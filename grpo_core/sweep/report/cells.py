@@ -17,10 +17,10 @@ from grpo_core.sweep.display import (
     plain,
 )
 from grpo_core.sweep.measures import MEASURES, Measure
-from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, mean_and_half_width
+from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, Statement, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure
 from grpo_core.sweep.statistics.interactions import Interaction
-from grpo_core.sweep.statistics.runs import SweepRuns, as_level
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""
@@ -50,158 +50,154 @@ def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
     """Return what each arm reached: means over its complete seeds, ± half of their 95 % interval."""
     measures = [measure for measure in MEASURES.values() if measure.table == "reached"]
     if sweep.facts.kl_bound is not None:
-        unit = f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}"
-        measures.append(replace(MEASURES["drift"], unit=unit))
+        measures.append(replace(MEASURES["drift"], unit=f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}"))
     return _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures, best)
 
 
 def cost_table(sweep: SweepRuns, best: Best | None) -> Table:
     """Return what each arm used, and what else differs between arms."""
-    measures = [measure for measure in MEASURES.values() if measure.table == "used"]
-    return _arm_table(sweep, "Arms: what they used and what else differs (means over seeds)", measures, best)
+    used = [measure for measure in MEASURES.values() if measure.table == "used"]
+    return _arm_table(sweep, "Arms: what they used and what else differs (means over seeds)", used, best)
 
 
 def contrast_table(effects: KnobEffects, knob: str) -> Table:
     """Return the contrasts of one knob for one outcome."""
     found = effects.of(knob)
-    rows = [
-        (
-            f"{contrast.second_name} − {contrast.first_name}",  # noqa: RUF001 - a minus between two numbers
-            estimate_text(contrast.estimate),
-            _together(contrast),
-            p_text(contrast.estimate.p),
-            p_text(contrast.holm_p),
-            str(contrast.estimate.seeds),
-            f"{contrast.pairs} of {contrast.planned_pairs}",
-        )
-        for contrast in found
-    ]
     return Table(
         caption=f"{knob_name(knob)}: paired differences in the {MEASURES[effects.outcome].outcome}",
         head=("levels", "difference [95 %]", "all at once", "p", "Holm p", "seeds", "matched pairs"),
         units=("", "unadjusted", "Bonferroni", "paired t", "all knobs", "", "of runs"),
-        rows=tuple(rows),
-        strong=frozenset(index for index, contrast in enumerate(found) if contrast.is_claim),
+        rows=tuple(
+            (
+                contrast.name,
+                estimate_text(contrast.estimate),
+                _together(contrast),
+                p_text(contrast.estimate.p),
+                p_text(contrast.holm_p),
+                str(contrast.estimate.seeds),
+                f"{contrast.pairs} of {contrast.planned_pairs}",
+            )
+            for contrast in found
+        ),
+        strong=_claims(found),
     )
 
 
 def interaction_table(findings: Findings, outcome: str) -> Table:
     """Return the interactions of knobs for one outcome: those that stand first, then by p-value; at most 40."""
-    found = sorted(findings.interactions.get(outcome, ()), key=lambda one: (_last_if_nan(one.holm_p), -abs(one.estimate.mean)))
+    found = sorted(findings.interactions.get(outcome, ()), key=_p_or_last)
     shown = found[:MOST_DIFFERENCES]
-    rows = tuple(
-        (
-            f"{knob_name(one.knob)}: {level_name(one.knob, one.second)} − {level_name(one.knob, one.first)}",  # noqa: RUF001
-            f"{knob_name(one.other)}: {level_name(one.other, one.at_second)} − {level_name(one.other, one.at_first)}",  # noqa: RUF001
-            estimate_text(one.estimate),
-            _together(one),
-            p_text(one.estimate.p),
-            p_text(one.holm_p),
-            f"{one.pairs} of {one.planned_pairs}",
-        )
-        for one in shown
-    )
     some = f" (the first {len(shown)} of {len(found)}; all in interactions.parquet)" if len(found) > len(shown) else ""
     return Table(
         caption=f"Interactions in the {MEASURES[outcome].outcome}{some}",
         head=("effect of", "between", "difference [95 %]", "all at once", "p", "Holm p", "matched fours"),
         units=("", "", "unadjusted", "Bonferroni", "paired t", "interactions", "of runs"),
-        rows=rows,
-        strong=frozenset(index for index, one in enumerate(shown) if one.is_claim),
+        rows=tuple(
+            (
+                f"{knob_name(one.knob)}: {level_name(one.knob, one.second)} − {level_name(one.knob, one.first)}",  # noqa: RUF001
+                f"{knob_name(one.other)}: {level_name(one.other, one.at_second)} − {level_name(one.other, one.at_first)}",  # noqa: RUF001
+                estimate_text(one.estimate),
+                _together(one),
+                p_text(one.estimate.p),
+                p_text(one.holm_p),
+                f"{one.pairs} of {one.planned_pairs}",
+            )
+            for one in shown
+        ),
+        strong=_claims(shown),
     )
 
 
 def association_table(effects: KnobEffects) -> Table:
     """Return the rank correlations of knobs without matched arms."""
-    rows = [
-        (
-            knob_title(found.knob),
-            UNKNOWN if math.isnan(found.correlation.rho) else f"{found.correlation.rho:+.2f}",
-            p_text(found.correlation.p),
-            p_text(found.holm_p),
-            str(found.correlation.count),
-            str(found.left_out),
-        )
-        for found in effects.associations
-    ]
     return Table(
         caption=f"Rank correlation of knobs without matched arms with the {MEASURES[effects.outcome].outcome} (an association)",
         head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
         units=("", "-1 to 1", "permutation", "all knobs", "", "null"),
-        rows=tuple(rows),
-        strong=frozenset(index for index, found in enumerate(effects.associations) if found.is_claim),
+        rows=tuple(
+            (
+                knob_title(found.knob),
+                UNKNOWN if math.isnan(found.correlation.rho) else f"{found.correlation.rho:+.2f}",
+                p_text(found.correlation.p),
+                p_text(found.holm_p),
+                str(found.correlation.count),
+                str(found.left_out),
+            )
+            for found in effects.associations
+        ),
+        strong=_claims(effects.associations),
     )
 
 
 def secondary_table(findings: Findings) -> Table:
     """Return the contrasts in the other outcomes that stand after Holm's correction, each outcome its own family."""
-    rows = [
-        (
-            MEASURES[outcome].outcome,
-            f"{knob_name(found.knob or '')}: {found.second_name} − {found.first_name}",  # noqa: RUF001 - a minus
-            estimate_text(found.estimate),
-            p_text(found.holm_p),
-        )
-        for outcome, effects in findings.effects.items()
-        if outcome != "objective"
-        for found in effects.contrasts
-        if found.is_claim
-    ]
     return Table(
         caption="What else the knobs change (differences that stand after Holm's correction within their outcome)",
         head=("outcome", "levels", "difference [95 %]", "Holm p"),
         units=("", "", "unadjusted", "per outcome"),
-        rows=tuple(rows),
+        rows=tuple(
+            (
+                MEASURES[outcome].outcome,
+                f"{knob_name(found.knob or '')}: {found.name}",
+                estimate_text(found.estimate),
+                p_text(found.holm_p),
+            )
+            for outcome, effects in findings.effects.items()
+            if outcome != "objective"
+            for found in effects.contrasts
+            if found.is_claim
+        ),
     )
 
 
 def difference_table(findings: Findings, best: Best | None) -> Table:
     """Return the pairs of arms: those with the best arm (if there is one) first, then the others by p-value; at most 40."""
-    ranks = {arm.number: rank for rank, arm in enumerate(best.ranked)} if best is not None else {}
+    ranks: dict[Level, int] = {arm.number: rank for rank, arm in enumerate(best.ranked)} if best is not None else {}
     first = best.arm.number if best is not None else -1
     with_best = [found for found in findings.differences if first in (found.first, found.second)]
-    with_best.sort(key=lambda found: ranks.get(_other(found, first), len(ranks)))
+    with_best.sort(key=lambda found: ranks.get(found.second if found.first == first else found.first, len(ranks)))
     others = sorted((found for found in findings.differences if found not in with_best), key=_p_or_last)
     shown = [*with_best, *others][:MOST_DIFFERENCES]
-    rows = tuple(_difference_row(found, first) for found in shown)
-    total = len(findings.differences)
-    tested = sum(not math.isnan(found.holm_p) for found in findings.differences)
+    tested, total = sum(not math.isnan(found.holm_p) for found in findings.differences), len(findings.differences)
     some = f" (the first {len(shown)} of {total}; all in differences.parquet)" if total > len(shown) else ""
     return Table(
         caption=f"Arms against each other: paired differences in the objective{some}",
         head=("arm", "minus arm", "difference [95 %]", "all at once", "p", "Holm p", "seeds"),
         units=("", "", "unadjusted", "Bonferroni", "paired t", f"{tested} pairs", ""),
-        rows=rows,
-        strong=frozenset(index for index, found in enumerate(shown) if found.is_claim),
+        rows=tuple(_difference_row(found, first) for found in shown),
+        strong=_claims(shown),
     )
 
 
 def left_out_table(sweep: SweepRuns) -> Table:
     """Return the runs that do not enter the statistics, and why."""
-    rows = tuple((f"{run.arm.number}: {run.arm.name}", str(run.seed), run.reason) for run in sweep.left_out())
-    return Table(caption="Runs that do not enter the statistics", head=("arm", "seed", "why"), units=("", "", ""), rows=rows)
+    return Table(
+        caption="Runs that do not enter the statistics",
+        head=("arm", "seed", "why"),
+        units=("", "", ""),
+        rows=tuple((f"{run.arm.number}: {run.arm.name}", str(run.seed), run.reason) for run in sweep.left_out()),
+    )
 
 
 def run_table(sweep: SweepRuns) -> Table:
     """Return every run with its state, what it reached, and where it is."""
     measure = drift_measure(sweep)
-    rows = tuple(
-        (
-            f"{row['arm']}",
-            f"{row['seed']}",
-            str(row["status"]),
-            plain(float(row["objective"])),
-            plain(math.nan if measure is None else float(row[measure])),
-            str(as_level(row["run_dir"]) or UNKNOWN),
-            str(as_level(row["mlflow_run_id"]) or UNKNOWN),
-        )
-        for row in sweep.table.sort_values(["arm", "seed"]).to_dict("records")
-    )
     return Table(
         caption="All runs",
         head=("arm", "seed", "state", "objective", "drift", "run dir", "MLflow run"),
         units=("", "", "", "", "" if measure is None else MEASURES[measure].drift, "", ""),
-        rows=rows,
+        rows=tuple(
+            (
+                f"{row['arm']}",
+                f"{row['seed']}",
+                str(row["status"]),
+                plain(float(row["objective"])),
+                plain(math.nan if measure is None else float(row[measure])),
+                str(as_level(row["run_dir"]) or UNKNOWN),
+                str(as_level(row["mlflow_run_id"]) or UNKNOWN),
+            )
+            for row in sweep.table.sort_values(["arm", "seed"]).to_dict("records")
+        ),
     )
 
 
@@ -210,22 +206,21 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure], best
     known = [(measure, values) for measure, values in of_measure if measure.key == "drift" or any(values.values())]
     check = check_bound(sweep)
     seeds = {number: len(found) for number, found in sweep.values("objective").items()}
-    planned = len(sweep.facts.seeds)
-    rows = tuple(
-        (
-            str(arm.number),
-            *(level_name(knob, level) for knob, level in arm.values.items()),
-            f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}" + (" (pruned)" if arm.number in sweep.pruned else ""),
-            *(_figure(arm, measure, values[arm.number], seeds[arm.number], check) for measure, values in known),
-        )
-        for arm in sweep.arms
-    )
-    knobs = sweep.facts.knobs
+    knobs, planned = sweep.facts.knobs, len(sweep.facts.seeds)
     return Table(
         caption=caption,
         head=("arm", *map(knob_name, knobs), "seeds", *(measure.heading for measure, _ in known)),
         units=("", *("" for _ in knobs), "complete", *(measure.unit for measure, _ in known)),
-        rows=rows,
+        rows=tuple(
+            (
+                str(arm.number),
+                *(level_name(knob, level) for knob, level in arm.values.items()),
+                f"{seeds[arm.number]} of {max(planned, seeds[arm.number])}"
+                + (" (pruned)" if arm.number in sweep.pruned else ""),
+                *(_figure(arm, measure, values[arm.number], seeds[arm.number], check) for measure, values in known),
+            )
+            for arm in sweep.arms
+        ),
         strong=frozenset(index for index, arm in enumerate(sweep.arms) if best is not None and arm == best.arm),
     )
 
@@ -233,8 +228,8 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure], best
 def _figure(arm: Arm, measure: Measure, known: Mapping[int, float], complete: int, check: BoundCheck) -> str:
     text = measure.text(*mean_and_half_width(known.values()))
     if measure.key == "drift":  # unknown in one run is unknown of the arm
-        is_known = not math.isnan(check.drifts.get(arm.number, math.nan))
-        return (text if is_known else UNKNOWN) + (" (over)" if arm in check.over else "")
+        known_text = UNKNOWN if math.isnan(check.drifts.get(arm.number, math.nan)) else text
+        return f"{known_text} (over)" if arm in check.over else known_text
     # A mean over fewer seeds than the row has is another figure than the rest of the row.
     is_partial = measure.shown == "spread" and 0 < len(known) < complete
     return f"{text} ({len(known)} of {complete})" if is_partial else text
@@ -257,13 +252,9 @@ def _together(found: Comparison | Interaction, sign: int = 1) -> str:
     return UNKNOWN if math.isnan(found.together[0]) else bounds(found.estimate.mean, *found.together, sign)[1]
 
 
-def _other(found: Comparison, arm: int) -> int:
-    return int(found.second if found.first == arm else found.first)  # type: ignore[arg-type] # arms are numbers
+def _p_or_last(found: Comparison | Interaction) -> tuple[float, float]:
+    return math.inf if math.isnan(found.holm_p) else found.holm_p, -abs(found.estimate.mean)
 
 
-def _p_or_last(found: Comparison) -> tuple[float, float]:
-    return _last_if_nan(found.holm_p), -abs(found.estimate.mean)
-
-
-def _last_if_nan(p: float) -> float:
-    return math.inf if math.isnan(p) else p
+def _claims(found: Sequence[Statement]) -> frozenset[int]:
+    return frozenset(index for index, one in enumerate(found) if one.is_claim)

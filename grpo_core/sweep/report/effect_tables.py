@@ -23,85 +23,60 @@ FIGURES = (
     "method",
 )
 """Columns of a comparison: b minus a; the unadjusted 95 % interval, the Bonferroni one, and so on."""
+CONTRAST = ("kind", "outcome", "knob", "level_a", "level_b")
+PAIR = ("outcome", "arm_a", "arm_b", "setting_a", "setting_b")
 INTERACTION = ("outcome", "knob", "level_a", "level_b", "other_knob", "other_level_a", "other_level_b")
 TEXT_COLUMNS = (*INTERACTION, "kind", "setting_a", "setting_b", "spread", "method")
+COUNT_COLUMNS = ("arm_a", "arm_b", "seeds", "pairs", "planned_pairs", "arms")
 
 
 def effects_table(families: Sequence[KnobEffects]) -> pandas.DataFrame:
     """Return contrasts and associations as one table, a row each."""
-    rows = [
-        {
-            "kind": "contrast",
-            "outcome": found.outcome,
-            "knob": found.knob,
-            "level_a": found.first_name,
-            "level_b": found.second_name,
-        }
-        | _figures(found)
+    rows: list[tuple[object, ...]] = [
+        ("contrast", found.outcome, found.knob, found.first_name, found.second_name, *_figures(found), None, None)
         for family in families
         for found in family.contrasts
     ]
-    rows += [
-        {
-            "kind": "association",
-            "outcome": found.outcome,
-            "knob": found.knob,
-            "rho": found.correlation.rho,
-            "arms": found.correlation.count,
-            "p": found.correlation.p,
-            "holm_p": found.holm_p,
-        }
-        for family in families
-        for found in family.associations
-    ]
-    columns = ["kind", "outcome", "knob", "level_a", "level_b", *FIGURES, "rho", "arms"]
-    return _typed(pandas.DataFrame(rows, columns=columns))
+    for found in (found for family in families for found in family.associations):
+        figures = {"p": found.correlation.p, "holm_p": found.holm_p}
+        row = ("association", found.outcome, found.knob, None, None, *map(figures.get, FIGURES))
+        rows.append((*row, found.correlation.rho, found.correlation.count))
+    return _typed((*CONTRAST, *FIGURES, "rho", "arms"), rows)
 
 
 def differences_table(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
     """Return the differences between arms as a table, a row a pair."""
-    rows = [
-        {
-            "outcome": found.outcome,
-            "arm_a": found.first,
-            "arm_b": found.second,
-            "setting_a": found.first_name,
-            "setting_b": found.second_name,
-        }
-        | _figures(found)
-        for found in comparisons
-    ]
-    return _typed(pandas.DataFrame(rows, columns=["outcome", "arm_a", "arm_b", "setting_a", "setting_b", *FIGURES]))
+    return _typed(
+        (*PAIR, *FIGURES),
+        [
+            (found.outcome, found.first, found.second, found.first_name, found.second_name, *_figures(found))
+            for found in comparisons
+        ],
+    )
 
 
 def interactions_table(interactions: Sequence[Interaction]) -> pandas.DataFrame:
     """Return interactions as a table, a row each: the effect b minus a of a knob at the other one's b, minus that at its a."""
-    rows = [
-        dict(
-            zip(
-                INTERACTION,
-                (
-                    *(found.outcome, found.knob, level_name(found.knob, found.first), level_name(found.knob, found.second)),
-                    *(found.other, level_name(found.other, found.at_first), level_name(found.other, found.at_second)),
-                ),
-                strict=True,
+    return _typed(
+        (*INTERACTION, *FIGURES),
+        [
+            (
+                *(found.outcome, found.knob, level_name(found.knob, found.first), level_name(found.knob, found.second)),
+                *(found.other, level_name(found.other, found.at_first), level_name(found.other, found.at_second)),
+                *_figures(found),
             )
-        )
-        | _figures(found)
-        for found in interactions
-    ]
-    return _typed(pandas.DataFrame(rows, columns=[*INTERACTION, *FIGURES]))
+            for found in interactions
+        ],
+    )
 
 
-def _figures(found: Comparison | Interaction) -> dict[str, object]:
+def _figures(found: Comparison | Interaction) -> tuple[object, ...]:
     estimate = found.estimate
-    numbers = (estimate.mean, estimate.low, estimate.high, *found.together, estimate.p, found.holm_p)
-    counts = (estimate.seeds, found.pairs, found.planned_pairs)
-    return dict(zip(FIGURES, (*numbers, *counts, estimate.spread, estimate.method), strict=True))
+    numbers = (estimate.mean, estimate.low, estimate.high, *found.together, estimate.p, found.holm_p, estimate.seeds)
+    return (*numbers, found.pairs, found.planned_pairs, estimate.spread, estimate.method)
 
 
-def _typed(table: pandas.DataFrame) -> pandas.DataFrame:
+def _typed(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> pandas.DataFrame:
     """Give every column its type also where no row says it: a reader of Parquet must find the same schema in every sweep."""
-    counts = ("arm_a", "arm_b", "seeds", "pairs", "planned_pairs", "arms")
-    types = {name: "string" if name in TEXT_COLUMNS else "Int64" if name in counts else "float64" for name in table}
-    return table.astype(types)
+    types = {name: "string" if name in TEXT_COLUMNS else "Int64" if name in COUNT_COLUMNS else "float64" for name in columns}
+    return pandas.DataFrame(rows, columns=list(columns)).astype(types)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from grpo_core.sweep.display import (
     MOST_LISTED,
@@ -22,6 +23,11 @@ from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import PairedEstimate
 from grpo_core.sweep.statistics.runs import Level, SweepRuns
 
+SAME_IN_EVERY_SEED = {
+    "constant": ", the same in every seed (an interval of width 0, the t test's p is 0)",
+    "identical": ", identical in every seed",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
@@ -33,27 +39,20 @@ class Wording:
 
 
 HIGHER_IS_BETTER = Wording(claim="{high} beats {low} by {amount}", pair="{high} over {low}")
-DRIFT = Wording(claim="{low} holds it lower than {high} by {amount}", pair="{low} lower than {high}")
+DRIFT = Wording(claim="{low} has lower drift than {high} by {amount}", pair="{low} lower than {high}")
 
 
 def amount(found: Comparison) -> str:
     """Return the difference, positive, with its interval."""
-    text = estimate_text(found.estimate, -1 if found.estimate.mean < 0 else 1)
-    if found.estimate.spread == "constant":
-        return f"{text}, the same in every seed (an interval of width 0, the t test's p is 0)"
-    return f"{text}, identical in every seed" if found.estimate.spread == "identical" else text
+    return estimate_text(found.estimate, -1 if found.estimate.mean < 0 else 1) + SAME_IN_EVERY_SEED.get(
+        found.estimate.spread, ""
+    )
 
 
 def _put(found: Comparison, template: str) -> str:
     """Return a difference in words, {high} the level with the larger figure: `0.1 beats 4 by 0.210 [0.191, 0.228]`."""
-    names = (found.first_name, found.second_name)
-    low, high = names[::-1] if found.estimate.mean < 0 else names
+    low, high = (found.first_name, found.second_name)[:: -1 if found.estimate.mean < 0 else 1]
     return template.format(high=high, low=low, amount=amount(found))
-
-
-def _alone_words(found: Comparison, wording: Wording) -> str:
-    """Return a difference that its own interval shows and the correction does not: `1 over 4 (alone: ..., Holm p = 0.08)`."""
-    return f"{_put(found, wording.pair)} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
 
 
 def _open_words(found: Comparison, wording: Wording) -> str:
@@ -63,8 +62,10 @@ def _open_words(found: Comparison, wording: Wording) -> str:
 
 def knob_lines(findings: Findings) -> list[str]:
     """Return a line a knob about the objective, and one for each two knobs that seem to depend on each other."""
-    lines = [f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in findings.facts.knobs]
-    return lines + _interaction_lines(findings, "objective", "interaction of")
+    return [
+        *(f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in findings.facts.knobs),
+        *_interaction_lines(findings, "objective", "interaction of"),
+    ]
 
 
 def drift_lines(findings: Findings) -> list[str]:
@@ -72,17 +73,18 @@ def drift_lines(findings: Findings) -> list[str]:
     measure = drift_measure(findings.sweep)
     if measure is None or measure not in findings.effects:
         return []
-    varied = [knob for knob in findings.facts.knobs if len(findings.sweep.levels(knob)) > 1]
     known, runs = sum(map(len, findings.sweep.values(measure).values())), len(findings.sweep.complete)
     partly = "" if known == runs else f", known for {known} of {counted(runs, 'complete run')}"
     unit = f"KL to the initial policy, {MEASURES[measure].drift}{partly}"
-    lines = [f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}" for knob in varied]
-    return lines + _interaction_lines(findings, measure, "drift, interaction of")
+    return [
+        *(f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}" for knob in findings.sweep.varied),
+        *_interaction_lines(findings, measure, "drift, interaction of"),
+    ]
 
 
 def _knob_words(findings: Findings, knob: str, outcome: str) -> str:
     effects, wording = findings.effects[outcome], HIGHER_IS_BETTER if outcome == "objective" else DRIFT
-    if len(findings.sweep.levels(knob)) < 2:
+    if knob not in findings.sweep.varied:
         return "one level only, nothing to compare"
     if (association := effects.association(knob)) is not None:
         return _association_words(association, "objective" if outcome == "objective" else "drift")
@@ -91,34 +93,33 @@ def _knob_words(findings: Findings, knob: str, outcome: str) -> str:
         return "no matched pair of complete runs, so nothing can be compared"
     tested = [found for found in contrasts if not math.isnan(found.p)]
     if not tested:
-        largest = _open_words(contrasts[0], wording)
-        return f"one seed shows no spread, so nothing is established (largest difference {largest})"
+        return f"one seed shows no spread, so nothing is established (largest difference {_open_words(contrasts[0], wording)})"
     claims = [found for found in tested if found.is_claim]
     texts = [_stands(found, wording) for found in claims[:MOST_LISTED]]
     if len(claims) > MOST_LISTED:
         texts.append(f"{len(claims) - MOST_LISTED} more differences stand in the table")
-    alone = [found for found in tested if found.is_alone]
+    alone = [
+        f"{_put(found, wording.pair)} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
+        for found in tested
+        if found.is_alone
+    ]
     if alone:
-        texts.append("not established after correction: " + first_few([_alone_words(found, wording) for found in alone]))
+        texts.append("not established after correction: " + first_few(alone))
     rest = [found for found in tested if not found.is_claim and not found.is_alone]
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
 
 
 def _stands(found: Comparison, wording: Wording) -> str:
-    low, high = found.together
-    at_least = low if found.estimate.mean > 0 else -high
+    at_least = found.together[0] if found.estimate.mean > 0 else -found.together[1]
     surely = f", at least {plain(at_least)} with all comparisons at once" if at_least > 0 else ""
     return f"{_put(found, wording.claim)} (Holm {p_words(found.holm_p)}{surely})"
 
 
 def _open_texts(rest: Sequence[Comparison], wording: Wording, alone_too: bool) -> list[str]:
     """Return what the intervals that include 0 leave open."""
-    identical = [found for found in rest if found.estimate.spread == "identical"]
-    others = [found for found in rest if found not in identical]
-    texts = []
-    if identical:
-        pairs = first_few([f"{found.first_name} and {found.second_name}" for found in identical])
-        texts.append(f"identical in every seed between {pairs}")
+    identical = [f"{found.first_name} and {found.second_name}" for found in rest if found.estimate.spread == "identical"]
+    others = [found for found in rest if found.estimate.spread != "identical"]
+    texts = [f"identical in every seed between {first_few(identical)}"] if identical else []
     if others and alone_too:
         texts.append("no difference established for " + first_few([_open_words(found, wording) for found in others]))
     elif others:
@@ -138,17 +139,17 @@ def _association_words(found: Association, what: str) -> str:
     if not found.is_claim:
         alone = f", alone {p_words(correlation.p)}" if found.is_alone else ""
         return f"no association established with {correlation.count} arms ({facts}{alone}{left_out}); {why}"
-    way = "higher" if correlation.rho > 0 else "lower"
-    return f"larger values go with a {way} {what} ({facts}{left_out}); {why}"
+    return f"larger values go with a {'higher' if correlation.rho > 0 else 'lower'} {what} ({facts}{left_out}); {why}"
 
 
 def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str]:
     """Return a line for each two knobs whose strongest interaction matters to what is written about either of them."""
-    by_knobs: dict[tuple[str, str], list[Interaction]] = {}
-    for found in findings.interactions.get(outcome, ()):
-        if not math.isnan(found.estimate.p):
-            by_knobs.setdefault((found.knob, found.other), []).append(found)
-    strongest = [max(of_knobs, key=_strength) for of_knobs in by_knobs.values()]
+    known = [found for found in findings.interactions.get(outcome, ()) if not math.isnan(found.estimate.p)]
+    # They are in the order of their knobs.
+    strongest = [
+        max(of_knobs, key=lambda found: (found.is_claim, found.is_alone, abs(found.estimate.mean)))
+        for _, of_knobs in groupby(known, key=lambda found: (found.knob, found.other))
+    ]
     return [
         f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(findings.sweep, found)}"
         for found in strongest
@@ -156,34 +157,31 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
     ]
 
 
-def _strength(found: Interaction) -> tuple[bool, bool, float]:
-    return found.is_claim, found.is_alone, abs(found.estimate.mean)
-
-
 def _hides(findings: Findings, found: Interaction) -> bool:
     """Return whether a mean effect that has a line is smaller than the difference between the effects that it averages."""
     effects = findings.effects[found.outcome]
     sides = ((found.knob, {found.first, found.second}), (found.other, {found.at_first, found.at_second}))
     averages = [main for knob, levels in sides for main in effects.of(knob) if {main.first, main.second} == levels]
-    shown = [main for main in averages if main.is_claim or main.is_alone or _is_large(found)]
-    return any(abs(found.estimate.mean) > abs(main.estimate.mean) for main in shown)
+    return any(
+        abs(found.estimate.mean) > abs(main.estimate.mean) and (main.is_claim or main.is_alone or _is_large(found.estimate))
+        for main in averages
+    )
 
 
-def _is_large(found: Interaction) -> bool:
+def _is_large(estimate: PairedEstimate) -> bool:
     """Return whether two seeds, which establish next to nothing, still show more than half of what they could establish."""
-    estimate = found.estimate
     return estimate.seeds == 2 and 2 * abs(estimate.mean) > (estimate.high - estimate.low) / 2
 
 
 def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
     effects = simple_effects(sweep, found)
     sign = _sign(effects, found)
-    high, low = (found.second, found.first) if sign > 0 else (found.first, found.second)
-    names = [f"{knob_name(found.knob)} {level_name(found.knob, high)}", level_name(found.knob, low)]
+    low, high = (level_name(found.knob, level) for level in (found.first, found.second)[::sign])
     at_levels = [f"{estimate_text(effect, sign)} at {_at(found, level)}" for level, effect in effects.items()]
-    size = sign * found.estimate.mean
-    ends = (found.at_second, found.at_first) if size > 0 else (found.at_first, found.at_second)
-    larger = f"larger at {_at(found, ends[0])} than at {_at(found, ends[1])}"
+    less, more = (
+        _at(found, level) for level in (found.at_first, found.at_second)[:: 1 if sign * found.estimate.mean > 0 else -1]
+    )
+    larger = f"larger at {more} than at {less}"
     difference = estimate_text(found.estimate, 1 if found.estimate.mean > 0 else -1)
     holm_p = f"Holm {p_words(found.holm_p)}"
     if found.is_claim:
@@ -192,7 +190,7 @@ def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
         sure = f"that it is {larger} is not established after correction (alone: by {difference}, {holm_p})"
     else:
         sure = f"that it is {larger} by {difference} is not established, but more than the mean effect: read each level"
-    return f"{names[0]} minus {names[1]} is {', '.join(at_levels)}; {sure}"
+    return f"{knob_name(found.knob)} {high} minus {low} is {', '.join(at_levels)}; {sure}"
 
 
 def _at(found: Interaction, level: Level) -> str:

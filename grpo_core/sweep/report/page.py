@@ -69,13 +69,14 @@ def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Pi
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: visible(value) if isinstance(value, str) else value,
     )
-    by_section: dict[str, tuple[Picture, ...]] = {}
-    for picture in pictures:
-        by_section[picture.section] = (*by_section.get(picture.section, ()), picture)
-    sections = [*_knob_sections(findings, by_section), *_sections(findings, by_section)]
-    shown = [section for section in sections if section.tables or section.pictures or section.words]
+    anchors = {picture.section for picture in pictures}
+    by_section = {anchor: tuple(picture for picture in pictures if picture.section == anchor) for anchor in anchors}
+    sections = (*_knob_sections(findings, by_section), *_sections(findings, by_section))
     return environment.get_template("report.html.j2").render(
-        facts=findings.facts, plan=_plan(findings), answer=answer, sections=shown
+        facts=findings.facts,
+        plan=_plan(findings),
+        answer=answer,
+        sections=[section for section in sections if section.tables or section.pictures or section.words],
     )
 
 
@@ -94,7 +95,6 @@ def _knob_sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...
 
 def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -> list[PageSection]:
     sweep, best = findings.sweep, best_arm(findings)
-    sampled = cells.association_table(findings.effects["objective"])
     crossed = _filled(*(cells.interaction_table(findings, outcome) for outcome in findings.interactions))
     differences = _filled(cells.difference_table(findings, best))
     words = {
@@ -107,7 +107,7 @@ def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -
         "method": METHOD,
     }
     tables = {
-        "sampled": _filled(sampled),
+        "sampled": _filled(cells.association_table(findings.effects["objective"])),
         "pairs": crossed,
         "arms": _filled(cells.outcome_table(sweep, best), cells.cost_table(sweep, best)),
         "differences": differences,
@@ -129,16 +129,14 @@ def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -
 
 def _plan(findings: Findings) -> list[tuple[str, str]]:
     facts, sweep = findings.facts, findings.sweep
-    knobs = [f"{knob_title(knob)}: {_levels(findings, knob)}" for knob in facts.knobs]
-    held = [("Held", held_words(sweep))] if GROUP_SIZE in facts.knobs else []
     planned = "" if facts.planned_runs is None else f" of {facts.planned_runs} planned"
     return [
         ("Objective", facts.objective),
-        ("Knobs", "; ".join(knobs)),
+        ("Knobs", "; ".join(f"{knob_title(knob)}: {_levels(findings, knob)}" for knob in facts.knobs)),
         ("Seeds", f"{', '.join(map(str, facts.seeds))} (the same in every arm)"),
         ("Runs", f"{(sweep.table['status'] == 'finished').sum()} finished{planned}, {counted(len(sweep.arms), 'arm')}"),
         ("Sampler", f"{facts.sampler}, {counted(facts.concurrency, 'run')} at a time"),
-        *held,
+        *([("Held", held_words(sweep))] if GROUP_SIZE in facts.knobs else []),
     ]
 
 
@@ -153,17 +151,16 @@ def _effect_note(findings: Findings, knob: str) -> str:
         reason = association.reason[0].upper() + association.reason[1:]
         return f"{reason}, so this is an association over arms, not a contrast of matched ones."
     contrasts = effects.of(knob)
+    used, planned = sum(found.pairs for found in contrasts), sum(found.planned_pairs for found in contrasts)
     if not contrasts:
         return "There is nothing to compare: one level, or no matched pair of complete runs."
-    used, planned = sum(found.pairs for found in contrasts), sum(found.planned_pairs for found in contrasts)
     matched = "" if used == planned else f" {used} of {planned} matched pairs of runs were complete; the others do not enter."
     return EFFECT_NOTE + matched
 
 
 def _bound_note(findings: Findings) -> str:
-    if findings.facts.kl_bound is None:
-        return ""
-    return f" Arms over the bound of {findings.facts.kl_bound:g} ({findings.facts.kl_metric}) are drawn, but not joined."
+    bound, metric = findings.facts.kl_bound, findings.facts.kl_metric
+    return f" Arms over the bound of {bound:g} ({metric}) are drawn, but not joined." if bound is not None else ""
 
 
 def _family_note(findings: Findings) -> str:

@@ -1,18 +1,83 @@
-"""Pictures of what knobs do: effects of one, heat maps of two."""
+"""Pictures of what knobs do: effects of one, heat maps of two, costs; and what levels look like.
+
+The same level is the same colour in every picture.
+"""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.typing import FillStyleType
 
 from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
-from grpo_core.sweep.report.colours import PALETTE, spans_decades
-from grpo_core.sweep.statistics.balanced import balanced_means
-from grpo_core.sweep.statistics.effects import Comparison, arm_points, mean_and_half_width
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, Comparison, arm_points, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings
-from grpo_core.sweep.statistics.runs import SweepRuns, is_number, level_order
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, is_number
+
+MARKERS = "osD^vP*X"
+FILLS = ("full", "none", "bottom")
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b5a2b")
+"""Okabe and Ito's colours, which people with any kind of colour vision can tell apart, dark ones first."""
+LOG_FROM = 100
+"""An axis is logarithmic if its values span more than this factor."""
+
+
+class Colours:
+    """A colour per level of a knob: distinct ones for few levels, a scale for a continuous range."""
+
+    def __init__(self, sweep: SweepRuns, knob: str | None) -> None:
+        """Assign colours to the levels of a knob; one colour for all without a knob."""
+        levels = sweep.levels(knob) if knob else []
+        self.knob = knob
+        self.levels = levels if len(levels) <= MAX_LEVELS else []
+        numbers = [float(level) for level in levels if is_number(level)] if not self.levels else []
+        norm = LogNorm if numbers and spans_decades(numbers) else Normalize
+        self.scale = mpl.cm.ScalarMappable(norm(min(numbers), max(numbers)), mpl.colormaps["viridis"]) if numbers else None
+
+    def of(self, level: Level) -> str:
+        """Return the colour of a level; grey where the scale has no place for it."""
+        if self.levels:
+            return PALETTE[self.levels.index(level)]
+        if self.scale is not None and is_number(level):
+            return to_hex(self.scale.to_rgba(np.asarray([float(level)]))[0])
+        return "#777777" if self.knob else PALETTE[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How an arm is drawn: colour, shape and filling say the levels of its first three knobs."""
+
+    colour: str = "0.4"
+    mark: str = "o"
+    fill: FillStyleType = "full"
+
+    def line(self, *point: float, edge: str | None = None, label: str = "") -> Line2D:
+        """Return the mark at a point, or nowhere for a legend."""
+        x, y = ([place] for place in point) if point else ([], [])
+        return Line2D(
+            x,
+            y,
+            marker=self.mark,
+            linestyle="",
+            color=self.colour,
+            markersize=8,
+            fillstyle=self.fill,
+            markerfacecoloralt="white",
+            markeredgecolor=edge or self.colour,
+            label=label,
+            zorder=3,
+        )
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Return whether a logarithmic axis suits the values: all above 0, the largest over 100 times the smallest."""
+    return min(values) > 0 and max(values) / min(values) > LOG_FROM
 
 
 def effect_figure(findings: Findings, knob: str) -> Figure:
@@ -24,8 +89,7 @@ def effect_figure(findings: Findings, knob: str) -> Figure:
     if findings.effects["objective"].association(knob) is not None:
         return _scatter(findings.sweep, knob)
     contrasts = findings.effects["objective"].of(knob)
-    height = max(3.4, 1.4 + 0.34 * len(contrasts))
-    figure = Figure(figsize=(9, height), layout="constrained")
+    figure = Figure(figsize=(9, max(3.4, 1.4 + 0.34 * len(contrasts))), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1))
     _levels_panel(left, findings.sweep, knob)
     _differences_panel(right, contrasts)
@@ -60,11 +124,18 @@ def _levels_panel(axes: Axes, sweep: SweepRuns, knob: str) -> None:
         line = [found[(level,)].get(seed, math.nan) for level in levels]
         axes.plot(line, color="0.6", linewidth=1, marker=".", markersize=4, zorder=1, label=None if index else "a seed")
     means, halves = zip(*(mean_and_half_width(found[(level,)].values()) for level in levels), strict=True)
-    places = range(len(levels))
     axes.errorbar(
-        places, means, yerr=halves, color=PALETTE[0], linewidth=2.5, marker="o", capsize=4, zorder=2, label="mean, 95 %"
+        range(len(levels)),
+        means,
+        yerr=halves,
+        color=PALETTE[0],
+        linewidth=2.5,
+        marker="o",
+        capsize=4,
+        zorder=2,
+        label="mean, 95 %",
     )
-    axes.set_xticks(places, [level_name(knob, level) for level in levels])
+    axes.set_xticks(range(len(levels)), [level_name(knob, level) for level in levels])
     axes.margins(x=0.12, y=0.2)
     axes.set(xlabel=knob_title(knob), ylabel="objective")
     axes.grid(alpha=0.3)
@@ -72,7 +143,6 @@ def _levels_panel(axes: Axes, sweep: SweepRuns, knob: str) -> None:
 
 
 def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
-    names = []
     for place, found in enumerate(contrasts):
         estimate, colour = found.estimate, PALETTE[1] if found.is_claim else "0.35"
         if not math.isnan(found.together[0]):
@@ -80,12 +150,10 @@ def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
         if not math.isnan(estimate.low):
             axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=4, solid_capstyle="butt")
         axes.plot(estimate.mean, place, "o", color=colour, markeredgecolor="white", markersize=8)
-        names.append(f"{found.second_name} − {found.first_name}")  # noqa: RUF001 - a minus between two numbers
     axes.axvline(0, color="0.2", linewidth=1)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(contrasts)), [found.name for found in contrasts])
+    axes.set(ylim=(len(contrasts) - 0.4, -0.6), xlabel="paired difference in the objective")
     axes.grid(alpha=0.3, axis="x")
-    axes.set_xlabel("paired difference in the objective")
     # The intervals that hold all at once can be tens of times as wide; what matters is near 0 and near the means.
     bounds = [abs(bound) for found in contrasts for bound in (found.estimate.low, found.estimate.high, found.estimate.mean)]
     reach = max((bound for bound in bounds if math.isfinite(bound)), default=0.0)
@@ -97,17 +165,15 @@ def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     axes = figure.subplots()
     values = sweep.values("objective")
-    points = sorted(arm_points(sweep, knob, values), key=lambda point: level_order(point[0]))
-    numbers = [(float(level), mean) for level, mean in points if is_number(level)]
+    numbers = [(float(level), mean) for level, mean in arm_points(sweep, knob, values) if is_number(level)]
     for arm in sweep.arms:
         runs, level = values[arm.number].values(), arm.values[knob]
         if is_number(level):
             axes.scatter([float(level)] * len(runs), list(runs), s=10, color="0.6", linewidths=0)
     if numbers:
-        axes.scatter(
-            [x for x, _ in numbers], [y for _, y in numbers], s=45, color=PALETTE[0], edgecolors="white", label="mean of an arm"
-        )
-        if spans_decades([level for level, _ in numbers]):
+        levels, means = zip(*numbers, strict=True)
+        axes.scatter(levels, means, s=45, color=PALETTE[0], edgecolors="white", label="mean of an arm")
+        if spans_decades(levels):
             axes.set_xscale("log")
         axes.legend(fontsize="small")
     axes.set(xlabel=knob_title(knob), ylabel="objective")
@@ -146,8 +212,7 @@ def cost_figure(sweep: SweepRuns) -> Figure:
     seconds.barh(places, means["train_seconds"], color=PALETTE[0], height=0.55, label="training steps")
     tokens.barh(places, means["tokens"], color=PALETTE[2], height=0.55)
     seconds.set_yticks(places, [f"{arm.number}: {arm.name}" for arm in sweep.arms], fontsize=8)
-    seconds.set_ylim(len(places) - 0.4, -0.6)
-    seconds.set_xlabel("seconds per run")
+    seconds.set(ylim=(len(places) - 0.4, -0.6), xlabel="seconds per run")
     tokens.set_xlabel("generated tokens per run")
     for axes in (seconds, tokens):
         axes.grid(alpha=0.3, axis="x")
@@ -157,5 +222,4 @@ def cost_figure(sweep: SweepRuns) -> Figure:
 
 def _means(sweep: SweepRuns, measure: str) -> list[float]:
     values = sweep.values(measure)
-    means = [mean_and_half_width(values[arm.number].values())[0] for arm in sweep.arms]
-    return [0.0 if math.isnan(mean) else mean for mean in means]
+    return [math.fsum(of_arm) / max(1, len(of_arm)) for of_arm in (values[arm.number].values() for arm in sweep.arms)]

@@ -15,13 +15,12 @@ from grpo_core.sweep.statistics.runs import SweepRuns
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""
-MEANS = {
-    "prompts": "so larger groups had more completions, tokens and time a step",
-    "completions": "so larger groups saw fewer prompts a step",
-    "tokens": "so arms may differ in their steps and prompts",
+HELD = {
+    "prompts": "prompts of a step, so larger groups had more completions, tokens and time a step",
+    "completions": "completions of a step, so larger groups saw fewer prompts a step",
+    "tokens": "tokens, so arms may differ in their steps and prompts",
 }
-"""Invariant -> what it means for the comparison."""
-SAID = {"prompts": "prompts of a step", "completions": "completions of a step"}
+"""Invariant -> what was held, and what it means for the comparison."""
 MEASURED = {"tokens": "generated", "completions": "had"}
 """Invariants that the frame of runs measures, in a column of that name, with the verb of the sentence."""
 NO_HOLD = "nothing was held constant while the group size changed, so the arms differ in data and compute, too"
@@ -71,22 +70,18 @@ def _confound_lines(findings: Findings) -> list[str]:
 
 
 def _left_out_lines(sweep: SweepRuns) -> list[str]:
-    found = sweep.left_out()
-    if not found:
-        return []
-    kinds = Counter(run.kind for run in found)
+    kinds = Counter(run.kind for run in sweep.left_out())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    line = f"not in the statistics: {counted(len(found), 'run')} ({counts})"
+    line = f"not in the statistics: {counted(kinds.total(), 'run')} ({counts})"
     if "interrupted" in kinds:
         line += "; interrupted runs are not running now; `grpo sweep --resume` continues them"
     if sweep.pruned:
-        arms = "arm was pruned and leaves" if len(sweep.pruned) == 1 else "arms were pruned and leave"
-        its = "its" if len(sweep.pruned) == 1 else "their"
+        leave, its = ("arm was pruned and leaves", "its") if len(sweep.pruned) == 1 else ("arms were pruned and leave", "their")
         line += (
-            f"; {len(sweep.pruned)} {arms} the statistics with all {its} runs, since the seeds that the pruner let through "
+            f"; {len(sweep.pruned)} {leave} the statistics with all {its} runs, since the seeds that the pruner let through "
             "would flatter an arm; what is left still flatters levels whose worse arms are gone"
         )
-    return [line]
+    return [line] if kinds else []
 
 
 def best_lines(findings: Findings, best: Best) -> list[str]:
@@ -101,8 +96,8 @@ def best_lines(findings: Findings, best: Best) -> list[str]:
     else:
         lines = [head, *_rival_lines(findings, best.rivals)]
     if best.unranked:
-        fewer = f"{counted(len(best.unranked), 'arm')} with fewer complete seeds"
-        lines.append(f"{fewer} {'is' if len(best.unranked) == 1 else 'are'} not ranked: {arm_names(best.unranked)}")
+        arms, verb = counted(len(best.unranked), "arm"), "is" if len(best.unranked) == 1 else "are"
+        lines.append(f"{arms} with fewer complete seeds {verb} not ranked: {arm_names(best.unranked)}")
     return lines
 
 
@@ -110,9 +105,8 @@ def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
     beaten = [rival for rival in rivals if rival.is_beaten]
     alone = [rival for rival in rivals if rival.is_beaten_alone]
     same = [rival for rival in rivals if rival not in beaten and rival not in alone]
-    total, tested = len(rivals), _tested(findings.differences)
-    after = f"arm by arm, after correction over {counted(len(tested), 'pair')}"
-    lines = [f"{after}: better than {arms_of(len(beaten), total)}{_by_amount(beaten)}"]
+    total, pairs = len(rivals), counted(len(_tested(findings.differences)), "pair")
+    lines = [f"arm by arm, after correction over {pairs}: better than {arms_of(len(beaten), total)}{_by_amount(beaten)}"]
     if alone:
         lines.append(
             f"arm by arm, not established after correction (alone: the pair's own 95 % interval excludes 0): better than "
@@ -128,12 +122,10 @@ def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
 
 def _by_amount(rivals: Sequence[Rival]) -> str:
     """Return the arms, the farthest behind first, and by how much the first and the last are; nothing where there are none."""
-    ordered = sorted((rival for rival in rivals if rival.difference is not None), key=lambda rival: -rival.lead)
-    differences = [rival.difference for rival in ordered if rival.difference is not None]
-    if not differences:
-        return ""
-    by = f"by {amount(differences[0])}" + (f" down to {amount(differences[-1])}" if len(differences) > 1 else "")
-    return f", {by}: {arm_names([rival.arm for rival in ordered])}"
+    ordered = sorted(rivals, key=lambda rival: -rival.lead)
+    differences = [amount(rival.difference) for rival in ordered if rival.difference is not None]
+    ends = differences if len(differences) < 2 else [differences[0], differences[-1]]
+    return f", by {' down to '.join(ends)}: {arm_names([rival.arm for rival in ordered])}" if ends else ""
 
 
 def seeds_lines(findings: Findings) -> list[str]:
@@ -175,8 +167,9 @@ def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
     among = f"among them {name}" if first in check.over else "without changing which arm is the best"
     unknown = sum(math.isnan(check.drifts[arm.number]) for arm in check.over)
     counts = f"; the drift of {counted(unknown, 'arm')} is unknown, which counts as over it" if unknown else ""
-    none_best = "never the best, but part of the lines about knobs"
-    return [f"over {bound}: {counted(len(check.over), 'arm')}, {among}{counts}; {none_best}"]
+    return [
+        f"over {bound}: {counted(len(check.over), 'arm')}, {among}{counts}; never the best, but part of the lines about knobs"
+    ]
 
 
 def _tested(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -191,8 +184,7 @@ def held_words(sweep: SweepRuns) -> str:
     hold = sweep.facts.hold
     if hold is None:
         return NO_HOLD
-    words = [f"held: {SAID.get(hold, hold)}", *([MEANS[hold]] if hold in MEANS else [])]
-    return ", ".join(words) + (f"; {_measured(sweep, hold)}" if hold in MEASURED else "")
+    return f"held: {HELD.get(hold, hold)}" + (f"; {_measured(sweep, hold)}" if hold in MEASURED else "")
 
 
 def _measured(sweep: SweepRuns, hold: str) -> str:
@@ -202,6 +194,6 @@ def _measured(sweep: SweepRuns, hold: str) -> str:
     least, most = float(known.min()), float(known.max())
     if least == most:
         return f"measured, every run {MEASURED[hold]} {least:,.0f} {hold}"
-    percent = 100 * (most / least - 1) if least > 0 else math.nan
-    apart = "" if math.isnan(percent) else f" ({f'{percent:.0f}' if percent >= 1 else significant(percent, 1)} % apart)"
+    percent = 100 * (most / least - 1) if least > 0 else 0.0
+    apart = f" ({f'{percent:.0f}' if percent >= 1 else significant(percent, 1)} % apart)" if percent else ""
     return f"measured, the runs {MEASURED[hold]} between {least:,.0f} and {most:,.0f} {hold}{apart}"

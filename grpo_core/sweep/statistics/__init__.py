@@ -1,6 +1,6 @@
 """What a sweep's runs say, and how sure it is. Pandas in and out: nothing here reads a folder or knows who ran the arms.
 
-runs          what the sweep asked, and the frame of its runs, checked, with its levels made comparable
+runs          what the sweep asked, and the frame of its runs, checked, with levels and means that can be compared
 paired        paired intervals over seeds, Holm's correction, rank correlation
 effects       levels of a knob and arms against each other; knobs that were sampled
 interactions  does the effect of one knob depend on another?

@@ -19,7 +19,6 @@ from itertools import combinations
 from typing import TypedDict, TypeVar
 
 from grpo_core.sweep.display import level_name
-from grpo_core.sweep.statistics.balanced import Values, cells_by_seed, matched, mean
 from grpo_core.sweep.statistics.paired import (
     ALPHA,
     ROUNDING,
@@ -30,7 +29,17 @@ from grpo_core.sweep.statistics.paired import (
     rank_correlation,
     t_interval,
 )
-from grpo_core.sweep.statistics.runs import Level, SweepRuns, is_number
+from grpo_core.sweep.statistics.runs import (
+    Level,
+    Levels,
+    Settings,
+    SweepRuns,
+    Values,
+    cells_by_seed,
+    is_number,
+    matched,
+    mean,
+)
 
 MAX_LEVELS = 8
 """A knob with more numeric levels than this is treated as continuous where a sampler drew them; a grid's levels were chosen."""
@@ -41,20 +50,14 @@ class Statement:
     """Something about an outcome that is tested, in a family of such statements."""
 
     outcome: str
+    p: float
+    """The p-value by itself: of the paired t test, or of permutations; NaN where nothing is tested."""
+    family_p: float
+    """The p-value that enters Holm's correction: as `p`, but of the sign test where every seed shows the same difference."""
     holm_p: float = math.nan
     """After Holm's correction in its family; NaN where nothing is tested."""
     family_size: int = 1
     """Statements of the family that are tested."""
-
-    @property
-    def p(self) -> float:
-        """The p-value by itself; NaN where nothing is tested."""
-        raise NotImplementedError
-
-    @property
-    def family_p(self) -> float:
-        """The p-value that enters Holm's correction."""
-        return self.p
 
     @property
     def is_claim(self) -> bool:
@@ -85,16 +88,6 @@ class Difference(Statement):
     """Those that would have entered had every run been complete."""
 
     @property
-    def p(self) -> float:
-        """The p-value of the paired t test."""
-        return self.estimate.p
-
-    @property
-    def family_p(self) -> float:
-        """As `p`, but of the sign test where every seed shows the same difference."""
-        return self.estimate.family_p
-
-    @property
     def is_alone(self) -> bool:
         """Whether its own interval excludes 0 although it does not stand after the correction."""
         return not self.is_claim and self.estimate.excludes_zero
@@ -117,6 +110,11 @@ class Comparison(Difference):
     first_name: str
     second_name: str
 
+    @property
+    def name(self) -> str:
+        """Both, as a table of levels has them: `0.1 − 0.04`."""  # noqa: RUF002 - a minus between two numbers
+        return f"{self.second_name} − {self.first_name}"  # noqa: RUF001
+
 
 @dataclass(frozen=True, kw_only=True)
 class Association(Statement):
@@ -128,11 +126,6 @@ class Association(Statement):
     """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
     reason: str
     """Why levels are not compared in matched pairs, in words."""
-
-    @property
-    def p(self) -> float:
-        """The permutation p-value."""
-        return self.correlation.p
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +149,7 @@ def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
     """Return the effect of every knob on an outcome, adjusted over all of them."""
     values = sweep.values(outcome)
     found: list[Comparison | Association] = []
-    for knob in (knob for knob in sweep.facts.knobs if len(sweep.levels(knob)) > 1):
+    for knob in sweep.varied:
         reason = unmatched_reason(sweep, knob)
         found += [_association(sweep, knob, outcome, values, reason)] if reason else _contrasts(sweep, knob, outcome, values)
     adjusted = as_family(found)
@@ -170,24 +163,26 @@ def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
 def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Comparison, ...]:
     """Return every pair of arms that share a complete seed, the later arm minus the earlier, adjusted over all pairs."""
     values = sweep.values(outcome)
-    found = []
-    for first, second in combinations(sweep.arms, 2):
-        of_first, of_second = values[first.number], values[second.number]
-        seeds = sorted(of_first.keys() & of_second.keys())
-        if seeds:
-            found.append(
-                Comparison(
-                    knob=None,
-                    outcome=outcome,
-                    first=first.number,
-                    second=second.number,
-                    first_name=first.name,
-                    second_name=second.name,
-                    planned_pairs=max(len(sweep.facts.seeds), len(seeds)),
-                    **paired([[(of_first[seed], of_second[seed])] for seed in seeds]),
-                )
+    shared = (
+        (first, second, sorted(values[first.number].keys() & values[second.number].keys()))
+        for first, second in combinations(sweep.arms, 2)
+    )
+    return as_family(
+        [
+            Comparison(
+                knob=None,
+                outcome=outcome,
+                first=first.number,
+                second=second.number,
+                first_name=first.name,
+                second_name=second.name,
+                planned_pairs=max(len(sweep.facts.seeds), len(seeds)),
+                **paired([[(values[first.number][seed], values[second.number][seed])] for seed in seeds]),
             )
-    return as_family(found)
+            for first, second, seeds in shared
+            if seeds
+        ]
+    )
 
 
 def as_family(found: Sequence[AnyStatement]) -> tuple[AnyStatement, ...]:
@@ -207,24 +202,29 @@ def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: Values) -> list[Comparison]:
-    settings, found = sweep.settings([knob]), []
+    settings = sweep.settings([knob])
     cells = cells_by_seed(settings, values)
-    for first, second in combinations(sweep.levels(knob), 2):
-        if pairs := matched(cells, [(first,), (second,)]):
-            shared = sum((first,) in setting and (second,) in setting for setting in settings)
-            found.append(
-                Comparison(
-                    knob=knob,
-                    outcome=outcome,
-                    first=first,
-                    second=second,
-                    first_name=level_name(knob, first),
-                    second_name=level_name(knob, second),
-                    planned_pairs=max(shared * len(sweep.facts.seeds), sum(map(len, pairs))),
-                    **paired(pairs),
-                )
-            )
-    return found
+    found = ((first, second, matched(cells, [(first,), (second,)])) for first, second in combinations(sweep.levels(knob), 2))
+    return [
+        Comparison(
+            knob=knob,
+            outcome=outcome,
+            first=first,
+            second=second,
+            first_name=level_name(knob, first),
+            second_name=level_name(knob, second),
+            planned_pairs=planned_pairs(sweep, settings, [(first,), (second,)], pairs),
+            **paired(pairs),
+        )
+        for first, second, pairs in found
+        if pairs
+    ]
+
+
+def planned_pairs(sweep: SweepRuns, settings: Settings, keys: Sequence[Levels], pairs: Sequence[Sequence[object]]) -> int:
+    """Return how many pairs of some cells would enter were every run complete; never fewer than those that do."""
+    shared = sum(all(key in setting for key in keys) for setting in settings)
+    return max(shared * len(sweep.facts.seeds), sum(map(len, pairs)))
 
 
 def _association(sweep: SweepRuns, knob: str, outcome: str, values: Values, reason: str) -> Association:
@@ -234,8 +234,15 @@ def _association(sweep: SweepRuns, knob: str, outcome: str, values: Values, reas
     ranked = [(longest if level is None else level, mean) for level, mean in points]
     numbers = [(float(level), mean) for level, mean in ranked if is_number(level) or level == math.inf]
     correlation = rank_correlation([x for x, _ in numbers], [y for _, y in numbers])
-    left_out = len(points) - len(numbers)
-    return Association(knob=knob, outcome=outcome, correlation=correlation, left_out=left_out, reason=reason)
+    return Association(
+        knob=knob,
+        outcome=outcome,
+        p=correlation.p,
+        family_p=correlation.p,
+        correlation=correlation,
+        left_out=len(points) - len(numbers),
+        reason=reason,
+    )
 
 
 def arm_points(sweep: SweepRuns, knob: str, values: Values) -> list[tuple[Level, float]]:
@@ -246,6 +253,8 @@ def arm_points(sweep: SweepRuns, knob: str, values: Values) -> list[tuple[Level,
 class _Paired(TypedDict):
     differences: tuple[float, ...]
     estimate: PairedEstimate
+    p: float
+    family_p: float
     pairs: int
 
 
@@ -258,9 +267,12 @@ def paired(pairs: Sequence[Sequence[tuple[float, ...]]], scale: float | None = N
     """
     differences = tuple(mean(second - first for first, second in of_seed) for of_seed in pairs)
     largest = max(abs(value) for of_seed in pairs for pair in of_seed for value in pair)
+    estimate = paired_estimate(differences, scale=largest if scale is None else scale)
     return {
         "differences": differences,
-        "estimate": paired_estimate(differences, scale=largest if scale is None else scale),
+        "estimate": estimate,
+        "p": estimate.p,
+        "family_p": estimate.family_p,
         "pairs": sum(map(len, pairs)),
     }
 

@@ -149,7 +149,6 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     order = sorted((cost, -gain, index) for index, (cost, gain) in enumerate(points) if cost == cost and gain == gain)  # noqa: PLR0124
     kept: list[int] = []
     for cost, loss, index in order:
-        last = points[kept[-1]] if kept else None
-        if last is None or -loss > last[1] or (cost, -loss) == last:
+        if not kept or -loss > points[kept[-1]][1] or (cost, -loss) == points[kept[-1]]:
             kept.append(index)
     return kept

@@ -9,12 +9,11 @@ of even one false interaction is at most 5 % as well. Knobs without matched arms
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
-from grpo_core.sweep.statistics.balanced import cells_by_seed, matched
-from grpo_core.sweep.statistics.effects import Difference, as_family, paired, unmatched_reason
+from grpo_core.sweep.statistics.effects import Difference, as_family, paired, planned_pairs, unmatched_reason
 from grpo_core.sweep.statistics.paired import PairedEstimate
-from grpo_core.sweep.statistics.runs import Level, SweepRuns
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, cells_by_seed, matched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +28,8 @@ class Interaction(Difference):
 
 def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Interaction, ...]:
     """Return every interaction of two matched knobs for an outcome, adjusted over all of them."""
-    knobs = [knob for knob in sweep.facts.knobs if len(sweep.levels(knob)) > 1 and not unmatched_reason(sweep, knob)]
-    pairs = combinations(knobs, 2)
-    return as_family([interaction for knob, other in pairs for interaction in _of_knobs(sweep, outcome, knob, other)])
+    knobs = [knob for knob in sweep.varied if not unmatched_reason(sweep, knob)]
+    return as_family([one for knob, other in combinations(knobs, 2) for one in _of_knobs(sweep, outcome, knob, other)])
 
 
 def simple_effects(sweep: SweepRuns, found: Interaction) -> dict[Level, PairedEstimate]:
@@ -46,25 +44,22 @@ def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Int
     cells = cells_by_seed(settings, values)
     scale = max((abs(value) for of_arm in values.values() for value in of_arm.values()), default=0.0)
     found = []
-    for first, second in combinations(sweep.levels(knob), 2):
-        for at_first, at_second in combinations(sweep.levels(other), 2):
-            four = [(level, at) for at in (at_first, at_second) for level in (first, second)]
-            known = [[_effects(figures) for figures in of_seed] for of_seed in matched(cells, four)]
-            shared = sum(all(key in setting for key in four) for setting in settings)
-            if known:
-                found.append(
-                    Interaction(
-                        outcome=outcome,
-                        knob=knob,
-                        first=first,
-                        second=second,
-                        other=other,
-                        at_first=at_first,
-                        at_second=at_second,
-                        planned_pairs=max(shared * len(sweep.facts.seeds), sum(map(len, known))),
-                        **paired(known, scale),
-                    )
+    for (first, second), (at_first, at_second) in product(*(combinations(sweep.levels(one), 2) for one in (knob, other))):
+        four = [(level, at) for at in (at_first, at_second) for level in (first, second)]
+        if known := [[_effects(figures) for figures in of_seed] for of_seed in matched(cells, four)]:
+            found.append(
+                Interaction(
+                    outcome=outcome,
+                    knob=knob,
+                    first=first,
+                    second=second,
+                    other=other,
+                    at_first=at_first,
+                    at_second=at_second,
+                    planned_pairs=planned_pairs(sweep, settings, four, known),
+                    **paired(known, scale),
                 )
+            )
     return found
 
 

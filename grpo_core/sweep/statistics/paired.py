@@ -83,14 +83,18 @@ def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> Pair
     if count == 1:
         nan, mean = math.nan, 0.0 if abs(mean) <= ROUNDING * scale else mean
         return PairedEstimate(seeds=1, mean=mean, low=nan, high=nan, p=nan, family_p=nan, spread="one seed", method="none")
+    if np.ptp(values) <= ROUNDING * scale and abs(mean) <= ROUNDING * scale:
+        return PairedEstimate(seeds=count, mean=0.0, low=0.0, high=0.0, p=1.0, family_p=1.0, spread="identical", method="none")
     if np.ptp(values) <= ROUNDING * scale:
-        if abs(mean) <= ROUNDING * scale:
-            return PairedEstimate(
-                seeds=count, mean=0.0, low=0.0, high=0.0, p=1.0, family_p=1.0, spread="identical", method="none"
-            )
-        agree = 2.0 ** (1 - count)
         return PairedEstimate(
-            seeds=count, mean=mean, low=mean, high=mean, p=0.0, family_p=agree, spread="constant", method="none"
+            seeds=count,
+            mean=mean,
+            low=mean,
+            high=mean,
+            p=0.0,
+            family_p=2.0 ** (1 - count),
+            spread="constant",
+            method="none",
         )
     low, high = t_interval(values)
     method: Literal["t", "BCa"] = "t"
@@ -110,7 +114,7 @@ def t_interval(values: Sequence[float] | np.ndarray, *, comparisons: int = 1) ->
     array = np.asarray(values, dtype=float)
     if len(array) < 2:
         return math.nan, math.nan
-    half = _t_quantile(len(array) - 1, comparisons) * standard_error(array)
+    half = smallest_t(len(array), comparisons) * standard_error(array)
     return float(array.mean()) - half, float(array.mean()) + half
 
 
@@ -120,9 +124,10 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return float(array.std(ddof=1)) / math.sqrt(len(array)) if len(array) > 1 else math.nan
 
 
+@lru_cache
 def smallest_t(seeds: int, comparisons: int) -> float:
     """Return how large |t| must be for the first claim of a family under Holm: the two-sided quantile at 0.05 / comparisons."""
-    return _t_quantile(seeds - 1, comparisons)
+    return float(special.stdtrit(seeds - 1, 1 - ALPHA / (2 * comparisons)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -157,30 +162,29 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     """Return Spearman's rank correlation with a permutation p-value (Spearman 1904, Am. J. Psychol. 15(1))."""
     if len(x) < 3 or len(set(x)) < 2 or len(set(y)) < 2:
         return RankCorrelation(count=len(x), rho=math.nan, p=math.nan)
-    ranks, others = stats.rankdata(x), stats.rankdata(y)
-    ranks, others = ranks - ranks.mean(), others - others.mean()
+    ranks, others = (ranked - ranked.mean() for ranked in (stats.rankdata(x), stats.rankdata(y)))
     size = math.sqrt(float(ranks @ ranks) * float(others @ others))
 
     def rho(shuffled: np.ndarray, axis: int = -1) -> np.ndarray:
         # Rounded, since the same correlation summed in another order must count as a tie.
         return np.asarray(np.round(np.sum(shuffled * others, axis=axis) / size, 12))
 
-    random = np.random.default_rng(RESAMPLING_SEED)
-    result = stats.permutation_test((ranks,), rho, permutation_type="pairings", n_resamples=RESAMPLES, rng=random)
+    result = stats.permutation_test(
+        (ranks,), rho, permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(RESAMPLING_SEED)
+    )
     return RankCorrelation(count=len(x), rho=float(result.statistic), p=float(result.pvalue))
-
-
-@lru_cache
-def _t_quantile(df: int, comparisons: int) -> float:
-    return float(special.stdtrit(df, 1 - ALPHA / (2 * comparisons)))
 
 
 def _bootstrap_interval(values: np.ndarray) -> tuple[float, float] | None:
     """Return the BCa interval of the mean; None where it does not exist (nearly all seeds alike)."""
-    random = np.random.default_rng(RESAMPLING_SEED)
     with np.errstate(all="ignore"):
         found = stats.bootstrap(
-            (values,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="BCa", rng=random
+            (values,),
+            np.mean,
+            confidence_level=CONFIDENCE,
+            n_resamples=RESAMPLES,
+            method="BCa",
+            rng=np.random.default_rng(RESAMPLING_SEED),
         )
     low, high = (float(bound) for bound in found.confidence_interval)
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None

@@ -1,11 +1,17 @@
-"""What a sweep asked, and the frame of its runs, checked, with its knobs as levels that can be compared."""
+"""What a sweep asked, and the frame of its runs, checked, with its knobs as levels that can be compared.
+
+Means over the other knobs compare like with like, of one figure a run, or of curves. For pictures, only settings of the other
+knobs enter within a seed that are complete at every combination of the levels asked for. Where no seed has such a setting,
+every complete run enters.
+"""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
+import numpy as np
 import pandas
 
 from grpo_core.sweep.arms import Arm
@@ -16,7 +22,13 @@ Level = float | int | str | bool | None
 Levels = tuple[Level, ...]
 Settings = Sequence[Mapping[Levels, Sequence[int]]]
 """For each setting of the other knobs: levels of some knobs -> arms."""
+Values = Mapping[int, Mapping[int, float]]
+"""arm -> seed -> figure, as `SweepRuns.values` returns it."""
+Cells = Sequence[Mapping[Levels, float]]
+"""For each setting of the other knobs, in one seed: levels of some knobs -> mean."""
 
+INTERRUPTED = "begun, not ended, and not running now; a resumed sweep continues it"
+NO_OBJECTIVE = "finished, but its objective is unknown"
 TEXTS = ("cause", "run_dir", "mlflow_run_id")
 REQUIRED = ("arm", "seed", "status", "objective")
 
@@ -112,14 +124,12 @@ class SweepRuns:
         if (twice := runs.duplicated(["arm", "seed"])).any():
             row = runs[twice].iloc[0]
             raise ValueError(f"the frame of runs holds arm {row['arm']} with seed {row['seed']} more than once")
-        table = runs.reset_index(drop=True).copy()
-        for column in MEASURES:
-            table[column] = pandas.to_numeric(table[column], errors="coerce").astype(float) if column in table else math.nan
-        for column in TEXTS:
-            table[column] = table[column].astype(object) if column in table else None
-        self.facts = facts
-        self.table = table
-        rows = table.drop_duplicates("arm").sort_values("arm").to_dict("records")
+        known = {
+            key: pandas.to_numeric(runs[key], errors="coerce").astype(float) if key in runs else math.nan for key in MEASURES
+        }
+        texts = {key: runs[key].astype(object) if key in runs else None for key in TEXTS}
+        self.facts, self.table = facts, runs.assign(**known, **texts).reset_index(drop=True)
+        rows = self.table.drop_duplicates("arm").sort_values("arm").to_dict("records")
         self.arms = tuple(
             Arm(number=int(row["arm"]), values={knob: as_level(row[knob]) for knob in facts.knobs}) for row in rows
         )
@@ -140,8 +150,7 @@ class SweepRuns:
     def values(self, measure: str) -> dict[int, dict[int, float]]:
         """Return arm -> seed -> figure of the complete runs in which it is known."""
         found: dict[int, dict[int, float]] = {arm.number: {} for arm in self.arms}
-        rows = zip(*(self.complete[column].tolist() for column in ("arm", "seed", measure)), strict=True)
-        for arm, seed, value in rows:
+        for arm, seed, value in self.complete[["arm", "seed", measure]].itertuples(index=False):
             if math.isfinite(value):
                 found[int(arm)][int(seed)] = float(value)
         return found
@@ -149,6 +158,11 @@ class SweepRuns:
     def levels(self, knob: str) -> list[Level]:
         """Return the values that a knob took, in order."""
         return sorted({arm.values[knob] for arm in self.arms}, key=level_order)
+
+    @cached_property
+    def varied(self) -> list[str]:
+        """Knobs that took more than one value."""
+        return [knob for knob in self.facts.knobs if len(self.levels(knob)) > 1]
 
     def settings(self, knobs: Sequence[str]) -> Settings:
         """Return levels of some knobs -> arms, for each setting of the others; a sampler may have drawn an arm twice."""
@@ -162,28 +176,86 @@ class SweepRuns:
         """Return the runs that do not enter the statistics, each with why, planned runs without a row included."""
         rows = {(int(row["arm"]), int(row["seed"])): row for row in self.table.to_dict("records")}
         complete = set(zip(self.complete["arm"].tolist(), self.complete["seed"].tolist(), strict=True))
-        found = []
-        for arm in self.arms:
-            seeds = dict.fromkeys([*self.facts.seeds, *(seed for number, seed in rows if number == arm.number)])
-            for seed in seeds:
-                if (arm.number, seed) not in complete:
-                    kind, reason = _why(rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
-                    found.append(LeftOut(arm=arm, seed=seed, reason=reason, kind=kind))
-        return found
+        return [
+            _left_out(arm, seed, rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
+            for arm in self.arms
+            for seed in dict.fromkeys([*self.facts.seeds, *(seed for number, seed in rows if number == arm.number)])
+            if (arm.number, seed) not in complete
+        ]
 
 
-def _why(row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> tuple[str, str]:
-    """Return (kind, reason) of a run that is not complete, given the seeds at which its arm was pruned."""
+def balanced_means(sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objective") -> dict[Levels, dict[int, float]]:
+    """Return levels of some knobs -> seed -> mean of an outcome over the other knobs."""
+    values = sweep.values(outcome)
+    balanced = _balanced(sweep, knobs, values)
+    means = {seed: [cell_means(arms, values, seed) for arms in settings] for seed, settings in balanced.items()}
+    return {
+        key: {
+            seed: mean(cell[key] for cell in cells if key in cell)
+            for seed, cells in means.items()
+            if any(key in cell for cell in cells)
+        }
+        for key in _keys(sweep, knobs)
+    }
+
+
+def balanced_runs(sweep: SweepRuns, knobs: Sequence[str]) -> dict[Levels, list[tuple[int, int]]]:
+    """Return levels of some knobs -> (arm, seed) of the runs whose mean compares like with like."""
+    balanced = _balanced(sweep, knobs, sweep.values("objective"))
+    return {
+        key: [(arm, seed) for seed, settings in balanced.items() for arms in settings for arm in arms.get(key, ())]
+        for key in _keys(sweep, knobs)
+    }
+
+
+def cells_by_seed(settings: Settings, values: Values) -> list[Cells]:
+    """Return the mean of each cell's arms, seed by seed; cells of which no arm is known are left out."""
+    seeds = sorted({seed for of_arm in values.values() for seed in of_arm})
+    return [[cell_means(arms, values, seed) for arms in settings] for seed in seeds]
+
+
+def matched(by_seed: Iterable[Cells], keys: Sequence[Levels]) -> list[list[tuple[float, ...]]]:
+    """Return, for each seed with any, the figures of some cells at each setting of the other knobs that holds all of them."""
+    found = [[tuple(cell[key] for key in keys) for cell in cells if all(key in cell for key in keys)] for cells in by_seed]
+    return [of_seed for of_seed in found if of_seed]
+
+
+def cell_means(arms: Mapping[Levels, Sequence[int]], values: Values, seed: int) -> dict[Levels, float]:
+    """Return the mean of each cell's arms in a seed; cells of which no arm is known are left out."""
+    return {key: mean(values[arm][seed] for arm in known) for key, known in _known(arms, values, seed).items()}
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; NaN of nothing."""
+    array = np.fromiter(values, dtype=float)
+    return float(array.mean()) if len(array) else math.nan
+
+
+def _keys(sweep: SweepRuns, knobs: Sequence[str]) -> list[Levels]:
+    return list(dict.fromkeys(tuple(arm.values[knob] for knob in knobs) for arm in sweep.arms))
+
+
+def _balanced(sweep: SweepRuns, knobs: Sequence[str], values: Values) -> dict[int, list[dict[Levels, list[int]]]]:
+    """Return seed -> settings of the other knobs that enter, each as levels -> arms."""
+    settings, count = sweep.settings(knobs), len(_keys(sweep, knobs))
+    seeds = sorted({seed for found in values.values() for seed in found})
+    by_seed = {seed: [_known(cells, values, seed) for cells in settings] for seed in seeds}
+    complete = {seed: [cells for cells in settings if len(cells) == count] for seed, settings in by_seed.items()}
+    return complete if any(complete.values()) else by_seed
+
+
+def _known(arms: Mapping[Levels, Sequence[int]], values: Values, seed: int) -> dict[Levels, list[int]]:
+    known = {key: [arm for arm in numbers if seed in values[arm]] for key, numbers in arms.items()}
+    return {key: found for key, found in known.items() if found}
+
+
+def _left_out(arm: Arm, seed: int, row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> LeftOut:
+    """Return a run that is not complete with the reason, given its row and the seeds at which its arm was pruned."""
     status = "missing" if row is None else str(row["status"])
     of_arm = f"its arm was pruned at seed {', '.join(map(str, pruned_at))}" if pruned_at else ""
     if status == "finished":
-        return ("finished in a pruned arm", of_arm) if of_arm else ("without an objective", NO_OBJECTIVE)
-    if row is None:
-        why: object = of_arm or "the plan has it, the runs do not"
-    else:
-        why = (status == "missing" and of_arm) or as_level(row["cause"]) or (status == "interrupted" and INTERRUPTED)
-    return status, f"{status}: {why}" if why else status
-
-
-INTERRUPTED = "begun, not ended, and not running now; a resumed sweep continues it"
-NO_OBJECTIVE = "finished, but its objective is unknown"
+        kind, reason = ("finished in a pruned arm", of_arm) if of_arm else ("without an objective", NO_OBJECTIVE)
+        return LeftOut(arm=arm, seed=seed, kind=kind, reason=reason)
+    of_status = {"missing": of_arm, "interrupted": INTERRUPTED}.get(status)
+    why = of_status or "the plan has it, the runs do not" if row is None else as_level(row["cause"]) or of_status
+    return LeftOut(arm=arm, seed=seed, kind=status, reason=f"{status}: {why}" if why else status)

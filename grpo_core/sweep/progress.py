@@ -1,0 +1,117 @@
+"""How far a sweep is: what the journals of its runs hold so far, and how long the rest takes at the pace until now."""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grpo_core.errors import GrpoError
+from grpo_core.run.journal import read_journal
+from grpo_core.sweep.arms import Arm, Key, Outcome, total_runs
+from grpo_core.sweep.display import duration, plain
+from grpo_core.sweep.folder import StoredSweep
+from grpo_core.sweep.launcher import Job
+from grpo_core.sweep.results import measure
+
+logger = logging.getLogger(__name__)
+
+SHOWN_CHARACTERS = 160
+"""Of the cause of a failure, in the line of a run; the outcomes hold all of it."""
+SILENCE_SECONDS = 60.0
+"""After so long without a line, one reports how far the runs under way are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What the journal of one run holds so far."""
+
+    step: int = 0
+    tokens: int = 0
+    """Generated for completions."""
+    rewards: Sequence[float] = ()
+    """Mean reward of each step."""
+    drift: Mapping[int, float] = field(default_factory=dict)
+    """`objective.kl_metric` by step, where it was measured."""
+
+
+class Journals:
+    """Reads the journals of a sweep's runs, each again only when it has grown."""
+
+    def __init__(self, stored: StoredSweep) -> None:
+        """Read those of a sweep."""
+        self._dir, self._kl_metric = stored.dir, stored.plan.sweep.objective.kl_metric
+        self._read: dict[Key, tuple[int, Progress]] = {}
+        """Size of a journal, and what it held then."""
+
+    def of(self, key: Key) -> Progress:
+        """Return how far a run is; nothing of a run that has no readable journal."""
+        file = self._dir.run_dir(*key).journal_file
+        size = file.stat().st_size if file.exists() else 0
+        if size != self._read.get(key, (0, None))[0]:
+            self._read[key] = size, self._parse(key)
+        return self._read[key][1] if size else Progress()
+
+    def _parse(self, key: Key) -> Progress:
+        file, metric = self._dir.run_dir(*key).journal_file, self._kl_metric
+        try:
+            steps = [record for record in read_journal(file) if record.kind == "step"]
+        except GrpoError:  # reported where the run ends
+            logger.warning("%s: not readable, so its run is neither pruned nor counted", file, exc_info=True)
+            steps = []
+        return Progress(
+            step=steps[-1].step if steps else 0,
+            tokens=int(steps[-1].metrics["progress/generated_tokens"]) if steps else 0,
+            rewards=[record.metrics["reward/mean"] for record in steps],
+            drift={record.step: record.metrics[metric] for record in steps if metric in record.metrics},
+        )
+
+
+class SweepPace:
+    """How fast runs end, and so how long the rest takes."""
+
+    def __init__(self, stored: StoredSweep, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> None:
+        """Begin to count with what earlier sessions have left."""
+        self._stored, self._arms, self._outcomes = stored, arms, outcomes
+        self._before = len(outcomes)
+        self._started = self._printed = time.monotonic()
+
+    @property
+    def percent(self) -> float:
+        """How far the sweep is."""
+        return 100.0 * len(self._outcomes) / max(1, self._total())
+
+    def under_way(self, jobs: Iterable[Job], journals: Journals) -> str | None:
+        """Return a line about the runs under way, once nothing has been printed for a minute."""
+        if time.monotonic() - self._printed < SILENCE_SECONDS:
+            return None
+        self._printed = time.monotonic()
+        lines = [f"{job.name} step {journals.of(job.key).step}" for job in jobs]
+        return f"{self._count()} under way: {', '.join(lines)}; {self._left()}" if lines else None
+
+    def describe(self, outcome: Outcome) -> str:
+        """Return the line of a run that has just ended."""
+        self._printed = time.monotonic()
+        cause = outcome.cause if outcome.status != "failed" else " ".join(str(outcome.cause).split())[:SHOWN_CHARACTERS]
+        ending = "finished" if outcome.status == "finished" else f"{outcome.status}: {cause}"
+        name = self._arms[outcome.arm].run_name(outcome.seed)
+        return f"{self._count()} {name}: {ending}{self._reached(outcome)}; {self._left()}"
+
+    def _reached(self, outcome: Outcome) -> str:
+        run_dir = self._stored.dir.run_dir(outcome.arm, outcome.seed)
+        if outcome.status == "failed" or not run_dir.journal_file.exists():
+            return ""
+        figures = measure(read_journal(run_dir.journal_file), run_dir.read_config(), self._stored.plan.sweep.objective)
+        return (
+            f", objective {plain(figures['objective'])}, reward {plain(figures['reward'])}, KL to the initial policy "
+            f"{plain(figures['kl_init_seq'])} nats per completion, {duration(outcome.wall_seconds)}"
+        )
+
+    def _total(self) -> int:
+        return total_runs(self._stored.plan.num_arms, self._stored.plan.sweep, self._arms)
+
+    def _count(self) -> str:
+        return f"[{len(self._outcomes)}/{self._total()}]"
+
+    def _left(self) -> str:
+        elapsed, ended = time.monotonic() - self._started, len(self._outcomes)
+        return f"{duration(elapsed)}, about {duration((self._total() - ended) * elapsed / max(1, ended - self._before))} left"

@@ -1,0 +1,212 @@
+"""Pictures of the drift: reward or accuracy against it, a point a run and an arm; and over steps, with its reference syncs."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.display import knob_name, knob_title, level_name
+from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.report.pictures import FILLS, MARKERS, PALETTE, Colours, Look
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, mean_and_half_width
+from grpo_core.sweep.statistics.findings import check_bound, frontier
+from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_runs, level_order
+
+MARGIN = 0.3
+"""Room around the runs for the intervals of their means, as a share of what the runs span."""
+Point = tuple[float, float]
+"""Square root of a KL, and what was gained."""
+UNKNOWN: Point = (math.nan, math.nan)
+LABEL = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+FRONTIERS = {"kl_ref_seq": "current reference", "kl_init_seq": "initial policy"}
+MOST_PANELS = 24
+"""Arms that get a panel of their own."""
+Style = tuple[str, str, Literal["-", "--", ":"]]
+"""Label, colour and line of what is drawn."""
+CURVES: dict[str, Style] = {
+    "kl/ref/k3": ("to the current reference (k3)", PALETTE[0], "-"),
+    "kl/init/k3": ("to the initial policy (k3)", PALETTE[1], "--"),
+}
+SYNC: Style = ("reference sync", "0.55", ":")
+LEVEL_CURVES = {
+    "reward/mean": "reward",
+    "policy/entropy": "entropy, nats",
+    "group/zero_std_frac": "groups with equal rewards, share",
+    "completion/tokens/mean": "completion length, tokens",
+}
+
+
+def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
+    """Return reward or accuracy against the root of the KL, to the current reference and to the initial policy.
+
+    Reward against sqrt(KL) is the view of Gao, Schulman & Hilton 2022 (arXiv:2210.10760). Small: runs; large: means of arms
+    ± half of the 95 % interval over seeds; the line joins the arms that no other beats in both, of those within the bound.
+    """
+    colours = Colours(sweep, next(iter(sweep.facts.knobs), None))
+    marks, fills = (_looks(sweep, place, looks) for place, looks in ((1, MARKERS), (2, FILLS)))
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    over, levels = check_bound(sweep).over, [(*arm.values.values(), None, None, None)[:3] for arm in sweep.arms]
+    looks = [
+        Look(colour=colours.of(first), mark=marks.get(second, "o"), fill=fills.get(third, "full"))
+        for first, second, third in levels
+    ]
+    for axes, (cost, title) in zip(panels, FRONTIERS.items(), strict=True):
+        runs = [_root_and_gain(sweep, arm, cost, measure) for arm in sweep.arms]
+        points = [_draw_arm(axes, of_arm, look) for of_arm, look in zip(runs, looks, strict=True)]
+        best = frontier([UNKNOWN if arm in over else point for arm, point in zip(sweep.arms, points, strict=True)])
+        axes.plot(*np.reshape([points[index] for index in best], (-1, 2)).T, color="0.35", linewidth=1.2, zorder=1)
+        for place, index in enumerate(best):
+            name, offset = str(sweep.arms[index].number), (6, 7) if place % 2 else (6, -15)
+            axes.annotate(name, points[index], offset, textcoords="offset points", zorder=4, bbox=LABEL)
+        _show_runs(axes, [run for of_arm in runs for run in of_arm])
+        axes.set(xlabel=f"√(nats per completion) to the {title}")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(MEASURES[measure].outcome)
+    _legend(figure, sweep, colours, marks, fills)
+    return figure
+
+
+def _draw_arm(axes: Axes, runs: Sequence[Point], look: Look) -> Point:
+    """Draw an arm's runs and their mean; return the mean."""
+    if not runs:
+        return UNKNOWN
+    roots, gains = zip(*runs, strict=True)
+    (x, x_half), (y, y_half) = mean_and_half_width(roots), mean_and_half_width(gains)
+    axes.scatter(roots, gains, s=14, marker=look.mark, color=look.colour, alpha=0.4, linewidths=0, zorder=2)
+    axes.errorbar(x, y, yerr=y_half, xerr=x_half, color=look.colour, elinewidth=1, zorder=2)
+    axes.add_line(look.line(x, y, edge="white" if look.fill == "full" else None))
+    return x, y
+
+
+def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[Point]:
+    """Return (sqrt(KL), gain) of the runs in which both are known."""
+    drift, gain = sweep.values(cost)[arm.number], sweep.values(measure)[arm.number]
+    # k3 has no negative terms; a mean below 0 is rounding.
+    return [(math.sqrt(max(drift[seed], 0.0)), gain[seed]) for seed in drift if seed in gain]
+
+
+def _show_runs(axes: Axes, points: Sequence[Point]) -> None:
+    """Set the limits by the runs: with two seeds an interval is 13 standard errors wide and would press all runs together."""
+    for values, limits, set_limits in (
+        ([x for x, _ in points], axes.get_xlim(), axes.set_xlim),
+        ([y for _, y in points], axes.get_ylim(), axes.set_ylim),
+    ):
+        if values and (span := max(values) - min(values)) > 0:
+            set_limits(max(limits[0], min(values) - MARGIN * span), min(limits[1], max(values) + MARGIN * span))
+
+
+def _looks(sweep: SweepRuns, place: int, looks: Sequence[str]) -> dict[Level, Any]:
+    """Return level -> look of the knob at that place; empty where there is none or it has more levels than looks."""
+    levels = sweep.levels(sweep.facts.knobs[place]) if place < len(sweep.facts.knobs) else []
+    return dict(zip(levels, looks, strict=False)) if len(levels) <= len(looks) else {}
+
+
+def _legend(figure: Figure, sweep: SweepRuns, colours: Colours, marks: dict[Level, Any], fills: dict[Level, Any]) -> None:
+    looks = [
+        {level: Look(colour=colours.of(level)) for level in colours.levels},
+        {level: Look(mark=mark) for level, mark in marks.items()},
+        {level: Look(fill=fill) for level, fill in fills.items()},
+    ]
+    levels = [
+        look.line(label=f"{knob_name(knob)} {level_name(knob, level)}")
+        for knob, of_level in zip(sweep.facts.knobs, looks, strict=False)
+        for level, look in of_level.items()
+    ]
+    handles = [*levels, Line2D([], [], color="0.35", label="frontier (numbers: arms)")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize="small")
+    if colours.scale is not None:
+        figure.colorbar(colours.scale, ax=figure.axes, label=knob_title(colours.knob or ""))
+
+
+def panels_of(sweep: SweepRuns) -> Mapping[str, list[int]]:
+    """Return title -> arms: a panel per arm; where there are too many, one per level of the first knob with few; else one."""
+    if len(sweep.arms) <= MOST_PANELS:
+        return {f"{arm.number}: {arm.name}": [arm.number] for arm in sweep.arms}
+    knob = next((knob for knob in sweep.facts.knobs if 1 < len(sweep.levels(knob)) <= MAX_LEVELS), None)
+    panels = defaultdict(list)
+    for arm in sorted(sweep.arms, key=lambda arm: level_order(arm.values[knob] if knob else None)):
+        panels[f"{knob_name(knob)} {level_name(knob, arm.values[knob])}" if knob else "all arms"].append(arm.number)
+    return panels
+
+
+def kl_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Figure:
+    """Return KL per token to the current reference and to the initial policy over steps, a line a run, syncs marked."""
+    panels = panels_of(sweep)
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(3.4 * columns if columns > 1 else 7, 1.9 * rows + 0.9), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, (title, arms) in zip(grid.flat, panels.items(), strict=False):
+        _kl_panel(axes, arms, steps, syncs)
+        axes.set_title(title, fontsize=9)
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("nats/token")
+    for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
+        axes.set_xlabel("step")
+        axes.tick_params(labelbottom=True)
+    keys = [key for key in CURVES if key in steps]
+    values = pandas.Series(steps[keys].to_numpy(dtype=float).ravel() if keys else [], dtype=float)
+    positive = values[values.gt(0) & values.lt(math.inf)]
+    if positive.max() > 20 * positive.median():  # a few runs would press all others against the axis
+        grid.flat[0].set_yscale("symlog", linthresh=float(positive.median()))
+    handles = [Line2D([], [], color=colour, linestyle=style, label=label) for label, colour, style in (*CURVES.values(), SYNC)]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize="small")
+    return figure
+
+
+def level_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, knob: str) -> Figure | None:
+    """Return reward, entropy, useless groups and length over steps, the mean of the complete runs at each level of a knob.
+
+    Every step is a mean of the same runs: with those that end early a level would seem to rise where its worst runs are pruned.
+    The levels are compared at the same settings of the other knobs, by `balanced_runs`. None where the complete runs hold none
+    of the figures or the knob has too many levels.
+    """
+    run_of_row = pandas.MultiIndex.from_frame(steps[["arm", "seed"]])
+    runs = balanced_runs(sweep, [knob])
+    steps = steps[run_of_row.isin([run for of_level in runs.values() for run in of_level])]
+    keys = [key for key in LEVEL_CURVES if key in steps and steps[key].notna().any()]
+    colours = Colours(sweep, knob)
+    if not keys or not colours.levels:
+        return None
+    rows = math.ceil(len(keys) / 2)
+    figure = Figure(figsize=(9, 2.5 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, min(2, len(keys)), squeeze=False, sharex=True)
+    for axes, key in zip(grid.flat, keys, strict=False):
+        for level in colours.levels:
+            of_level = steps["arm"].isin([arm for arm, _ in runs[level,]])
+            mean = steps[of_level].groupby("step")[key].mean()
+            axes.plot(mean.index, mean, color=colours.of(level))
+        axes.set(ylabel=LEVEL_CURVES[key], xlabel="step")
+        axes.grid(alpha=0.3)
+    for axes in grid.flat[len(keys) :]:
+        axes.axis("off")
+    handles = [
+        Line2D([], [], color=colours.of(level), label=f"{knob_name(knob)} {level_name(knob, level)}")
+        for level in colours.levels
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(5, len(handles)), fontsize="small")
+    return figure
+
+
+def _kl_panel(axes: Axes, arms: Sequence[int], steps: pandas.DataFrame, syncs: pandas.DataFrame) -> None:
+    crowded = len(arms) > 1
+    for _, run in steps[steps["arm"].isin(arms)].groupby(["arm", "seed"]):
+        for key, (_, colour, style) in CURVES.items():
+            if key in run:
+                known = run[["step", key]].dropna().sort_values("step")
+                axes.plot(known["step"], known[key], style, color=colour, linewidth=1, alpha=0.25 if crowded else 0.75)
+    if len(syncs) and not crowded:
+        # Half a step later: the sync happens after its step and holds from the next one.
+        for step in sorted(set(syncs.loc[syncs["arm"].isin(arms), "step"])):
+            axes.axvline(step + 0.5, color=SYNC[1], linestyle=SYNC[2], linewidth=1)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,128 @@
+"""Tasks: the inputs of a run: its prompts, frozen, its initial policy, and the note of what the run is made with.
+
+What is costly is kept and used again, by any later run, as long as its inputs are the same. Prefect keeps each result in a
+file, which it takes for missing if it is damaged, and writes in place: between its look and its reading another process may
+have begun to write the same file again. So whoever calls such a task does so inside `prepared_once`: of runs that start
+together one prepares the inputs, and the others use them.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+
+from grpo_core.config import RunConfig
+from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, freeze, read_manifest
+from grpo_core.data.prepare import data_identity, read_prompts
+from grpo_core.data.prompts import PromptSplit
+from grpo_core.errors import ModelError
+from grpo_core.machine.locks import one_at_a_time
+from grpo_core.policy.loading import weights_digest, weights_identity
+from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.scratch import is_made
+from grpo_core.rewards.base import load_rewards
+from grpo_core.run.alerts import add_alert, monitor_alerts
+from grpo_core.run.folder import RunDir
+from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
+from tasks.run.progress import say
+
+PATIENCE_SECONDS = 1800.0
+"""For another run that prepares the same: after that, both do."""
+DIGEST = re.compile(r"[0-9A-Za-z_-]{1,128}")
+
+
+def by_identity(_context: TaskRunContext, parameters: Mapping[str, str | None]) -> str | None:
+    """Return the key of a cached result: the task's argument `identity`; None = neither look one up nor keep one.
+
+    Prefect's own policies would hash the arguments and the task's few lines, not the files and the code that they stand for.
+    """
+    return parameters["identity"]
+
+
+def prepared_once(identity: str | None) -> AbstractContextManager[None]:
+    """Keep other runs from a cached task with the same identity while inside, if the folder of the results can be written."""
+    if identity is None or not DIGEST.fullmatch(identity):
+        return nullcontext()
+    lock = Path(PREFECT_LOCAL_STORAGE_PATH.value()) / f".{identity}.lock"
+    return one_at_a_time(lock, "prepares the same inputs", patience=PATIENCE_SECONDS, say=say)
+
+
+@task(name="prepare-data", cache_policy=NO_CACHE)
+def prepare_data(run_path: Path) -> DataManifest:
+    """Freeze the prompts of a run in its folder; a run that already holds frozen prompts keeps them."""
+    run_dir = RunDir(run_path)
+    if (run_dir.data / MANIFEST_FILE).exists():
+        return read_manifest(run_dir.data)
+    config = run_dir.read_config()
+    return freeze(prompts_of(config), config.data.source, run_dir.data)
+
+
+def prompts_of(config: RunConfig) -> PromptSplit:
+    """Return the prompts of a configuration, from the cache where its inputs are those of an earlier run."""
+    if not is_made(config.model.source):
+        say(f"making the model {config.model.source}, once: about half a minute on one core")
+    identity = data_identity(config, resolve_model(config.model.source, config.model.trust_remote_code))
+    with prepared_once(identity):
+        return cached_prompts(config, identity)
+
+
+@task(name="read-prompts", cache_key_fn=by_identity, persist_result=True)
+def cached_prompts(config: RunConfig, identity: str | None) -> PromptSplit:  # noqa: ARG001  (the cache key)
+    """Read, template and split the prompts of a configuration."""
+    return read_prompts(config)
+
+
+@task(name="prepare-model", cache_policy=NO_CACHE)
+def prepare_model(run_path: Path, data: DataManifest) -> Path:
+    """Resolve the model (converting or downloading it where needed), load the rewards once, write provenance.json.
+
+    Loading the rewards here refuses a wrong import path before anything is trained. If the run is resumed, or repeats
+    another, what differs from its first environment is printed before anything starts.
+
+    Returns:
+        the folder of the initial policy
+
+    Raises:
+        ModelError: a resumed run would continue with another initial policy.
+    """
+    run_dir = RunDir(run_path)
+    config = run_dir.read_config()
+    load_rewards(config.rewards)
+    folder = resolve_model(config.model.source, config.model.trust_remote_code)
+    digest = cached_digest(folder)
+    provenance = collect_provenance(config.model_dump(mode="json"), data.digest, digest)
+    is_resumed = run_dir.provenance_file.exists()
+    earlier = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
+    if is_resumed and earlier["model_digest"] != digest:
+        raise ModelError(
+            f"model.source {config.model.source}: its weights (SHA-256 {digest[:12]}) are not those with which this run began "
+            f"({earlier['model_digest'][:12]}); restore them, or start a new run"
+        )
+    if earlier:
+        known = {raised.text for raised in monitor_alerts(run_dir)}
+        for difference in environment_differences(earlier, provenance):
+            say(f"environment: {difference}")
+            alert = f"resumed in another environment: {difference}"
+            if is_resumed and alert not in known:
+                add_alert(run_dir, 0, alert)
+    if not is_resumed:
+        write_provenance(provenance, run_dir.provenance_file)
+    return folder
+
+
+def cached_digest(folder: Path) -> str:
+    """Return the SHA-256 of the weights in a folder, from the cache where they are those of an earlier run."""
+    identity = weights_identity(folder)
+    with prepared_once(identity):
+        return digest_weights(folder, identity)
+
+
+@task(name="digest-weights", cache_key_fn=by_identity, persist_result=True)
+def digest_weights(folder: Path, identity: str) -> str:  # noqa: ARG001  (the cache key)
+    """Return the SHA-256 of the weights in a folder; gigabytes are read once, not once a run."""
+    return weights_digest(folder)

@@ -1,0 +1,186 @@
+"""Tasks of a sweep's flow: its folder is opened and held, every arm runs once per seed, a report and a summary come of it."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from grpo_core.errors import SweepError, cause
+from grpo_core.plain_text import for_markdown
+from grpo_core.run.flow_folder import holding, make_folder, starting
+from grpo_core.sweep.campaign import Campaign, Reports
+from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.sweep.launcher import Launcher
+from grpo_core.sweep.study import SweepStudy
+from tasks.away import ProgressArtifact, prefect_may_be_away
+from tasks.folders import check_root, claim, folder_of_this_flow_run
+from tasks.process.cancellation import CancelWatch, was_interrupted
+from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
+from tasks.run.disk import check_sweep_disk
+from tasks.run.progress import say
+from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
+from tasks.sweep.deployed import DeploymentLauncher
+from tasks.sweep.local import LocalLauncher
+from tasks.tracking.store import TrackedRun
+from tasks.tracking.sweep import drop_strays, log_results, read_parent
+
+if TYPE_CHECKING:
+    from grpo_core.sweep.report.files import SweepReport
+    from grpo_core.sweep.results import Results
+
+POLL_SECONDS = 0.2
+
+
+@task(name="open-sweep", cache_policy=NO_CACHE)
+def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None) -> Path:
+    """Return the folder of a new sweep; for a retry of this flow run, the folder that it has.
+
+    Raises:
+        ConfigError: the sweep is refused, or an arm runs code that a deployment may not run; nothing has been run.
+        SweepError: the folder already holds a sweep.
+        FolderError: it is not ours, or a deployed flow may not write there.
+    """
+    check_root(sweep_path, "sweep_dir")
+    if (earlier := folder_of_this_flow_run(sweep_path)) is not None:
+        return earlier
+    plan, name = load_allowed_sweep(file, overrides), Path(file).stem
+    for note in plan.notes:
+        say(f"warning: {note}")
+    if sweep_path is not None:
+        SweepDir(sweep_path).refuse_second_sweep()
+    check_sweep_disk(sweep_path, plan)
+    path = sweep_path or make_folder(name)
+    with starting(SweepDir(path), "sweep"):
+        SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
+        claim(path)
+    say(
+        f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
+        f"{plan.sweep.runs.concurrency} at a time, in {path}"
+    )
+    return path
+
+
+@contextlib.contextmanager
+def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
+    """Keep every other flow out of a sweep while inside, and count the time as one of its sessions.
+
+    Raises:
+        SweepError: it is none.
+        ConfigError: an arm runs code that a deployment may not run.
+        FolderError: another flow works on it, or a deployed flow may not write there.
+    """
+    check_root(sweep_path, "sweep_dir")
+    stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
+    refuse_code_of_sweep(stored.plan)
+    with holding(stored.dir), stored.dir.session():
+        yield stored
+
+
+@task(name="run-arms", cache_policy=NO_CACHE)
+def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = False) -> None:
+    """Run what is left to run of a sweep; no further run begins once more have failed than `failed_runs_allowed`.
+
+    Raises:
+        SweepError: the study or what starts the runs cannot be used.
+    """
+    study, runs = SweepStudy.open(stored), stored.plan.sweep.runs
+    outcomes = stored.dir.read_outcomes()
+    if retry_failed:
+        outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
+    drop_strays(tracked, stored)
+    is_local = runs.where == "local"
+    launcher: Launcher = LocalLauncher(runs.concurrency) if is_local else DeploymentLauncher(stored.id, runs.deployment)
+    # Without the address each run would track beside its own folder, inside the sweep's.
+    uri = {} if tracked.uri.startswith("http") else {"tracking.uri": tracked.uri}
+    tracking = {"tracking.parent": tracked.run_id, **uri}
+    reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
+    with contextlib.closing(study), CancelWatch() as cancellation:
+        try:
+            campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
+            while campaign.proceed():
+                time.sleep(POLL_SECONDS)
+                cancellation.check()
+        except BaseException as error:
+            if was_interrupted(error) or not launcher.outlives_the_sweep:
+                launcher.interrupt()
+            raise
+
+
+def refuse_failures(stored: StoredSweep) -> None:
+    """End a sweep as failed where too many of its runs have.
+
+    Raises:
+        SweepError: names the bound, the number, and the first cause.
+    """
+    allowed = stored.plan.sweep.failed_runs_allowed
+    failed = [outcome for outcome in stored.dir.read_outcomes().values() if outcome.status == "failed"]
+    if len(failed) > allowed:
+        first = failed[0]
+        name = stored.dir.read_arms()[first.arm].run_name(first.seed)
+        raise SweepError(
+            f"failed_runs_allowed: {allowed}, and {len(failed)} run(s) have failed; the first is {name}: {first.cause}; "
+            f"once that is fixed, `grpo sweep --resume {stored.dir.path} --retry-failed` runs them again"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSummary:
+    """What a sweep's flow returns."""
+
+    sweep_path: Path
+    page: Path
+    answer: tuple[str, ...]
+    """The findings in words."""
+    statuses: dict[str, int]
+    """Runs by how they ended."""
+    tracked: TrackedRun
+    problems: tuple[str, ...] = ()
+    """What could not be tracked."""
+
+
+@task(name="report-sweep", cache_policy=NO_CACHE)
+def report_sweep(stored: StoredSweep, tracked: TrackedRun) -> SweepSummary:
+    """Write the report, upload it to MLflow and keep its words as an artifact of the flow run."""
+    results, report, problems = _report(stored, tracked)
+    with prefect_may_be_away(REPORT_RETRIES):
+        markdown = markdown_report(f"Sweep {tracked.name}", whereabouts(tracked, "report", report.page), report.answer)
+        create_markdown_artifact(markdown, key="sweep-report", description=f"Sweep {for_markdown(tracked.name)}")
+    return SweepSummary(
+        sweep_path=stored.dir.path,
+        page=report.page,
+        answer=report.answer,
+        statuses=results.statuses(),
+        tracked=tracked,
+        problems=problems,
+    )
+
+
+def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ...]]:
+    """Report on a sweep as it is now, and upload the report to MLflow where it is tracked; return (page, answer, problems).
+
+    Raises:
+        SweepError: the folder holds no sweep.
+    """
+    stored = SweepDir(sweep_path).read()
+    _, report, problems = _report(stored, read_parent(stored.dir))
+    return report.page, report.answer, problems
+
+
+def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
+    """Write the report and upload it where the sweep is tracked; return it with what could not be uploaded."""
+    from grpo_core.sweep.report.files import make_report
+
+    results, report = make_report(stored)
+    try:
+        if tracked is not None:
+            log_results(tracked, stored, results, report.answer)
+    except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
+        return results, report, (f"the report is not in MLflow ({cause(error)}); `grpo report {stored.dir.path}` tries again",)
+    return results, report, ()
