@@ -20,6 +20,7 @@ FIXED = {
     "filtering.drop_zero_variance_groups": NO_OPTION,
     "filtering.overlong_buffer_tokens": NO_OPTION,
     "loss.sampler_correction": "its own needs vLLM",
+    "rollout.engine": "the weights that it trains are not handed to a server here",
     "training.max_tokens": "it counts steps alone",
 }
 """Keys that have to stay at their defaults, and why."""
