@@ -4,19 +4,16 @@ Each check lists the findings that it can make, each with the condition under wh
 bound and the value.
 """
 
-import contextlib
-from urllib.parse import urlsplit
-
-from grpo_core.config.derived import is_changed, is_single_update, optimizer_steps
+from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.observation import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
+from grpo_core.config.vllm_limits import vllm_limits
 from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 
 Findings = tuple[Finding, ...]
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_consistency(config: RunConfig) -> tuple[str, ...]:
@@ -127,52 +124,6 @@ def _sampling(config: RunConfig) -> Findings:
             rollout.top_p < 1 or rollout.top_k is not None,
             f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
             "log-probabilities are used, so every KL estimate is biased",
-        ),
-    )
-
-
-def _host(url: str) -> str | None:
-    with contextlib.suppress(ValueError):  # half a bracket, for example
-        return urlsplit(url).hostname
-    return None
-
-
-def _vllm(config: RunConfig) -> Findings:
-    rollout, server = config.rollout, config.rollout.vllm
-    changed = [key for key in type(server).model_fields if is_changed(server, key)]
-    if rollout.engine != "vllm":
-        return tuple(
-            error_if(True, f"rollout.vllm.{key}: {getattr(server, key)} has no effect with rollout.engine {rollout.engine}")
-            for key in changed
-        )
-    is_bf16 = config.model.dtype == "bfloat16"
-    return (
-        error_if(
-            rollout.top_p < 1 or rollout.top_k is not None,
-            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: with rollout.engine vllm the log-probabilities of the "
-            "tokens would be those of the restricted policy; set them to 1 and null",
-        ),
-        error_if(
-            server.url is not None and _host(server.url) not in LOOPBACK,
-            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}); the weights are handed "
-            "over as a file",
-        ),
-        *(
-            error_if(
-                server.url is not None and key in changed,
-                f"rollout.vllm.{key}: has no effect on the server at rollout.vllm.url",
-            )
-            for key in ("python", "kv_cache_gib")
-        ),
-        warning_if(
-            is_bf16,
-            "rollout.engine: vllm with model.dtype bfloat16: the seed does not decide the tokens, so that a repeated run agrees in "
-            "its statistics alone; in float32 it does",
-        ),
-        warning_if(
-            is_bf16 and config.loss.sampler_correction == "none",
-            "loss.sampler_correction: none, although in bfloat16 the server's log-probabilities differ from the trainer's; truncate "
-            "weights them",
         ),
     )
 
@@ -313,7 +264,7 @@ def _bound_of_a_rule(index: int, rule: RuleConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _sampling, _vllm, _periods),
+    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _sampling, vllm_limits, _periods),
     *(_engine, _tokens, _optimizer, _evaluation, _rewards, _rules),
     *INERT,
 )

@@ -1,0 +1,52 @@
+"""What `rollout.engine: vllm` cannot do, and what of it does nothing without it. Knows no vllm."""
+
+import contextlib
+from urllib.parse import urlsplit
+
+from grpo_core.config.derived import is_changed
+from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.schema import RunConfig, VllmConfig
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OF_A_LAUNCH = ("python", "kv_cache_gib")
+"""Keys of `rollout.vllm` for a server that the run starts itself."""
+
+
+def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
+    """Return the findings about rollouts from a vLLM server."""
+    rollout, server, is_bf16 = config.rollout, config.rollout.vllm, config.model.dtype == "bfloat16"
+    changed = [key for key in VllmConfig.model_fields if is_changed(server, key)]
+    if rollout.engine != "vllm":
+        return tuple(error_if(True, f"rollout.vllm.{key}: has no effect with rollout.engine embedded") for key in changed)
+    return (
+        error_if(
+            rollout.top_p < 1 or rollout.top_k is not None,
+            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: with rollout.engine vllm the tokens' "
+            "log-probabilities would be those of the restricted policy; set them to 1 and null",
+        ),
+        error_if(
+            server.url is not None and _host(server.url) not in LOOPBACK,
+            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}); the weights are handed "
+            "over as a file",
+        ),
+        *(
+            error_if(server.url is not None and key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.url")
+            for key in OF_A_LAUNCH
+        ),
+        warning_if(
+            is_bf16,
+            "rollout.engine: vllm with model.dtype bfloat16: the seed does not decide the tokens, so that a repeated run "
+            "agrees in its statistics alone; in float32 it does",
+        ),
+        warning_if(
+            is_bf16 and config.loss.sampler_correction == "none",
+            "loss.sampler_correction: none, although in bfloat16 the server's log-probabilities differ from the trainer's; "
+            "truncate weights them",
+        ),
+    )
+
+
+def _host(url: str) -> str | None:
+    with contextlib.suppress(ValueError):  # half a bracket, for example
+        return urlsplit(url).hostname
+    return None
