@@ -477,6 +477,7 @@ def assert_ended_after_a_step(run_dir, reason):
     assert newest_checkpoint(run_dir).name == f"step_{last:06d}"
 
 
+@pytest.mark.proof
 def test_sigterm_ends_the_process_after_the_step_with_a_checkpoint_and_code_143(start):
     child, run_dir = start()
     child.send_signal(signal.SIGTERM)

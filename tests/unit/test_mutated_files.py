@@ -88,6 +88,7 @@ def judge_config(path: Path, content: bytes, tally: Tally, loader: Any = yaml.CS
         assert_usable(config, path)
 
 
+@pytest.mark.proof
 def test_mutated_trees_of_configurations(config_trees: list[Any], tmp_path: Path) -> None:
     tally = Tally([as_yaml(tree) for tree in config_trees])
 
@@ -101,6 +102,7 @@ def test_mutated_trees_of_configurations(config_trees: list[Any], tmp_path: Path
     tally.check("trees of configurations", *PLAN["trees of configurations"])
 
 
+@pytest.mark.proof
 def test_mutated_texts_of_configurations(config_trees: list[Any], tmp_path: Path) -> None:
     texts = [*(path.read_bytes() for path in CONFIGS), as_yaml(config_trees[1])]
     tally = Tally(texts)

@@ -336,14 +336,24 @@ def test_what_was_held_constant_is_said(hold: str | None, said: str) -> None:
         ("completions", [400, 500], "prompts a step; measured, the runs had between 400 and 500 completions (25 % apart)"),
     ],
 )
-def test_what_was_held_is_measured_on_complete_runs(tmp_path: Path, hold: str, measured: list[float], said: str) -> None:
+def test_what_was_held_is_measured_on_complete_runs(hold: str, measured: list[float], said: str) -> None:
+    (confound, _) = [
+        text for text in words_of(held(hold, measured), replace(FACTS, hold=hold)) if text.startswith("confound: ")
+    ]
+    assert said in confound
+
+
+def held(hold: str, measured: list[float]) -> pandas.DataFrame:
+    """Return runs of which one failed early and generated next to nothing, which says nothing about those that are compared."""
     frame = grid()
     frame[hold] = [measured[arm % 2] for arm in frame["arm"]]
-    # A run that failed early generated next to nothing, which says nothing about those that are compared.
     frame.loc[0, ["status", hold]] = ["failed", 1]
-    written = report(tmp_path, frame, replace(FACTS, hold=hold))
+    return frame
+
+
+def test_the_page_says_what_was_held(tmp_path: Path) -> None:
+    written = report(tmp_path, held("tokens", [98_000, 104_000]), replace(FACTS, hold="tokens"))
     (confound, _) = [text for text in written.answer if text.startswith("confound: ")]
-    assert said in confound
     assert confound.removeprefix("confound: ") in html.unescape(written.page.read_text()).split("<dt>Held</dt>")[1]
 
 
