@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from grpo_core.config.schema import RunConfig
+from grpo_core.config.section import Section
 from grpo_core.interop.conversion import SYSTEMS
 from grpo_core.interop.records import System
 from grpo_core.plain_text import markdown_table
@@ -172,6 +173,7 @@ def algorithm_keys() -> dict[str, FieldInfo]:
         f"{section}.{name}": field
         for section in SECTIONS
         for name, field in RunConfig.model_fields[section].annotation.model_fields.items()  # type: ignore[union-attr]
+        if not isinstance(field.default, Section)  # of a server, not of the algorithm
     }
 
 
