@@ -13,6 +13,7 @@ Sampling needs no generator state: its random numbers are functions of seed and 
 """
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from transformers import PreTrainedModel
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
-from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
@@ -91,11 +92,11 @@ def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMar
         _save_weights(live.reference.initial.model, folder / INITIAL_FILE)
     with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
         torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
-    write_json(folder / STATE_FILE, asdict(state))
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
     if mark is not None:
-        write_json(folder / MARK_FILE, asdict(mark))
+        (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
     digests = {str(file.relative_to(folder)): sha256_of(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    write_json(folder / MANIFEST_FILE, digests)
+    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
     for path in (*folder.rglob("*"), folder):
         flush(path)
 

@@ -74,8 +74,7 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model folder's weight files, in name order."""
-    digests = [bytes.fromhex(sha256_of(file)) for file in _weight_files(folder)]
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+    return hashlib.sha256(bytes.fromhex("".join(map(sha256_of, _weight_files(folder))))).hexdigest()
 
 
 def weights_identity(folder: Path) -> str:
