@@ -178,11 +178,7 @@ def as_batch(
 
 
 def request_seed(key: RandomKey, prompt_id: int, completion_index: int) -> int:
-    """Return the seed of one completion's request: a hash, since servers derive the seeds of neighbours by adding to one.
-
-    >>> request_seed(RandomKey(seed=0, stream=Stream.TRAIN, step=1), 5, 0) < 2**63
-    True
-    """
+    """Return the seed of one completion's request, 63 bits: a hash, as servers make the seeds of neighbours by adding one."""
     parts = f"{key.seed}/{int(key.stream)}/{key.step}/{prompt_id}/{completion_index}"
     return int.from_bytes(hashlib.sha256(parts.encode()).digest()[:8]) >> 1
 
