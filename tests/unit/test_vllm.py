@@ -16,13 +16,17 @@ import torch
 from safetensors.torch import load_file
 from tenacity import wait_none
 
-from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
+from grpo_core.config import load_config
+from grpo_core.config.code import code_in
+from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment
 from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_tokens
 from grpo_core.generation.vllm.sampler import request_seed
+from grpo_core.generation.vllm.server import ServerSettings
+from grpo_core.generation.vllm.server import environment as server_environment
 from grpo_core.generation.vllm.weights import weights_file, weights_of
 from tests.policies import policy_of
 
@@ -252,3 +256,39 @@ def test_a_guard_without_a_key_does_not_start(plugin: Any, monkeypatch: pytest.M
     monkeypatch.delenv("GRPO_VLLM_KEY")
     with pytest.raises(KeyError):
         plugin.RequireKey(None)
+
+
+VLLM = {"rollout.engine": "vllm", "model.dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ({"rollout.vllm.in_flight": 8}, r"rollout\.vllm\.in_flight: has no effect with rollout\.engine embedded"),
+        ({**VLLM, "rollout.vllm.url": "http://10.0.0.1:1"}, r"10\.0\.0\.1:1 is not an address of this machine"),
+        ({**VLLM, "rollout.vllm.url": "http://["}, "is not an address of this machine"),
+        ({**VLLM, "rollout.vllm.url": "http://localhost:1", "rollout.vllm.python": "x"}, "python: has no effect with"),
+        ({**VLLM, "rollout.top_k": 5}, r"rollout\.top_k 5: with rollout\.engine vllm"),
+        ({**VLLM, "training.engine": "trl"}, "vllm is not possible with training.engine trl"),
+    ],
+)
+def test_settings_that_contradict_the_server_are_refused(overrides: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_config("quickstart", overrides)
+
+
+def test_the_interpreter_of_a_server_is_code_that_a_deployment_may_not_name() -> None:
+    config = load_config("quickstart", {**VLLM, "rollout.vllm.python": "/usr/bin/python3"})
+    assert [str(code) for code in code_in(config)] == ["rollout.vllm.python: /usr/bin/python3"]
+
+
+def test_a_server_is_not_given_the_passwords_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "GRPO_SECRET", "PYTHONPATH"):
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("LANG", "C")
+    settings = ServerSettings(
+        python=tmp_path, model=tmp_path, dtype="float32", context=1, threads=1, kv_cache_gib=1, log_file=tmp_path / "log"
+    )
+    given = server_environment(settings, "the key")
+    assert "hunter2" not in given.values()
+    assert (given["GRPO_VLLM_KEY"], given["LANG"]) == ("the key", "C")

@@ -14,6 +14,7 @@ from pathlib import Path
 from grpo_core.config import RunConfig
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.machine.disk import append_private
 from grpo_core.machine.hardware import needed_variables
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ ENVIRONMENT = Path(".venv-vllm/bin/python")
 START_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 0.5
 """A start takes 20 s to several minutes; it is reported every 30 s."""
 TAIL_LINES = 8
+FOR_OTHERS = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class VllmServer:
         """
         self.stop()
         port, key, settings = _free_port(), secrets.token_urlsafe(32), self._settings
-        with settings.log_file.open("ab") as log:
+        with append_private(settings.log_file) as log:
             self._process = subprocess.Popen(
                 command(settings, port),
                 env=environment(settings, key),
@@ -115,9 +117,9 @@ def command(settings: ServerSettings, port: int) -> list[str]:
 
 
 def environment(settings: ServerSettings, key: str) -> dict[str, str]:
-    """Return the environment of a server: this process's, without what is meant for a training."""
+    """Return the environment of a server: this process's, without what is meant for others, among it their passwords."""
     hardware = needed_variables()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GRPO_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOR_OTHERS)}
     return {
         **kept,
         "GRPO_VLLM_KEY": key,
