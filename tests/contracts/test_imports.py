@@ -11,7 +11,11 @@ import pytest
 import grpo_core
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted(module.name for module in pkgutil.walk_packages(grpo_core.__path__, "grpo_core."))
+# The plugin is a project of its own: it runs in vLLM's environment, where it is the top-level package `grpo_vllm`.
+PLUGIN = "grpo_core.generation.vllm.plugin.grpo_vllm"
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(grpo_core.__path__, "grpo_core.") if not module.name.startswith(PLUGIN)
+)
 WATCHED = ["mlflow", "prefect", "torch", "transformers", "trl", "vllm"]
 
 
