@@ -69,13 +69,15 @@ VLM_R1 = (
     Argument("--max_prompt_length", "rollout.max_prompt_tokens", "VLM-R1 overwrites it with none: there is no limit"),
     Argument("--image_folders, --max_pixels, --min_pixels, --max_anyres_num, --freeze_vision_modules", "", "no images yet"),
     Argument("--use_peft, --lora_*", "", "no LoRA here: every weight is trained"),
-    Argument("--use_vllm, --vllm_*", "", "completions come from the embedded sampler"),
+    Argument("--use_vllm, --vllm_*", "rollout.engine",
+             f"{IGNORED_THERE}: completions came from transformers, in the training process; embedded is the counterpart"),
     Argument("--deepspeed, --attn_implementation, --gradient_checkpointing", "", "one training process here"),
     Argument("--report_to, --logging_steps", "", "logging is by MLflow, every step"),
 )  # fmt: skip
 
 READ_THEN_IGNORED = "read, then ignored"
 ALWAYS = {
+    "rollout.engine": f"{READ_THEN_IGNORED}: always the model in training",
     "rollout.max_prompt_tokens": READ_THEN_IGNORED,
     "rollout.temperature": f"{READ_THEN_IGNORED}: always 1",
     "advantage.baseline": "the group's mean",
@@ -111,6 +113,10 @@ keys that end in `token`, `api_key`, `secret` or `password` are not shown.
 
 A step here is one batch of rollouts and the updates on it. TRL counts optimizer steps; its figures are divided by
 num_iterations x minibatches, and rounded with a remark where that leaves a remainder. ROLL counts as we do.
+
+`use_vllm` and ROLL's `strategy_name: vllm` become `rollout.engine: vllm`: the run starts a server of its own, in the
+environment that `make vllm` makes ([vllm.md](vllm.md)). Rollouts from vLLM need top_p 1 and no top_k here. If the file sets
+them otherwise, they are kept, the engine stays `embedded`, and the line is marked `!`.
 
 A file often holds neither the data nor the rewards of a run: the top of the output lists what is left to fill in. `${key}`
 references of ROLL's files are resolved within the file; what another file defines is listed."""

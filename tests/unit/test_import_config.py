@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "imports").iterdir())
 BY_NAME = {path.name: path for path in FILES}
 ROLL_BASE = {"rollout_batch_size": 16, "num_return_sequences_in_group": 4, "response_length": 64, "adv_estimator": "grpo"}
+TRL_SERVER = {"use_vllm": True, "vllm_mode": "server"}
+ROLL_INFER = "actor_infer.strategy_args"
+ROLL_WHOLE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 TRL_BASE = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 100}
 
 Convert = Callable[..., Imported]
@@ -50,6 +53,12 @@ def remark(imported: Imported, key: str) -> str:
     """Return the fate and remark of one key."""
     (entry,) = [entry for entry in imported.entries if entry.key == key]
     return f"{entry.fate}: {entry.remark}"
+
+
+def on_roll(name: str, generating: dict[str, Any] = ROLL_WHOLE, **options: Any) -> dict[str, Any]:
+    """Return ROLL's settings of an engine that samples, by default from the whole policy."""
+    strategy = {"strategy_name": name, "strategy_config": options}
+    return {"actor_infer": {"generating_args": generating, "strategy_args": strategy}}
 
 
 def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +136,31 @@ def test_a_whole_trl_script_file() -> None:
         "token",
         2,
     )
+    assert found["rollout.engine"] == "vllm"
     assert (found["data.source"], found["data.answer_column"]) == ("hub:openai/gsm8k", None)
+
+
+def test_a_trl_recipe_with_a_server_on_another_machine_has_one_here() -> None:
+    imported = import_config(BY_NAME["trl_vllm_server.yaml"])
+    assert (imported.config.rollout.engine, imported.config.rollout.vllm.url) == ("vllm", None)
+    assert imported.config.loss.sampler_correction == "none"  # as the file has it, not our default
+    assert {entry.key for entry in imported.entries if entry.differs} == {"vllm_server_host"}
+    assert "10.0.0.7" not in render(imported).split("# ---")[0]
+    assert {entry.key for entry in imported.listed("dead")} == {
+        *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"),  # of colocate
+        *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_min"),  # of the correction, which is off
+    }
+
+
+def test_a_roll_file_with_vllm_keeps_its_sampling_and_says_why_not_vllm() -> None:
+    imported = import_config(BY_NAME["roll_vllm.yaml"])
+    rollout, infer = imported.config.rollout, "actor_infer.strategy_args"
+    assert (rollout.engine, rollout.top_p, rollout.top_k) == ("embedded", 0.99, 100)
+    assert remark(imported, f"{infer}.strategy_name").startswith("mapped: rollout.engine vllm is refused here with top_p 0.99")
+    assert {entry.key for entry in imported.entries if entry.differs} == {
+        *("actor_infer.model_args.dtype", f"{infer}.strategy_name"),
+        *(f"{infer}.strategy_config.{key}" for key in ("max_model_len", "quantization")),
+    }
 
 
 def test_json_is_read_too() -> None:
@@ -220,6 +253,24 @@ def test_a_configuration_that_trl_itself_wrote(tmp_path: Path) -> None:
     assert [entry.key for entry in imported.entries if entry.differs] == []
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_configuration_with_vllm_that_trl_itself_wrote(tmp_path: Path, mode: str) -> None:
+    import trl
+
+    path = tmp_path / "settings.json"
+    settings = {"num_generations": 4, "max_steps": 5, "use_vllm": True, "vllm_mode": mode, "vllm_max_model_length": 1024}
+    path.write_text(trl.GRPOConfig(output_dir="out", use_cpu=True, bf16=False, **settings).to_json_string())
+    imported = import_config(path)
+    assert [entry.key for entry in imported.entries if entry.differs] == []
+    assert imported.config.rollout.engine == "vllm"
+    assert imported.config.rollout.vllm.url is None
+    assert imported.config.rollout.max_prompt_tokens == (1024 - 512 if mode == "colocate" else 512)
+    assert imported.config.loss.sampler_correction == "mask"
+    dead = {entry.key for entry in imported.listed("dead")}
+    assert ("vllm_gpu_memory_utilization" in dead, "vllm_group_port" in dead) == (mode == "server", mode == "colocate")
+
+
 @pytest.mark.parametrize("name", ["trl", "roll"])
 def test_no_key_of_a_table_is_listed_twice(name: str) -> None:
     assert [key for key, count in Counter(SYSTEMS[name].known()).items() if count > 1] == []
@@ -249,6 +300,18 @@ def test_defaults_are_of_the_type_that_is_read(name: str) -> None:
         ({"generation_batch_size": 32}, {"rollout.num_prompts_per_step": 8, "loss.minibatches": 2}),
         ({"processes": 2}, {"rollout.num_prompts_per_step": 8}),
         ({"use_vllm": True}, {"loss.sampler_correction": "mask", "loss.sampler_level": "sequence", "loss.sampler_bound": 3.0}),
+        ({"use_vllm": True}, {"rollout.engine": "vllm"}),
+        ({"use_vllm": False}, {"rollout.engine": "embedded"}),
+        ({"use_vllm": True, "top_p": 0.9}, {"rollout.engine": "embedded", "rollout.top_p": 0.9}),
+        ({"use_vllm": True, "top_k": 20}, {"rollout.engine": "embedded", "rollout.top_k": 20}),
+        ({"use_vllm": True, "top_k": -1}, {"rollout.engine": "vllm", "rollout.top_k": None}),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, {"loss.sampler_correction": "none"}),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_cap": 1.5},
+            {"loss.sampler_correction": "truncate", "loss.sampler_level": "token", "loss.sampler_bound": 1.5},
+        ),
+        ({"use_vllm": True, "vllm_max_model_length": 4096}, {"rollout.max_prompt_tokens": 3584}),
+        ({"use_vllm": True, "vllm_max_model_length": 4096, "max_prompt_length": 99}, {"rollout.max_prompt_tokens": 99}),
         ({"reward_funcs": ["get_soft_overlong_punishment"]}, {"filtering.overlong_buffer_tokens": 256}),
         ({"save_strategy": "no"}, {"training.checkpoint_every": None}),
         ({"eval_strategy": "steps", "eval_steps": 0, "logging_steps": 20}, {"evaluation.every_steps": 20}),
@@ -285,6 +348,13 @@ def test_values_of_trl(convert: Convert, settings: dict[str, Any], expected: dic
             {"loss.sampler_correction": "truncate", "loss.sampler_bound": 1.2},
         ),
         ({"actor_train": {"training_args": {"warmup_ratio": 0.01}}}, {"optimizer.warmup_steps": 40}),
+        (on_roll("vllm"), {"rollout.engine": "vllm", "rollout.top_k": None}),
+        (on_roll("vllm", {"top_p": 1.0}), {"rollout.engine": "embedded", "rollout.top_k": 50}),  # ROLL's default
+        (on_roll("hf_infer"), {"rollout.engine": "embedded"}),
+        (
+            {**on_roll("vllm"), "train_infer_correction": {"is_weight": {"enabled": True, "weight_type": "sequence"}}},
+            {"rollout.engine": "vllm", "loss.sampler_correction": "truncate", "loss.sampler_level": "sequence"},
+        ),
     ],
 )
 def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -326,6 +396,76 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
         ),
         (TRL_BASE, {"temperature": 0}, "temperature", "no_counterpart: refused here"),
         (TRL_BASE, {"max_completion_length": None}, "max_completion_length", "no_counterpart: null is no bound"),
+        (TRL_BASE, {"vllm_mode": "server"}, "vllm_mode", "dead: does nothing without use_vllm"),
+        (TRL_BASE, {"use_vllm": True, "vllm_mode": "colocate"}, "vllm_mode", "no_counterpart: no vLLM inside the training"),
+        (TRL_BASE, {"use_vllm": True, "top_p": 0.5}, "use_vllm", "mapped: rollout.engine vllm is refused here with top_p 0.5"),
+        (TRL_BASE, {"use_vllm": True, "vllm_server_port": 1}, "vllm_server_port", "dead: TRL reads it with vllm_mode server"),
+        (
+            TRL_BASE,
+            {**TRL_SERVER, "vllm_server_base_url": "http://localhost:1"},
+            "vllm_server_base_url",
+            "no_counterpart: rollout.vllm.url stays null",
+        ),
+        (
+            TRL_BASE,
+            {**TRL_SERVER, "vllm_server_base_url": "http://a:1", "vllm_server_host": "b"},
+            "vllm_server_host",
+            "dead: vllm_server_base_url overrides it",
+        ),
+        (
+            TRL_BASE,
+            {"use_vllm": True, "vllm_structured_outputs_regex": "a+"},
+            "vllm_structured_outputs_regex",
+            "no_counterpart: completions are not constrained",
+        ),
+        (
+            TRL_BASE,
+            {"use_vllm": True, "vllm_max_model_length": 512},
+            "vllm_max_model_length",
+            "no_counterpart: it leaves nothing for the prompt beyond max_completion_length 512",
+        ),
+        (
+            TRL_BASE,
+            {"use_vllm": True, "vllm_importance_sampling_clip_max": None},
+            "vllm_importance_sampling_clip_max",
+            "no_counterpart: weights without an upper bound",
+        ),
+        (
+            TRL_BASE,
+            {"use_vllm": True, "vllm_importance_sampling_clip_min": 0.5},
+            "vllm_importance_sampling_clip_min",
+            "no_counterpart: the sampler correction has no lower bound",
+        ),
+        (
+            ROLL_BASE,
+            on_roll("sglang", mem_fraction_static=0.7),
+            f"{ROLL_INFER}.strategy_name",
+            "no_counterpart: no sglang here",
+        ),
+        (
+            ROLL_BASE,
+            on_roll("sglang", mem_fraction_static=0.7),
+            f"{ROLL_INFER}.strategy_config.mem_fraction_static",
+            "no_counterpart: not a setting yet: on a GPU",
+        ),
+        (
+            ROLL_BASE,
+            on_roll("vllm", max_model_len=1088),  # prompt_length 1024 + response_length 64
+            f"{ROLL_INFER}.strategy_config.max_model_len",
+            "no_counterpart: the server's context is",
+        ),
+        (
+            ROLL_BASE,
+            on_roll("vllm", max_model_len=1087),
+            f"{ROLL_INFER}.strategy_config.max_model_len",
+            "no_counterpart: ROLL ends prompt and completion at 1087 tokens together, here at 1088",
+        ),
+        (
+            ROLL_BASE,
+            on_roll("vllm", dtype="half"),
+            f"{ROLL_INFER}.strategy_config.dtype",
+            "dead: overwritten with actor_infer.",
+        ),
         (ROLL_BASE, {"loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_agg_mode", "mapped: ROLL divides by the padded width"),
         (ROLL_BASE, {"adv_estimator": "gae"}, "adv_estimator", "no_counterpart: no gae here"),
         (ROLL_BASE, {"adv_estimator": "reinforce"}, "adv_estimator", "mapped: nearest: ROLL subtracts nothing"),
@@ -340,6 +480,44 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
 )
 def test_what_differs_is_said(convert: Convert, base: dict[str, Any], settings: dict[str, Any], key: str, said: str) -> None:
     assert remark(convert(base, **settings), key).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "differs"),
+    [
+        ("vllm_server_host", "0.0.0.0", False),
+        ("vllm_server_host", "127.0.0.1", False),
+        ("vllm_server_host", "gpu-7", True),
+        ("vllm_server_base_url", "http://[::1]:8000", False),
+        ("vllm_server_base_url", "http://localhost.example.org:8000", True),
+        ("vllm_server_base_url", "http://[half", True),
+    ],
+)
+def test_a_server_elsewhere_is_marked_and_no_server_of_trl_is_ever_used(
+    convert: Convert, key: str, value: str, differs: bool
+) -> None:
+    imported = convert(TRL_BASE, **TRL_SERVER, **{key: value})
+    assert [entry.differs for entry in imported.entries if entry.key == key] == [differs]
+    assert imported.config.rollout.vllm.url is None
+
+
+def test_roll_without_a_correction_has_none_with_vllm_either(convert: Convert) -> None:
+    for given in ({}, {"train_infer_correction": {"is_weight": {"enabled": False}}}):
+        imported = convert(ROLL_BASE, **on_roll("vllm"), **given)
+        assert (imported.config.rollout.engine, imported.config.loss.sampler_correction) == ("vllm", "none")
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("is_corrected", [True, False])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}, {"top_k": 5}])
+def test_no_setting_of_vllm_is_left_to_be_refused(
+    convert: Convert, mode: str, is_corrected: bool, sampling: dict[str, Any]
+) -> None:
+    given = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_correction": is_corrected}
+    imported = convert(TRL_BASE, use_vllm=True, **given, **sampling)
+    assert [entry.key for entry in imported.entries if "refused here, left" in entry.remark] == []
+    assert imported.config.rollout.engine == ("embedded" if sampling else "vllm")
+    assert imported.config.loss.sampler_correction == (mode.partition("_")[2] if is_corrected else "none")
 
 
 def test_references_within_a_file_are_resolved(convert: Convert) -> None:
@@ -360,6 +538,7 @@ def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
     [
         ("a.yaml", "pg_clip: abc\nadv_estimator: grpo\n", "pg_clip: expected a number, got 'abc'; correct it in the file"),
         ("a.yaml", "num_generations: true\n", "num_generations: expected a whole number of at least 1, got True"),
+        ("a.yaml", "use_vllm: true\nvllm_mode: sever\n", "vllm_mode: expected one of server, colocate, got 'sever'"),
         ("a.yaml", "loss_type: gpro\n", "loss_type: expected one of grpo, dapo, bnpo"),
         ("a.yaml", "num_generations: 5\n", "num_generations: 5 does not divide the generation batch of 8 completions"),
         ("a.yaml", "generation_batch_size: 12\n", "generation_batch_size: 12 is no multiple of"),

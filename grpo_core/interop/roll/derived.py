@@ -11,7 +11,6 @@ EPS = 1e-6
 SCALES = {"group": "group_std", "batch": "batch_std", "running": "batch_std", None: "none"}
 SUBTRACTED = {None: "nothing", "batch": "the batch's mean", "running": "a running mean", "group": "the group's mean"}
 READABLE = (".jsonl", ".parquet", ".csv")
-CORRECTION = "train_infer_correction.is_weight"
 
 
 def lengths(settings: Settings, key: str) -> Conclusion:
@@ -149,16 +148,6 @@ def adaptive_kl(settings: Settings, _key: str) -> Conclusion:
         if not settings["add_token_level_kl"] or settings["target_kl"] is None
         else no_counterpart("no adaptive KL coefficient here; a kl_budget rule of monitor.rules watches the KL", differs=True)
     )
-
-
-def correction(settings: Settings, _key: str) -> Conclusion:
-    """Convert the weights between sampler and trainer."""
-    if not settings[f"{CORRECTION}.enabled"]:
-        return mapped({"loss.sampler_correction": "none"})
-    kind, bound = settings[f"{CORRECTION}.weight_type"], settings[f"{CORRECTION}.upper_bound"]
-    if kind not in ("token", "sequence") or bound is None:
-        return no_counterpart("weights are of tokens or sequences and truncated here (loss.sampler_correction)", differs=True)
-    return mapped({"loss.sampler_correction": "truncate", "loss.sampler_level": kind, "loss.sampler_bound": bound})
 
 
 def model(settings: Settings, key: str) -> Conclusion:

@@ -1,6 +1,28 @@
 """Keys of ROLL's RLVR configuration that have no counterpart here, and those that ROLL itself does not read."""
 
+from grpo_core.interop.engine import NO_SLEEP, ON_A_GPU, ONE_DEVICE
 from grpo_core.interop.rules import group
+
+SERVER = {
+    ON_A_GPU: "gpu_memory_utilization mem_fraction_static",
+    NO_SLEEP: "sleep_level",
+    ONE_DEVICE: """tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel
+        distributed_executor_backend disable_custom_all_reduce""",
+    "of vLLM's cache; the completions do not depend on it": "block_size",
+    "the server starts with the initial weights, and is given the policy's before every step": "load_format",
+    "vLLM's default, which is on; emptied whenever the weights change": "enable_prefix_caching",
+    "the server is always eager": "enforce_eager",
+    "prompts are not cut into chunks here; it is the larger of 8192 and the server's context": "max_num_batched_tokens",
+    "nearest: rollout.vllm.in_flight, completions at a time": "max_num_seqs",
+    "always processed_logprobs: with the temperature, as the trainer's": "logprobs_mode",
+    "a choice of older vLLM": "VLLM_USE_V1",
+}
+"""Options of the engine without a counterpart: {why: names}."""
+
+
+def _in_config(names: str) -> str:
+    return " ".join(f"actor_infer.strategy_args.strategy_config.{name}" for name in names.split())
+
 
 DEAD = (
     group(
@@ -25,6 +47,11 @@ DEAD = (
     group("overwritten with the pipeline's output_dir", "actor_train.training_args.output_dir"),
     group("the pipeline's max_grad_norm is the one that is read", "actor_train.training_args.max_grad_norm"),
     group("overwritten with the number of devices that ROLL finds", "num_gpus_per_node"),
+    group(
+        "overwritten with actor_infer.model_args and the pipeline's seed",
+        _in_config("model dtype seed trust_remote_code"),
+    ),
+    group("ROLL switches it on in any case", _in_config("enable_sleep_mode")),
 )
 
 PLACEMENT = """worker_cls world_size num_gpus_per_worker model_update_frequency infer_batch_size backend_timeout max_concurrency
@@ -94,11 +121,13 @@ IGNORED = (
         actor_train.data_args.eval_file_name""",
     ),
     group(
-        "completions come from the embedded sampler, on the training process's device",
-        _of_worker("actor_infer", PLACEMENT + " model_args strategy_args training_args device_mapping"),
+        "of ROLL's inference workers: here the trainer samples, or one vLLM server beside it on the same devices",
+        _of_worker("actor_infer", PLACEMENT + " model_args training_args device_mapping"),
     ),
+    group("an option of ROLL's engine; docs/vllm.md has those of the server here", _of_worker("actor_infer", "strategy_args")),
+    *(group(reason, _in_config(names)) for reason, names in SERVER.items()),
     group(
-        "completions come from the embedded sampler; no such option",
+        "no such option of sampling here",
         """actor_infer actor_infer.generating_args actor_infer.generating_args.seed
         actor_infer.generating_args.length_penalty actor_infer.generating_args.include_stop_str_in_output
         actor_infer.generating_args.logprobs actor_infer.generating_args.extra_args
@@ -117,10 +146,11 @@ IGNORED = (
     group("every KL is measured in any case", "enable_reference"),
     group(
         "sampling is one batch a step, training.rollout_rows at once",
-        """generate_opt_level is_num_return_sequences_expand max_running_requests is_use_additional_prompts
-        use_additional_prompts max_additional_running_prompts user_defined_rollout_loop_cls router_args router_args.*
+        """generate_opt_level is_num_return_sequences_expand is_use_additional_prompts use_additional_prompts
+        max_additional_running_prompts user_defined_rollout_loop_cls router_args router_args.*
         balance_length minibatch_data_iter_num""",
     ),
+    group("of each inference worker; nearest: rollout.vllm.in_flight, completions at a time", "max_running_requests"),
     group(
         "of difficulty_mask and error_max_len_clip, which do not exist here",
         "difficulty_low_threshold difficulty_high_threshold error_max_len_threshold",

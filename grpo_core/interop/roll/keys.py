@@ -2,11 +2,12 @@
 
 Keys are paths, as in `actor_train.training_args.learning_rate`. Semantics are those of `roll/pipeline/rlvr/` and
 `roll/utils/functionals.py`; ROLL's documentation differs from its code in places, and the code counts. Values that depend on
-several keys are in `batches.py` and `derived.py`.
+several keys are in `batches.py` and `derived.py`, the engine that samples in `engine.py`.
 """
 
 from grpo_core.interop.records import Rule, System, no_counterpart
 from grpo_core.interop.roll import batches, derived
+from grpo_core.interop.roll.engine import ENGINE
 from grpo_core.interop.roll.ignored import DEAD, IGNORED
 from grpo_core.interop.rules import (
     ALL_KEPT,
@@ -32,7 +33,6 @@ from grpo_core.interop.rules import (
 NORMS = choice("batch", "group", "running", None)
 MODES = choice("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_OF_THE_LOSS = "does nothing without add_token_level_kl; the KL of the loss is k3 in any case"
-ENABLED = without("train_infer_correction.is_weight.enabled", "does nothing without is_weight.enabled")
 RATIOS = {"token": "token", "seq": "sequence"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", None: "bfloat16"}
 ESTIMATORS = ("gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce")
@@ -44,7 +44,6 @@ MINIBATCH_REMARK = (
     "from device_mapping and the model-parallel sizes"
 )
 CRITIC = "of the critic, which adv_estimator gae alone has; no critic here"
-CORRECTION = "loss.sampler_correction, loss.sampler_level, loss.sampler_bound"
 
 ROLLOUT = (
     copied("rollout_batch_size", "rollout.num_prompts_per_step", positive, 128, "prompts, not completions"),
@@ -132,12 +131,6 @@ LOSS = (
     feature(f"{TRAIN}.pg_variant", anything, None, "the loss is the clipped surrogate here", off=(None, "ppo")),
     feature("difficulty_loss_weight", flag, False, "completions are not weighted by difficulty here"),
     feature("length_loss_weight", flag, False, "completions are not weighted by length; see loss.aggregation"),
-    Rule("train_infer_correction.is_weight.enabled", flag, False, derived.correction, CORRECTION,
-         "truncated weights; ROLL's types segment and geometric have none"),
-    Rule("train_infer_correction.is_weight.weight_type", text, "token", derived.correction, CORRECTION,
-         needs=ENABLED),
-    Rule("train_infer_correction.is_weight.upper_bound", optional(number), 1.2, derived.correction, CORRECTION,
-         needs=ENABLED),
     feature("train_infer_correction.filters", anything, [], "nearest: loss.sampler_correction mask", off=([], None)),
 )  # fmt: skip
 
@@ -198,7 +191,7 @@ ALWAYS = {
 ROLL = System(
     name="roll",
     title="ROLL (RLVR)",
-    rules=(*ROLLOUT, *ADVANTAGE, *LOSS, *TRAINING, *MODEL_DATA_REWARDS),
+    rules=(*ROLLOUT, *ENGINE, *ADVANTAGE, *LOSS, *TRAINING, *MODEL_DATA_REWARDS),
     ignored=IGNORED,
     dead=DEAD,
     always=ALWAYS,

@@ -117,23 +117,6 @@ def export_schedule(config: RunConfig, _key: str) -> str:
     return "constant_with_warmup" if schedule == "constant" and config.optimizer.warmup_steps else schedule
 
 
-def sampler_correction(settings: Settings, _key: str) -> Conclusion:
-    """Convert the weights between vLLM's and the trainer's probabilities."""
-    if not settings["vllm_importance_sampling_correction"]:
-        return mapped({"loss.sampler_correction": "none"})
-    cap, bound = settings["vllm_importance_sampling_cap"], settings["vllm_importance_sampling_clip_max"]
-    if cap is None and bound is None:
-        return no_counterpart("weights without an upper bound do not exist here", differs=True)
-    level, _, treatment = settings["vllm_importance_sampling_mode"].partition("_")
-    return mapped(
-        {
-            "loss.sampler_correction": treatment,
-            "loss.sampler_level": level,
-            "loss.sampler_bound": bound if cap is None else cap,
-        }
-    )
-
-
 def dtype(settings: Settings, key: str) -> Conclusion:
     """Convert the compute type: bfloat16 autocast, or weights of that type."""
     is_mixed = settings["bf16"] if settings["bf16"] is not None else not settings["fp16"]

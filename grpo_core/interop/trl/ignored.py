@@ -57,12 +57,6 @@ IGNORED = (
     ),
     group("the optimizer is AdamW over every weight", "optim_args optim_target_modules"),
     group(
-        "completions come from the embedded sampler",
-        """vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url
-        vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
-        vllm_max_model_length vllm_tensor_parallel_size""",
-    ),
-    group(
         "a parameter of an objective or bonus that does not exist here; see loss_type and entropy_coef",
         """sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
         entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target""",

@@ -5,7 +5,8 @@ One table for both directions: `grpo import-config` converts a file with it, `tr
 `config/trl_limits.py`.
 
 Defaults are TRL's; a test compares them, and the names in `ignored.py`, with the installed TRL. Semantics are those of
-`trl/trainer/grpo_trainer.py` 1.16.0. Values that depend on several keys are in `batches.py` and `derived.py`.
+`trl/trainer/grpo_trainer.py` 1.16.0. Values that depend on several keys are in `batches.py` and `derived.py`, vLLM's keys in
+`vllm.py`.
 """
 
 from pathlib import Path
@@ -39,14 +40,13 @@ from grpo_core.interop.rules import (
 )
 from grpo_core.interop.trl import batches, derived
 from grpo_core.interop.trl.ignored import DEAD, IGNORED
+from grpo_core.interop.trl.vllm import VLLM
 
-SAMPLER_MODES = choice("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 BATCH = "rollout.num_prompts_per_step, loss.minibatches"
 BATCH_REMARK = (
     "prompts of a step = per_device_train_batch_size x processes x steps_per_generation (gradient_accumulation_steps if "
     "absent) / num_generations; minibatches = steps_per_generation / gradient_accumulation_steps"
 )
-SAMPLER_REMARK = "with use_vllm only; the KL term is not weighted there either"
 
 ROLLOUT = (
     copied("num_generations", "rollout.group_size", positive, 8),
@@ -109,20 +109,6 @@ REFERENCE = (
     copied("ref_model_mixup_alpha", "reference.mixup_alpha", number, 0.6,
            "the same formula, but in float32 here; does nothing without sync_ref_model", report="",
            needs=without("sync_ref_model")),
-)  # fmt: skip
-
-SAMPLER = (
-    feature("use_vllm", flag, False, "completions come from the embedded sampler", differs=False),
-    Rule("vllm_importance_sampling_correction", flag, True, derived.sampler_correction,
-         "loss.sampler_correction, loss.sampler_level, loss.sampler_bound", SAMPLER_REMARK, needs=without("use_vllm")),
-    Rule("vllm_importance_sampling_mode", SAMPLER_MODES, "sequence_mask", derived.sampler_correction,
-         "loss.sampler_correction, loss.sampler_level", SAMPLER_REMARK, needs=without("use_vllm")),
-    Rule("vllm_importance_sampling_clip_max", optional(number), 3.0, derived.sampler_correction, "loss.sampler_bound",
-         SAMPLER_REMARK, needs=without("use_vllm")),
-    Rule("vllm_importance_sampling_cap", optional(number), None, derived.sampler_correction, "loss.sampler_bound",
-         "the older name of vllm_importance_sampling_clip_max, which it overrides", needs=without("use_vllm")),
-    feature("vllm_importance_sampling_clip_min", optional(number), None, "the sampler correction has no lower bound here",
-            needs=without("use_vllm")),
 )  # fmt: skip
 
 OPTIMIZER = (
@@ -204,7 +190,7 @@ OLDER = (
 )  # fmt: skip
 """Keys that TRL 1.16 no longer has."""
 
-GRPO_CONFIG = (*ROLLOUT, *LOSS, *ADVANTAGE, *REFERENCE, *SAMPLER, *OPTIMIZER, *TRAINING, *PRECISION)
+GRPO_CONFIG = (*ROLLOUT, *LOSS, *ADVANTAGE, *REFERENCE, *VLLM, *OPTIMIZER, *TRAINING, *PRECISION)
 """Fields of `GRPOConfig`."""
 
 
@@ -255,12 +241,15 @@ def _largest_divisor(rows: int, most: int) -> int:
     return max(divisor for divisor in range(1, rows + 1) if rows % divisor == 0 and (divisor <= most or divisor == 1))
 
 
+OF_OUR_ENGINE = ("rollout.engine",)
+"""What `training.engine: trl` does not do with TRL, although TRL can."""
+
 TRL = System(
     name="trl",
     title="TRL 1.16",
     rules=(*GRPO_CONFIG, *SCRIPT, *OLDER),
     ignored=IGNORED,
     dead=DEAD,
-    always={key: reason for key, reason in (FIXED | FIXED_KL).items() if reason != NO_OPTION},
+    always={key: reason for key, reason in (FIXED | FIXED_KL).items() if reason != NO_OPTION and key not in OF_OUR_ENGINE},
     assumptions=batches.assumed_processes,
 )
