@@ -46,7 +46,9 @@ class Metric:
 def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
     key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str, when: When = "step"
 ) -> Metric:
-    return Metric(key=key, meaning=meaning, formula=formula, unit=unit, reduction=reduction, healthy=healthy, when=when)
+    row = {"key": key, "meaning": meaning, "formula": formula, "unit": unit, "reduction": reduction, "healthy": healthy}
+    # What a server computes depends on which requests it computes together.
+    return Metric(**row, when=when, deterministic=when != "server")
 
 
 def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step", when: When = "step") -> Metric:

@@ -18,7 +18,7 @@ from tenacity import wait_none
 
 from grpo_core.config import load_config
 from grpo_core.config.code import code_in
-from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWeightsError
+from grpo_core.errors import ConfigError, SamplerError, ServerGoneError, StaleWeightsError, TrainingError
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment
@@ -105,7 +105,7 @@ def test_the_file_holds_what_the_manifest_says_and_is_gone_afterwards(tiny_model
 def test_weights_that_are_not_finite_are_not_sent(tiny_model: Any) -> None:
     with torch.no_grad():
         tiny_model.model.norm.weight[0] = math.inf
-    with pytest.raises(SamplerError, match=r"not sent to the server: model\.norm\.weight"):
+    with pytest.raises(TrainingError, match=r"not sent to the server: model\.norm\.weight"):
         weights_of(policy_of(tiny_model))
 
 
