@@ -46,7 +46,9 @@ class Metric:
 def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
     key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str, when: When = "step"
 ) -> Metric:
-    return Metric(key=key, meaning=meaning, formula=formula, unit=unit, reduction=reduction, healthy=healthy, when=when)
+    row = {"key": key, "meaning": meaning, "formula": formula, "unit": unit, "reduction": reduction, "healthy": healthy}
+    # What a server computes depends on which requests it computes together.
+    return Metric(**row, when=when, deterministic=when != "server")
 
 
 def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step", when: When = "step") -> Metric:
@@ -108,6 +110,8 @@ REGISTRY: tuple[Metric, ...] = (
        "rms over the probe's tokens", "none: grows with the learning rate", when="server"),
     _m("sampler/probe/missed", "how far the server's change is from it", "rms((lp_s - lp_s') - (lp - lp'))", "nats",
        "rms over the probe's tokens", "fp32: below 5e-5; bf16: well below sampler/probe/moved", when="server"),
+    _m("sampler/probe/followed", "how much of the trainer's change the server's has followed: 0 = it has the old weights",
+       "slope of lp_s - lp_s' over lp - lp'", "-", "least squares over the probe's tokens", "1", when="server"),
     _m("sampler/probe/conclusive", "1 where the change stands out of the rounding; 0 = the digests alone speak for the weights",
        "-", "0/1", "last", "fp32: 1", when="server"),
     # Loss

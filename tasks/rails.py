@@ -17,23 +17,29 @@ from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.sweep.plan import Plan, load_sweep
 from tasks.process.context import is_deployed
 
+SERVER_VARIABLE = "GRPO_VLLM_URL"
+"""The one vLLM server that deployments may name in `rollout.vllm.url`: it is sent the key of GRPO_VLLM_KEY."""
 ALLOWED_VARIABLE = "GRPO_ALLOWED_REWARDS"
 """Modules, separated by commas, whose functions deployments may name as rewards; set by whoever starts the worker."""
 REMEDY = "or start the run with `grpo` at a terminal of the worker's machine"
 
 
 def refuse_code(configs: Iterable[RunConfig]) -> None:
-    """Refuse configurations that run code which the worker's owner has not allowed; at a terminal everything is allowed.
+    """Refuse configurations that run code, or name a server, which the worker's owner has not allowed.
+
+    At a terminal everything is allowed.
 
     Raises:
         ConfigError: names each key, its value and the remedy.
     """
     if not is_deployed():
         return
-    modules = allowed_modules()
+    modules, configs = allowed_modules(), list(configs)
     codes = dict.fromkeys(code for config in configs for code in code_in(config) if not is_allowed(code, modules))
-    if codes:
-        raise ConfigError(listed([_refusal(code) for code in codes]))
+    named = {config.rollout.vllm.url for config in configs}
+    urls = sorted(url for url in named if url not in (None, os.environ.get(SERVER_VARIABLE)))
+    if codes or urls:
+        raise ConfigError(listed([*map(_refusal, codes), *map(_refused_server, urls)]))
 
 
 def allowed_modules() -> tuple[str, ...]:
@@ -60,6 +66,13 @@ def _refusal(code: Code) -> str:
         return f"{given} runs code, which a deployment may not; leave it out, {REMEDY}"
     how = f"`grpo up --allow-reward {code.module}` (or {ALLOWED_VARIABLE} of the worker)"
     return f"{given} is code of a module that is not allowed for deployments; its owner allows it with {how}, {REMEDY}"
+
+
+def _refused_server(url: str | None) -> str:
+    return (
+        f"rollout.vllm.url: {shown(url)} is not the server that the worker's owner allows deployments, in {SERVER_VARIABLE}; "
+        f"leave it out, {REMEDY}"
+    )
 
 
 def load_allowed(config: str, overrides: Mapping[str, Any]) -> RunConfig:

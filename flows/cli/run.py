@@ -9,6 +9,7 @@ from flows.stack.servers import runs_in_prefect, use_stack
 from flows.terminal import echo, echo_result, echo_text, echo_warnings
 from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
+from grpo_core.config.repeatability import repeatability
 from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import ConfigError
@@ -124,6 +125,7 @@ def check(config: ConfigName, overrides: Overrides = None) -> None:
     echo()
     echo(f"advantage_rms_factor: {meaning}")
     echo(f"effective beta: {weight_of_kl(resolved)}")
+    echo(f"repeats: {repeatability(resolved).what}")
     warnings = check_consistency(resolved)
     echo_warnings(warnings, err=False)
     echo(f"{len(warnings)} warning(s); the configuration is valid")

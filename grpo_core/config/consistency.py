@@ -253,7 +253,7 @@ def _metric_of_a_rule(key: str, rule: RuleConfig, config: RunConfig) -> Findings
 
 def _bound_of_a_rule(index: int, rule: RuleConfig) -> Findings:
     key, needs_one = f"monitor.rules.{index}.bound", rule.kind != "non_finite"
-    unit = "nats" if rule.kind == "kl_budget" else "seconds"
+    unit = "seconds" if rule.kind == "stalled" else "nats"
     return (
         error_if(
             not needs_one and rule.bound is not None,

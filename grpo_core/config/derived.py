@@ -1,6 +1,7 @@
 """What follows from a configuration: whether a key was changed, how many updates, how beta compares with the advantages."""
 
 import math
+from typing import Literal
 
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
@@ -14,6 +15,15 @@ def is_single_update(config: RunConfig) -> bool:
 def is_changed(section: Section, key: str) -> bool:
     """Return whether a key is not at its default."""
     return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
+
+
+def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
+    """Return how the loss treats the weights between sampler and trainer; null stands for what the sampler needs.
+
+    In bfloat16 the probabilities of another engine's kernels differ from the trainer's by more than rounding.
+    """
+    is_other_engine = config.rollout.engine == "vllm" and config.model.dtype == "bfloat16"
+    return config.loss.sampler_correction or ("truncate" if is_other_engine else "none")
 
 
 def optimizer_steps(config: RunConfig) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import is_changed, is_single_update
+from grpo_core.config.derived import is_changed, is_single_update, sampler_treatment
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -56,15 +56,17 @@ OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gy
 
 def owned_keys(config: RunConfig) -> Iterator[Finding]:
     """Yield what belongs to something that is switched off."""
+    resolved = {"loss.sampler_correction": sampler_treatment(config)}
     for level, owner, off, keys in OWNED:
         name, _, owning = owner.partition(".")
         section: Section = getattr(config, name)
+        value_of_owner = resolved.get(owner, getattr(section, owning))
         why = f"while {owner} is null" if off is None else f"with {owner} {off}"
         remedy = f"; set {owner}, or leave it out" if level is error_if else ""
         for key in keys:
             value = json.dumps(getattr(section, key)).strip('"')
             yield level(
-                getattr(section, owning) == off and is_changed(section, key),
+                value_of_owner == off and is_changed(section, key),
                 f"{name}.{key}: {value} has no effect {why}{remedy}",
             )
 
@@ -142,7 +144,7 @@ def inert_with_one_update(config: RunConfig) -> list[Finding]:
     loss = config.loss
     if not is_single_update(config):
         return []
-    sampled_by_token = loss.sampler_correction != "none" and loss.sampler_level == "token"
+    sampled_by_token = sampler_treatment(config) != "none" and loss.sampler_level == "token"
     through_ratios = {
         **{key: is_changed(loss, key) for key in ("clip_eps", "clip_eps_high", "dual_clip")},
         "ratio": loss.ratio == "sequence" and not sampled_by_token,
@@ -165,7 +167,7 @@ def inert_with_one_update(config: RunConfig) -> list[Finding]:
 def inert_kl(config: RunConfig) -> list[Finding]:
     """Return what acts through the KL term, or through a mismatch that the embedded sampler does not have."""
     loss, reference = config.loss, config.reference
-    sync, correction = reference.sync_steps, loss.sampler_correction
+    sync, correction = reference.sync_steps, sampler_treatment(config)
     always_synced = sync == 1 and reference.mixup_alpha == 1
     return [
         *(
@@ -176,7 +178,7 @@ def inert_kl(config: RunConfig) -> list[Finding]:
             for key in ("kl_estimator", "kl_correction")
         ),
         warning_if(
-            correction != "none",
+            correction != "none" and config.rollout.engine == "embedded",
             f"loss.sampler_correction: {correction} has next to no effect with the embedded sampler, whose log-probabilities "
             "are the trainer's up to rounding",
         ),

@@ -38,14 +38,20 @@ class EvaluationConfig(Section):
 class RuleConfig(Section):
     """One thing that the monitor watches."""
 
-    kind: Literal["kl_budget", "non_finite", "stalled"]
-    """`kl_budget`: `metric` above `bound`; `non_finite`: a figure is NaN or infinite; `stalled`: `bound` seconds of silence."""
+    kind: Literal["kl_budget", "sampler_mismatch", "non_finite", "stalled"]
+    """`kl_budget`: `metric` above `bound`; `sampler_mismatch`: `kl/sampler/k3` above it, so sampler and trainer have other
+    probabilities; `non_finite`: a figure is NaN or infinite; `stalled`: `bound` seconds of silence."""
     metric: str | None = None
     """Metric of a `kl_budget` rule: a key that starts with `kl/`."""
     bound: float | None = Field(default=None, gt=0)
-    """`kl_budget`: nats; `stalled`: seconds. `non_finite` takes none."""
+    """`kl_budget` and `sampler_mismatch`: nats a token; `stalled`: seconds. `non_finite` takes none."""
     action: Literal["warn", "stop"] = "warn"
     """`stop` finishes the step under way, checkpoints and ends the run."""
+
+    @property
+    def watched(self) -> str | None:
+        """The metric that must stay below the bound; None for rules about no single one."""
+        return "kl/sampler/k3" if self.kind == "sampler_mismatch" else self.metric
 
 
 class MonitorConfig(Section):
@@ -54,6 +60,7 @@ class MonitorConfig(Section):
     rules: tuple[RuleConfig, ...] = (
         RuleConfig(kind="non_finite", action="stop"),
         RuleConfig(kind="stalled", bound=600.0, action="warn"),
+        RuleConfig(kind="sampler_mismatch", bound=0.01, action="warn"),
     )
     """Each breach is an alert in MLflow and Prefect with the bound, the value and the step."""
 

@@ -23,7 +23,7 @@ FIXED = {
     "rollout.engine": "the weights that it trains are not handed to a server here",
     "training.max_tokens": "it counts steps alone",
 }
-"""Keys that have to stay at their defaults, and why."""
+"""Keys that have to stay at their defaults, or none, and why."""
 FIXED_KL = dict.fromkeys(("loss.kl_estimator", "loss.kl_placement"), "its KL term is k3 in the loss")
 """The same, where loss.beta is above 0."""
 
@@ -31,7 +31,7 @@ FIXED_KL = dict.fromkeys(("loss.kl_estimator", "loss.kl_placement"), "its KL ter
 def trl_limits(config: RunConfig) -> Iterator[str]:
     """Yield a refusal for each setting that TRL's GRPOTrainer has no counterpart of."""
     fixed = FIXED | (FIXED_KL if config.loss.beta else {})
-    changed = (key for key in fixed if attrgetter(key)(config) != attrgetter(key)(_DEFAULTS))
+    changed = (key for key in fixed if attrgetter(key)(config) not in (attrgetter(key)(_DEFAULTS), "none"))
     alone = ((key, attrgetter(key)(config), fixed[key]) for key in changed)
     for key, value, reason in (*alone, *_together(config)):
         yield f"{key}: {value} is not possible with training.engine trl: {reason}; use the native engine"

@@ -3,8 +3,9 @@
 import contextlib
 from urllib.parse import urlsplit
 
-from grpo_core.config.derived import is_changed
+from grpo_core.config.derived import is_changed, sampler_treatment
 from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.repeatability import repeatability
 from grpo_core.config.schema import RunConfig, VllmConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -34,14 +35,14 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
             for key in OF_A_LAUNCH
         ),
         warning_if(
-            is_bf16,
-            "rollout.engine: vllm with model.dtype bfloat16: the seed does not decide the tokens, so that a repeated run "
-            "agrees in its statistics alone; in float32 it does",
+            not repeatability(config).is_exact,
+            f"rollout.engine: vllm with model.dtype {config.model.dtype}, loss.sampler_correction {sampler_treatment(config)}: "
+            "a run repeats in its statistics alone; in float32 without the correction it repeats token by token",
         ),
         warning_if(
             is_bf16 and config.loss.sampler_correction == "none",
             "loss.sampler_correction: none, although in bfloat16 the server's log-probabilities differ from the trainer's; "
-            "truncate weights them",
+            "null weights them",
         ),
     )
 

@@ -96,7 +96,7 @@ class RuleBook:
         self._breached -= {rule for rule in self.rules if rule.kind == "stalled"}
         if not record.metrics:
             return []
-        watched = (rule for rule in self.rules if rule.kind == "non_finite" or rule.metric in record.metrics)
+        watched = (rule for rule in self.rules if rule.kind == "non_finite" or rule.watched in record.metrics)
         return self._begun({rule: self._breach(rule, record) for rule in watched})
 
     def check_silence(self, seconds: float) -> list[Alert]:
@@ -110,10 +110,11 @@ class RuleBook:
         return begun
 
     def _breach(self, rule: RuleConfig, record: Record) -> Alert | None:
-        if rule.kind == "kl_budget":
-            value = record.metrics[str(rule.metric)]
+        if rule.watched is not None:
+            value = record.metrics[rule.watched]
             is_over = rule.bound is not None and value > rule.bound
-            text = f"{rule.metric} is {value:.4g}, above the budget of {rule.bound:g} nats" if is_over else ""
+            what = "budget" if rule.kind == "kl_budget" else "bound"
+            text = f"{rule.watched} is {value:.4g}, above the {what} of {rule.bound:g} nats" if is_over else ""
         else:
             key, value = next(((key, value) for key, value in record.metrics.items() if not math.isfinite(value)), ("", 0.0))
             text = f"{key} is {value}, not a finite number" if key else ""

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.config import RunConfig, changes_between
+from grpo_core.config.repeatability import BITWISE, Repeatability, repeatability
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints, read_state
-from grpo_core.run.comparison import JournalComparison, compare_journals
+from grpo_core.run.comparison import JournalComparison, MeanDifference, compare_journals, compare_means
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import DamagedJournalError
@@ -45,21 +46,30 @@ class Reproduction:
     """Of the run that was repeated; None where it is not known."""
     same_weights: bool | None
     """Whether the repetition's policy after that step is bit for bit the same; None where either is not kept."""
+    promise: Repeatability = BITWISE
+    """How far the run that was repeated repeats."""
+    means: tuple[MeanDifference, ...] = ()
+    """Statistics over the steps, where the promise is no more than these."""
 
     @property
-    def is_identical(self) -> bool:
-        """Whether all that could be compared is the same."""
-        return self.journal.is_identical and self.same_weights is not False
+    def is_identical(self) -> bool | None:
+        """Whether all that could be compared is the same; None where it is not and nobody promised it."""
+        is_identical = self.journal.is_identical and self.same_weights is not False
+        return is_identical if is_identical or self.promise.is_exact or self.journal.missing else None
 
     def facts(self) -> list[str]:
         """Return the verdict, then what it rests on, one line a fact."""
-        return [self._verdict(), self._weights(), *self.inputs, *map(str, self.journal.differences[1:SHOWN_DIFFERENCES])]
+        promise = [] if self.promise is BITWISE else [f"such a run repeats {self.promise.what}"]
+        differences = self.means if self.is_identical is None else self.journal.differences[1:SHOWN_DIFFERENCES]
+        return [self._verdict(), *promise, self._weights(), *self.inputs, *map(str, differences)]
 
     def _verdict(self) -> str:
         journal = self.journal
         held = f"{journal.figures} figures of {journal.steps} steps"
         if self.is_identical:
             return f"identical: {held}, syncs and evaluations among them"
+        if self.is_identical is None:
+            return f"other tokens, as expected; compared are the means over {journal.steps} steps"
         if journal.differences:
             steps = len({difference.step for difference in journal.differences})
             return (
@@ -104,15 +114,18 @@ def compare_runs(original: RunDir, repeated: RunDir, final: FinalPolicy | None) 
         GrpoError: one of them cannot be read.
     """
     first, second = check_run(original), check_run(repeated)
+    promise = repeatability(original.read_config())
     return Reproduction(
         inputs=(
             *config_differences(original.read_config(), repeated.read_config()),
             *prompt_differences(original, repeated),
             *(f"the run that is repeated: {note}" for note in first.notes),
         ),
-        journal=compare_journals(first.history, second.history),
+        journal=compare_journals(first.history, second.history, promise.unlike),
         final=final,
         same_weights=None if final is None else _same_weights(final, repeated),
+        promise=promise,
+        means=() if promise.is_exact else compare_means(first.history, second.history),
     )
 
 

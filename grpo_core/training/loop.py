@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from grpo_core.config.repeatability import repeatability
+from grpo_core.errors import SamplerError
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.comparison import differences, identity
@@ -33,7 +35,13 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     saved_at = state.step
     stopped = session.stop.reason()
     while not is_over(settings, state) and stopped is None:
-        result = run_step(session, state)
+        try:
+            result = run_step(session, state)
+        except SamplerError:
+            # Completions come first in a step, so policy, reference and counters are those of the step before.
+            if state.step > saved_at:
+                checkpoint(session, state)
+            raise
         state, saved_at = conclude(session, result, saved_at)
         stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
     if state.step > saved_at:
@@ -81,7 +89,7 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     """Journal a record with figures, and an alert if it repeats one that a resume took back and differs: one run no longer."""
     record = session.journal.append(kind, step, data)
     before = session.taken_back.pop(identity(record), None)
-    found = [] if before is None else differences(before, record)
+    found = [] if before is None else differences(before, record, repeatability(session.config).unlike)
     if found:
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"the replayed {record.kind} record is not the one that it supersedes: {shown}"

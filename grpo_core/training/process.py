@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
+from grpo_core.config.repeatability import repeatability
+from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, SamplerError, TrainingError
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import lifeline_from_environment
 from grpo_core.plain_text import visible
@@ -132,6 +133,7 @@ def _run(
             "threads": threads,
             "device": str(session.policy.device),
             "deterministic": config.training.deterministic,
+            "repeats": repeatability(config).what,
             "steps": config.training.steps,
             "config": config.model_dump(mode="json"),
         }
@@ -143,13 +145,16 @@ def _run(
 
 
 def _explain(error: GrpoError, run_dir: RunDir) -> str:
-    """Return the message of an error; of a full disk, with what is left of the run and what to do."""
-    if not isinstance(error, DiskFullError):
+    """Return the message of an error; of what the run can be resumed after, with what is left of it and what to do."""
+    if not isinstance(error, (DiskFullError, SamplerError)):
         return str(error)
     checkpoints = list_checkpoints(run_dir.checkpoints)
     newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
-    what_to_do = f"free space, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
-    return f"{error}; {(free_bytes(run_dir.path) or 0) / 2**20:.1f} MiB are free; {newest}; {what_to_do}"
+    remedy = "mend the cause"
+    if isinstance(error, DiskFullError):
+        newest = f"{(free_bytes(run_dir.path) or 0) / 2**20:.1f} MiB are free; {newest}"
+        remedy = "free space"
+    return f"{error}; {newest}; {remedy}, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
 
 
 def _fail(journal: Journal, message: str, exit_code: int) -> int:

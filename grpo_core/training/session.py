@@ -5,6 +5,7 @@ from pathlib import Path
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import optimizer_steps
+from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
@@ -73,7 +74,7 @@ class Session:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.
 
         A damaged one is journalled as an alert, and the one before it is taken. Steps that the journal holds beyond it are
-        compared with their repetition.
+        compared with their repetition, if the run is one that repeats exactly.
 
         Raises:
             ModelError: there are checkpoints, and all of them are damaged.
@@ -95,6 +96,8 @@ class Session:
             if damaged:
                 raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
             state = FRESH
+        if not repeatability(self.config).is_exact:
+            return state
         after = [record for record in read_records(self.run_dir.journal_file) if record.step > state.step]
         self.taken_back.update({identity(record): record for record in after if record.kind in COMPARED})
         return state

@@ -13,6 +13,7 @@ from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
 from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
 from grpo_core.config import LossConfig, RunConfig
+from grpo_core.config.derived import sampler_treatment
 from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.forward import microbatches
 from grpo_core.policy.policy import TokenFigures
@@ -126,13 +127,13 @@ class Updater:
         loss, rollouts, logps, old_logps = self.loss, batch.rollouts, figures.logps, batch.old_logps
         old = logps.detach() if old_logps is None else old_logps[piece]
         weights = None
-        if loss.sampler_correction != "none":
+        if (treatment := sampler_treatment(self.config)) != "none":
             weights = sampler_weights(
                 old.detach(),
                 rollouts.sampling_per_token_logps[piece],
                 rollouts.loss_mask[piece],
                 level=loss.sampler_level,
-                treatment=loss.sampler_correction,
+                treatment=treatment,
                 bound=loss.sampler_bound,
             )
         return grpo_loss(

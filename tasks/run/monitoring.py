@@ -27,7 +27,12 @@ PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
-EVENT_NAMES = {"kl_budget": "grpo.kl.budget", "non_finite": "grpo.run.non_finite", "stalled": "grpo.run.stalled"}
+EVENT_NAMES = {
+    "kl_budget": "grpo.kl.budget",
+    "sampler_mismatch": "grpo.sampler.mismatch",
+    "non_finite": "grpo.run.non_finite",
+    "stalled": "grpo.run.stalled",
+}
 
 
 @task(name="monitor", cache_policy=NO_CACHE)

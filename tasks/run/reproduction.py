@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import Origin, apply_overrides, changes_between, run_name, validate_config
 from grpo_core.config.code import code_in
+from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir
@@ -74,13 +75,14 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
 
 
 def say_changes(run_path: Path) -> None:
-    """Print before the run starts what its configuration changes of the original's, and the code that it runs."""
+    """Print before the run starts what is changed of the original, the code that it runs, and how far it repeats."""
     run_dir = RunDir(run_path)
-    config = run_dir.read_config()
-    for line in config_differences(RunDir(run_dir.original).read_config(), config):
+    config, before = run_dir.read_config(), RunDir(run_dir.original).read_config()
+    for line in config_differences(before, config):
         say(f"changed: {line}")
     for code in code_in(config):  # of somebody else's run, perhaps
         say(f"runs code: {code}")
+    say(f"the run repeats {repeatability(before).what}")
 
 
 def _gather(run: str, target: Path) -> None:

@@ -10,6 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import origin_of
+from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.flow_folder import holding
@@ -74,6 +75,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
         repair_run(run_path, repair)
     for note in check_run(run_dir).notes:
         say(note)
+    say(f"the resumed run repeats what it has done {repeatability(run_dir.read_config()).what}")
     begun = run_dir.checkpoints.exists() and run_status(run_dir).state != "finished"
     if training.engine != "native" and begun:
         raise JournalError(

@@ -156,6 +156,7 @@ def test_a_command_killed_during_the_start_leaves_no_server(home: Path, commands
     assert command.leaves_nothing()
 
 
+@pytest.mark.proof
 def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Command]) -> None:
     command = Command(home, code=FLOW, http_proxy="http://127.0.0.1:9")  # which must neither be asked nor see the secret
     commands.append(command)

@@ -19,7 +19,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
-from tasks.rails import ALLOWED_VARIABLE, load_allowed
+from tasks.rails import ALLOWED_VARIABLE, SERVER_VARIABLE, load_allowed
 from tasks.run.evaluation_run import open_evaluation
 from tasks.run.reproduction import open_reproduction, say_changes
 from tasks.run.setup import hold_run, open_run
@@ -237,4 +237,20 @@ def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, caps
     assert capsys.readouterr().out.splitlines() == [
         "runs code: rewards.1.fn: mine.short:brevity",
         "runs code: training.python: /tmp/python",
+        "the run repeats bit for bit, on the same kind of machine with as many threads",
     ]
+
+
+def test_a_deployment_names_no_server_but_the_one_that_the_owner_has_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://127.0.0.1:9999"
+    values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
+    monkeypatch.setenv(SERVER_VARIABLE, "http://127.0.0.1:8000")
+    with pytest.raises(ConfigError, match=rf"rollout\.vllm\.url: '{url}' is not the server .* GRPO_VLLM_URL"):
+        load_allowed("tiny", values)
+    monkeypatch.setenv(SERVER_VARIABLE, url)
+    assert load_allowed("tiny", values).rollout.vllm.url == url
+    monkeypatch.delenv(SERVER_VARIABLE)
+    monkeypatch.delenv(PART_VARIABLE)
+    assert load_allowed("tiny", values).rollout.vllm.url == url  # at a terminal

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run.comparison import FigureDifference, compare_journals, differences
+from grpo_core.run.comparison import FigureDifference, compare_journals, compare_means, differences
 from grpo_core.run.journal import Kind, Record
 
 
@@ -71,3 +71,20 @@ def test_the_first_differing_step_is_the_first() -> None:
     compared = compare_journals(before, now)
     assert compared.differences[0].step == 2
     assert [difference.size for difference in compared.differences] == [0.5, 6.0]
+
+
+def test_a_figure_that_need_not_be_the_same_is_neither_compared_nor_counted() -> None:
+    before, now = [step(1, kl__sampler__k3=1e-11, loss__kl=1.0)], [step(1, kl__sampler__k3=2e-11, loss__kl=1.0)]
+    assert [found.key for found in compare_journals(before, now).differences] == ["kl/sampler/k3"]
+    compared = compare_journals(before, now, {"kl/sampler/k3"})
+    assert (compared.is_identical, compared.figures) == (True, 1)
+
+
+def test_the_means_are_those_of_the_shared_steps_with_the_error_of_their_paired_difference() -> None:
+    before = [step(number, reward__mean=value) for number, value in enumerate((0.0, 1.0, 2.0, 9.0), start=1)]
+    now = [step(number, reward__mean=value) for number, value in enumerate((1.0, 1.0, 4.0), start=1)]
+    (found,) = compare_means(before, now)
+    assert (found.key, found.steps, found.before, found.now) == ("reward/mean", 3, 1.0, 2.0)
+    assert found.standard_error == pytest.approx(1 / math.sqrt(3))  # differences 1, 0, 2: their deviation is 1
+    assert str(found) == "reward/mean over 3 steps: 1 then, 2 now (difference 1, standard error 0.58)"
+    assert math.isnan(compare_means(before[:1], now)[0].standard_error)

@@ -41,6 +41,13 @@ def test_a_budget_watches_its_own_metric_alone() -> None:
     assert RuleBook([BUDGET]).check(record(1, kl__init__k3=9.0)) == []
 
 
+def test_a_mismatch_of_sampler_and_trainer_is_a_breach_of_its_own() -> None:
+    book = RuleBook([RuleConfig(kind="sampler_mismatch", bound=0.01)])
+    assert book.check(record(1, kl__sampler__k3=0.01, kl__ref__k3=9.0)) == []
+    (alert,) = book.check(record(2, kl__sampler__k3=0.02))
+    assert alert.text == "step 2: kl/sampler/k3 is 0.02, above the bound of 0.01 nats"
+
+
 @pytest.mark.parametrize(("action", "stops"), [("warn", False), ("stop", True)])
 def test_the_action_decides_whether_training_stops(action: str, stops: bool) -> None:
     rule = BUDGET.model_copy(update={"action": action})

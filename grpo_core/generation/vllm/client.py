@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
 from grpo_core.generation.sampler import SamplingSettings
@@ -18,6 +18,10 @@ COMPLETION_SECONDS = 600.0
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request: hundreds a step
 TRIES = 3
 """Of a completion that was answered with an error or not at all: it is seeded, so its repetition is the same."""
+
+
+class TooSlowError(ServerGoneError):
+    """No answer in the time that is given for one: to ask again would only make the wait longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +68,17 @@ class VllmClient:
             SamplerError: it has none, several, or its context is shorter than `max_tokens`.
             ServerGoneError: it does not answer.
         """
-        models = self._get("/v1/models").get("data", [])
-        if len(models) != 1:
-            raise SamplerError(f"rollout.vllm.url {self.url}: the server has {len(models)} models, expected one")
+        answer = self._get("/v1/models")
+        models = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(models, list) or len(models) != 1 or not isinstance(models[0], dict):
+            raise SamplerError(f"rollout.vllm.url {self.url}: the server must have one model, it answers {shown(answer)}")
         length = models[0].get("max_model_len") or 0
         if length < max_tokens:
             raise SamplerError(
                 f"rollout.vllm.url {self.url}: its context is {length} tokens; rollout.max_prompt_tokens + "
                 f"rollout.max_completion_tokens are {max_tokens}; start it with --max-model-len {max_tokens} or more"
             )
-        self._model = models[0]["id"]
+        self._model = str(models[0].get("id"))
 
     def complete(self, prompt: Sequence[int], settings: SamplingSettings, seed: int, end_tokens: Sequence[int]) -> Completion:
         """Return one completion.
@@ -95,7 +100,7 @@ class VllmClient:
             "skip_special_tokens": False,
         }
         tries = Retrying(
-            retry=retry_if_exception_type(ServerGoneError),
+            retry=retry_if_exception(lambda error: isinstance(error, ServerGoneError) and not isinstance(error, TooSlowError)),
             stop=stop_after_attempt(TRIES),
             wait=wait_exponential(multiplier=1, max=8),
             reraise=True,
@@ -118,15 +123,22 @@ class VllmClient:
 
         Raises:
             ServerGoneError: the server does not answer.
-            SamplerError: it refuses, or one is not finite.
+            SamplerError: it refuses, or its answer is not one of such.
         """
         wanted = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        found = self._post("/v1/completions", wanted, CONTROL_SECONDS)["choices"][0]["prompt_logprobs"][1:]
-        return [float(place[str(token)]["logprob"]) for token, place in zip(tokens[1:], found, strict=True)]
+        answer = self._post("/v1/completions", wanted)
+        try:
+            found = answer["choices"][0]["prompt_logprobs"][1:]
+            return [float(place[str(token)]["logprob"]) for token, place in zip(tokens[1:], found, strict=True)]
+        except (LookupError, TypeError, ValueError) as error:
+            raise SamplerError(f"{self.url}: the answer has no log-probabilities of the prompt: {shown(answer)}") from error
 
     def weight_version(self) -> str:
         """Return the label of the weights that were last loaded; `default` since the start."""
-        return str(self._get("/weight_info")["weight_version"])
+        answer = self._get("/weight_info")
+        if not isinstance(answer, dict) or "weight_version" not in answer:
+            raise SamplerError(f"{self.url}/weight_info: the answer has no version of the weights: {shown(answer)}")
+        return str(answer["weight_version"])
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
         """Have the server load a file of weights while no request is under way.
@@ -140,7 +152,8 @@ class VllmClient:
         self._post("/start_weight_update", {})
         self._post("/update_weights", {"update_info": {"path": path, "manifest": manifest}}, COMPLETION_SECONDS)
         self._post("/finish_weight_update", {"weight_version": version})
-        if self._post("/reset_prefix_cache", {}).get("success") is not True:
+        answer = self._post("/reset_prefix_cache", {})
+        if not isinstance(answer, dict) or answer.get("success") is not True:
             raise SamplerError(f"{self.url}: the prefix cache was not emptied after new weights")
         self._post("/resume", {})
 
@@ -153,6 +166,8 @@ class VllmClient:
     def _send(self, request: Any, path: str) -> Any:
         try:
             response = request()
+        except httpx.ReadTimeout as error:
+            raise TooSlowError(f"{self.url}{path}: no answer in time") from error
         except httpx.HTTPError as error:
             raise ServerGoneError(f"{self.url}{path}: no answer ({type(error).__name__}: {cause(error)})") from error
         if response.is_server_error:

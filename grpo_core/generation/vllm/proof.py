@@ -4,12 +4,14 @@ Digests show what was loaded. A server may still compute with something else: a 
 layer that took a part. So after each transfer the server and the trainer give the log-probabilities of the same fixed tokens.
 
 In float32 the two agree to rounding, so their difference is bounded. In bfloat16 they differ by more than a step of training
-changes. Then it is the *change* since the last confirmed weights that must be the same on both sides, judged once the
-trainer's change stands out of the rounding; until then the transfer rests on the digests alone, and the result says so.
+changes. Then it is the *change* since the last confirmed weights that the server must have followed: the slope of its change
+over the trainer's, token by token, is 1 with the same weights and 0 with the old ones. It is judged once its standard error is
+small enough to tell these apart; until then the transfer rests on the digests alone, and the result says so.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nan
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,10 +22,10 @@ MOST_DIFFERENCE = 1e-4
 """In float32, of any token, in nats."""
 MOST_RMS = 5e-5
 """In float32, of the change since the last weights, root mean square over tokens."""
-NOISE_FACTOR = 4.0
-"""In bfloat16 the trainer's change is judged where it is so many times the rounding between two unrelated kernels."""
-MOST_SHARE = 0.5
-"""In bfloat16, of the trainer's change, that the server's may differ from it."""
+MOST_SLOPE_ERROR = 0.125
+"""In bfloat16 the slope is judged where its standard error is at most this: 1 and 0 are then 8 of them apart."""
+MOST_FROM_ONE = 0.5
+"""In bfloat16, of a slope that is judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +46,16 @@ class Verdict:
     """Root mean square of the trainer's change since the last confirmed weights; 0 at the first."""
     missed: float
     """Root mean square of what the server's change differs from it."""
+    followed: float
+    """Slope of the server's change over the trainer's; NaN where there is none."""
     is_conclusive: bool
     """False where the change does not stand out of the rounding: the digests alone speak for the transfer."""
 
     def figures(self) -> dict[str, float]:
         """Return the `sampler/probe/*` figures."""
-        figures = {"difference": self.difference, "moved": self.moved, "missed": self.missed}
-        return {f"sampler/probe/{name}": value for name, value in {**figures, "conclusive": float(self.is_conclusive)}.items()}
+        figures = {"difference": self.difference, "moved": self.moved, "missed": self.missed, "followed": self.followed}
+        known = {name: value for name, value in figures.items() if value == value}  # noqa: PLR0124  (NaN)
+        return {f"sampler/probe/{name}": value for name, value in {**known, "conclusive": float(self.is_conclusive)}.items()}
 
 
 def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
@@ -62,24 +67,35 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
     difference = float((now.server - now.trainer).abs().max())
     if not bool(now.server.isfinite().all()):
         raise StaleWeightsError("the server's log-probabilities are not finite")
-    moved, missed = 0.0, 0.0
+    moved, missed, followed, error = 0.0, 0.0, nan, inf
     if confirmed is not None:
-        change = now.trainer - confirmed.trainer
-        moved = _rms(change)
-        missed = _rms(now.server - confirmed.server - change)
+        of_trainer, of_server = now.trainer - confirmed.trainer, now.server - confirmed.server
+        moved, missed = _rms(of_trainer), _rms(of_server - of_trainer)
+        followed, error = _slope(of_server, of_trainer, rounding=_rms(confirmed.server - confirmed.trainer))
     if dtype == "float32":
         _refuse(
             difference > MOST_DIFFERENCE, f"a token's log-probability differs by {difference:.2g} (at most {MOST_DIFFERENCE:g})"
         )
         _refuse(missed > MOST_RMS, f"its change since the last weights differs by {missed:.2g} (at most {MOST_RMS:g})")
-        return Verdict(difference=difference, moved=moved, missed=missed, is_conclusive=True)
-    noise = _rms(now.server - now.trainer) if confirmed is None else _rms(confirmed.server - confirmed.trainer)
-    is_conclusive = confirmed is None or moved > NOISE_FACTOR * noise
+        return Verdict(difference=difference, moved=moved, missed=missed, followed=followed, is_conclusive=True)
+    is_conclusive = confirmed is None or error <= MOST_SLOPE_ERROR
     _refuse(
-        confirmed is not None and is_conclusive and missed > MOST_SHARE * moved,
-        f"the trainer's log-probabilities have changed by {moved:.2g}, the server's differ from that by {missed:.2g}",
+        confirmed is not None and is_conclusive and abs(followed - 1) > MOST_FROM_ONE,
+        f"of a change of the trainer's log-probabilities by {moved:.2g} the server's have followed {followed:.2f}, not 1,",
     )
-    return Verdict(difference=difference, moved=moved, missed=missed, is_conclusive=is_conclusive)
+    return Verdict(difference=difference, moved=moved, missed=missed, followed=followed, is_conclusive=is_conclusive)
+
+
+def _slope(of_server: Tensor, of_trainer: Tensor, rounding: float) -> tuple[float, float]:
+    """Return the slope of a line through the origin, least squares, and its standard error; NaN, inf without any change.
+
+    A server with old weights lies exactly on its line, so the residuals count as at least the rounding between two kernels.
+    """
+    squares = float(of_trainer.square().sum())
+    if squares == 0:
+        return nan, inf
+    slope = float((of_server * of_trainer).sum()) / squares
+    return slope, max(_rms(of_server - slope * of_trainer), rounding) / squares**0.5
 
 
 def _refuse(is_stale: bool, why: str) -> None:

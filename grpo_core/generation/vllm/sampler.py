@@ -17,6 +17,7 @@ from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampling
 from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge, probe_tokens
 from grpo_core.generation.vllm.server import ServerSettings, VllmServer, find_python
+from grpo_core.generation.vllm.waiting import reported
 from grpo_core.generation.vllm.weights import weights_file, weights_of
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
@@ -95,7 +96,8 @@ class VllmSampler:
         self._figures = {}
         if version != self._version or client.weight_version() != version:
             self._version = None  # until all of it has succeeded
-            with weights_file(self._policy, self._folder) as path:
+            handing_over = reported(lambda: "the vLLM server is given the weights")
+            with handing_over, weights_file(self._policy, self._folder) as path:
                 client.load_weights(str(path), weights.manifest, version)
             self._refuse_version(client, version)
             self._figures = self._prove(client).figures()
@@ -133,13 +135,21 @@ class VllmSampler:
         self, client: VllmClient, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
     ) -> list[Completion]:
         rows = [(prompt, index) for prompt in prompts for index in range(settings.group_size)]
+        drawn: list[Completion] = []
 
         def complete(row: tuple[Prompt, int]) -> Completion:
             prompt, index = row
             return client.complete(prompt.token_ids, settings, request_seed(key, prompt.id, index), self._policy.eos_token_ids)
 
-        with ThreadPoolExecutor(self._in_flight) as pool:
-            return list(pool.map(complete, rows))
+        with (
+            ThreadPoolExecutor(self._in_flight) as pool,
+            reported(lambda: f"{len(drawn)} of {len(rows)} completions from the vLLM server"),
+        ):
+            try:
+                drawn.extend(completion for completion in pool.map(complete, rows))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # after an error, those that were not sent yet
+        return drawn
 
     def _refuse_other_weights(self, client: VllmClient) -> None:
         """Refuse a rollout in which a server took the place of another, or somebody loaded other weights."""

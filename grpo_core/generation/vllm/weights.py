@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from grpo_core.errors import SamplerError
+from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import free_bytes, whole_or_gone
 from grpo_core.policy.policy import Policy
 
@@ -35,11 +35,11 @@ def weights_of(policy: Policy) -> Weights:
     """Return names, shapes and digests of the live weights, in the type that the server holds them in.
 
     Raises:
-        SamplerError: a weight is not finite.
+        TrainingError: a weight is not finite.
     """
     broken = [name for name, value in policy.model.named_parameters() if not bool(value.isfinite().all())]
     if broken:
-        raise SamplerError(f"the policy's weights are not finite and are not sent to the server: {', '.join(broken[:3])}")
+        raise TrainingError(f"the policy's weights are not finite and are not sent to the server: {', '.join(broken[:3])}")
     manifest = {
         name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()}
         for name, tensor in _tensors(policy).items()
