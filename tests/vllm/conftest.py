@@ -1,5 +1,6 @@
 """A real vLLM server with a small model whose head is tied, as SmolLM2's is."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,13 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def faulty(model_folder: Path, fault: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A server with the faulty engine, started once; as long as no mistake is asked for it makes none."""
+    with started_faulty(settings_of(model_folder, tmp_path_factory.mktemp("log") / "vllm.log"), fault) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started_faulty(settings: ServerSettings, fault: Path) -> Iterator[VllmServer]:
+    """Run a server with the faulty engine while inside."""
     commands, environments = server_module.command, server_module.environment
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -88,11 +96,13 @@ def faulty(model_folder: Path, fault: Path, tmp_path_factory: pytest.TempPathFac
         )
         more = {"PYTHONPATH": str(Path(__file__).parent / "faulty"), "GRPO_FAULT": str(fault)}
         patch.setattr(server_module, "environment", lambda settings, key: {**environments(settings, key), **more})
-        server = VllmServer(settings_of(model_folder, tmp_path_factory.mktemp("log") / "vllm.log"), 16)
+        server = VllmServer(settings, 16)
         server.client = server.start()
         server.client.open_model(64)
-    yield server
-    server.stop()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def settings_of(model: Path, log_file: Path, dtype: str = "float32") -> ServerSettings:

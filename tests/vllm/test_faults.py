@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo_core.errors import SamplerError, StaleWeightsError
+from grpo_core.errors import SamplerError, StaleWeightsError, TrainingError
 from grpo_core.generation.vllm import sampler as sampler_module
 from grpo_core.generation.vllm import weights as weights_module
 from grpo_core.generation.vllm.proof import Verdict
@@ -40,7 +40,7 @@ def test_weights_that_are_no_numbers_in_the_engine_end_the_call(sampler: VllmSam
 def test_without_the_proof_nobody_notices(
     sampler: VllmSampler, policy: Policy, fault: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blind = Verdict(difference=0.0, moved=0.0, missed=0.0, is_conclusive=True)
+    blind = Verdict(difference=0.0, moved=0.0, missed=0.0, followed=1.0, is_conclusive=True)
     monkeypatch.setattr(sampler_module, "judge", lambda now, confirmed, dtype: blind)
     move(policy)
     fault.write_text(mistake)
@@ -86,7 +86,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused_and_the_next_one_taken
 def test_a_policy_that_is_not_finite_is_not_sampled_from(sampler: VllmSampler, policy: Policy) -> None:
     with torch.no_grad():
         next(policy.parameters())[0, 0] = torch.nan
-    with pytest.raises(SamplerError, match="are not finite and are not sent"):
+    with pytest.raises(TrainingError, match="are not finite and are not sent"):
         sampler.sample(PROMPTS[:2], SETTINGS, KEY)
 
 

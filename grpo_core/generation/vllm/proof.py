@@ -6,7 +6,9 @@ layer that took a part. So after each transfer the server and the trainer give t
 In float32 the two agree to rounding, so their difference is bounded. In bfloat16 they differ by more than a step of training
 changes. Then it is the *change* since the last confirmed weights that the server must have followed: the slope of its change
 over the trainer's, token by token, is 1 with the same weights and 0 with the old ones. It is judged once its standard error is
-small enough to tell these apart; until then the transfer rests on the digests alone, and the result says so.
+small enough to tell these apart; until then the transfer rests on the digests alone, and the result says so. The trainer's
+log-probabilities are in float32 whatever the run's type: its own rounding would flatten the slope. A part that stays old shows
+in what the slope leaves over, once that exceeds the rounding by far.
 """
 
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ MOST_SLOPE_ERROR = 0.125
 """In bfloat16 the slope is judged where its standard error is at most this: 1 and 0 are then 8 of them apart."""
 MOST_FROM_ONE = 0.5
 """In bfloat16, of a slope that is judged."""
+MOST_OVER_ROUNDING = 4.0
+"""In bfloat16, of what the server's change differs from the trainer's: it is 1.4 times the rounding where nothing is old."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +71,12 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
     difference = float((now.server - now.trainer).abs().max())
     if not bool(now.server.isfinite().all()):
         raise StaleWeightsError("the server's log-probabilities are not finite")
-    moved, missed, followed, error = 0.0, 0.0, nan, inf
+    moved, missed, followed, error, rounding = 0.0, 0.0, nan, inf, inf
     if confirmed is not None:
+        rounding = _rms(confirmed.server - confirmed.trainer)
         of_trainer, of_server = now.trainer - confirmed.trainer, now.server - confirmed.server
         moved, missed = _rms(of_trainer), _rms(of_server - of_trainer)
-        followed, error = _slope(of_server, of_trainer, rounding=_rms(confirmed.server - confirmed.trainer))
+        followed, error = _slope(of_server, of_trainer, rounding)
     if dtype == "float32":
         _refuse(
             difference > MOST_DIFFERENCE, f"a token's log-probability differs by {difference:.2g} (at most {MOST_DIFFERENCE:g})"
@@ -82,6 +87,11 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
     _refuse(
         confirmed is not None and is_conclusive and abs(followed - 1) > MOST_FROM_ONE,
         f"of a change of the trainer's log-probabilities by {moved:.2g} the server's have followed {followed:.2f}, not 1,",
+    )
+    _refuse(
+        is_conclusive and missed > MOST_OVER_ROUNDING * rounding,
+        f"the server's change differs from the trainer's by {missed:.2g}, more than {MOST_OVER_ROUNDING:g} times the rounding "
+        f"of {rounding:.2g}",
     )
     return Verdict(difference=difference, moved=moved, missed=missed, followed=followed, is_conclusive=is_conclusive)
 

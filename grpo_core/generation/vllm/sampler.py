@@ -115,21 +115,16 @@ class VllmSampler:
         return verdict
 
     def _trainer_logps(self) -> torch.Tensor:
-        """Return the log-probabilities of the probe's tokens, each but the first of its prompt, at temperature 1."""
-        plain = replace(self._policy, temperature=1.0)
-        found = []
-        for tokens in self._probe:
-            ids = torch.tensor([tokens[1:]], device=self._policy.device)
-            prompt = Prompt(id=0, content="", text="", token_ids=tokens[:1], columns={})
-            row = SampledCompletions(
-                prompts=(prompt,),
-                group_size=1,
-                completion_ids=ids,
-                completion_mask=torch.ones_like(ids, dtype=torch.bool),
-                sampling_per_token_logps=torch.zeros(ids.shape, device=ids.device),
-            )
-            found.append(plain.logps(row)[0].double().cpu())
-        return torch.cat(found)
+        """Return those of the probe's tokens, each but the first of its prompt, in float32 at temperature 1."""
+        after_first = [
+            Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe
+        ]
+        prompts = [
+            Prompt(id=number, content="", text="", token_ids=tokens[:1], columns={})
+            for number, tokens in enumerate(self._probe)
+        ]
+        rows = as_batch(prompts, 1, after_first, self._policy)
+        return replace(self._policy, temperature=1.0, dtype="float32").logps(rows)[rows.completion_mask].double().cpu()
 
     def _complete(
         self, client: VllmClient, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
