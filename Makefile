@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-proof test-all test-slow test-vllm vllm mutants torture check format docs clean setup
+.PHONY: help train up down test test-proof test-all test-slow test-vllm vllm bench-sampling mutants torture check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -51,8 +51,11 @@ test-slow: setup  ## proofs that take many minutes
 vllm: setup  ## an environment with vLLM, .venv-vllm, once (ARGS=--cuda on a machine with a GPU)
 	$(BIN)/python -m grpo_core.generation.vllm.environment $(ARGS)
 
-test-vllm: setup  ## tests on a real vLLM server; `make vllm` first
-	$(BIN)/pytest -m vllm $(ARGS)
+test-vllm: setup  ## tests on a real vLLM server; `make vllm` first (ARGS="-m 'vllm and slow'": tests `make vllm` itself)
+	$(BIN)/pytest -m 'vllm and not slow' $(ARGS)
+
+bench-sampling: setup  ## tokens per second: embedded sampler, transformers, vLLM; `make vllm` first (ARGS="--dtype bfloat16 --threads 1 ...")
+	$(BIN)/python -m benchmarks.sampling $(ARGS)
 
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME --hypothesis-seed 1")
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -26,12 +26,12 @@ PROMPTS = tuple(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder; skip them where there is no vLLM."""
+    """Mark all tests of this folder; skip them where there is no vLLM, but the slow one, which installs it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(900))
-            if not PYTHON.exists():
+            if not PYTHON.exists() and item.get_closest_marker("slow") is None:
                 item.add_marker(pytest.mark.skip(reason=f"no environment with vLLM ({PYTHON}); run `make vllm`"))
 
 

@@ -4,8 +4,10 @@ vLLM needs older versions of packages that Prefect and the trainer need in newer
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [python, "-c", REQUIREMENTS, CPU_WHEEL.partition("==")[0], TORCH], check=True, capture_output=True, text=True
         )
         _run(*pip, *wanted.stdout.split())
-    _run(*pip, "--no-deps", str(PLUGIN))
+    with tempfile.TemporaryDirectory(prefix="grpo-plugin-") as private:
+        # A build leaves files beside its sources, which here are a part of this package and may not be written.
+        copy = shutil.copytree(
+            PLUGIN, Path(private) / "plugin", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+        )
+        _run(*pip, "--no-deps", str(copy))
     print(f"{python} has vLLM and the plugin; a run finds it here, elsewhere through GRPO_VLLM_PYTHON")  # noqa: T201
 
 

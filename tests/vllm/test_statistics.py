@@ -1,0 +1,192 @@
+"""Both samplers draw from the trainer's distribution: the log-probabilities of its tokens on average, and the most likely ones.
+
+Given what stands before it, the log-probability of a token that is drawn from p has the mean -entropy(p). So the sums of
+(log-probability + entropy) along a completion are a martingale: however much the tokens of a completion depend on each other,
+these differences are uncorrelated with mean 0, and the plain standard error of their mean is the right one.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_core.algorithm.kl import k3
+from grpo_core.errors import ModelError
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampler, SamplingSettings, Stream
+from grpo_core.generation.vllm.sampler import VllmSampler
+from grpo_core.generation.vllm.server import VllmServer
+from grpo_core.policy.policy import Policy, TokenFigures
+from grpo_core.policy.sources.find import resolve_model
+from grpo_core.types import Prompt
+from tests.vllm.conftest import move, settings_of
+from tests.vllm.real_model import SOURCE, policy_in, prompts_of
+
+pytestmark = pytest.mark.real_model
+TEMPERATURE = 1.2
+"""Not 1, at which a temperature that is left out somewhere would not be seen."""
+SETTINGS = SamplingSettings(group_size=8, max_completion_tokens=48, temperature=TEMPERATURE)
+OTHER_SETTINGS = replace(SETTINGS, group_size=4, temperature=1.0)
+"""A mistake: the temperature is left out."""
+GREEDY = SamplingSettings(group_size=1, max_completion_tokens=32, temperature=0.0)
+ENOUGH, ENOUGH_FOR_OTHER = 20_000, 1_200
+STANDARD_ERRORS = 3.0
+TIE = 1e-3
+"""Two logits that are closer than this may change places between two kernels in float32."""
+BOTH = ("embedded", "server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Completions of one sampler, and what the trainer finds for their tokens."""
+
+    batches: Sequence[SampledCompletions]
+    figures: Sequence[TokenFigures]
+
+    def tokens(self) -> int:
+        return sum(int(batch.completion_mask.sum()) for batch in self.batches)
+
+    def surprises(self) -> Tensor:
+        """Return [N] log-probability, the sampler's own, + entropy, the trainer's, of every token, in nats."""
+        pairs = zip(self.batches, self.figures, strict=True)
+        return torch.cat(
+            [(drawn.sampling_per_token_logps + own.entropy)[drawn.completion_mask].double() for drawn, own in pairs]
+        )
+
+    def mismatch(self) -> Tensor:
+        """Return [N] the trainer's log-probability of every token - the sampler's."""
+        pairs = zip(self.batches, self.figures, strict=True)
+        return torch.cat([(own.logps - drawn.sampling_per_token_logps)[drawn.completion_mask].double() for drawn, own in pairs])
+
+
+def mean_in_standard_errors(values: Tensor) -> float:
+    return float(values.mean() / (values.std() / len(values) ** 0.5))
+
+
+def draw(sampler: Sampler, policy: Policy, settings: SamplingSettings, enough: int) -> Drawn:
+    """Draw batches of 8 prompts until there are `enough` tokens, then have the trainer look at them."""
+    batches, tokens = list[SampledCompletions](), 0
+    while tokens < enough:
+        key = RandomKey(seed=7, stream=Stream.TRAIN, step=len(batches) + 1)
+        batches.append(sampler.sample(prompts_of(policy), settings, key))
+        tokens += int(batches[-1].completion_mask.sum())
+    return Drawn(batches=batches, figures=[policy.measure(batch) for batch in batches])
+
+
+def draw_from_both(samplers: dict[str, Sampler], policy: Policy, settings: SamplingSettings, enough: int) -> dict[str, Drawn]:
+    """Draw from both at the same time: the server is another process."""
+    with ThreadPoolExecutor(len(samplers)) as pool:
+        drawn = pool.map(lambda sampler: draw(sampler, policy, settings, enough), samplers.values())
+        return dict(zip(samplers, drawn, strict=True))
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> Path:
+    """SmolLM2, or where its package is not installed the small random model."""
+    try:
+        return resolve_model(SOURCE)
+    except ModelError:
+        return model_folder
+
+
+@pytest.fixture(scope="module")
+def policy(model: Path) -> Policy:
+    return replace(policy_in(model), temperature=TEMPERATURE)
+
+
+@pytest.fixture(scope="module")
+def samplers(model: Path, policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sampler]]:
+    """{name: sampler} of the same weights; the server has been given them."""
+    folder = tmp_path_factory.mktemp("statistics")
+    server = VllmServer(settings_of(model, folder / "vllm.log"), 64)
+    client = server.start()
+    client.open_model(128)
+    probe = [prompt.token_ids for prompt in prompts_of(policy)]
+    sampler = VllmSampler(lambda: client, policy, probe, in_flight=64, folder=folder, end=server.stop)
+    yield {"embedded": policy, "server": sampler}
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def drawn(samplers: dict[str, Sampler], policy: Policy) -> dict[str, Drawn]:
+    return draw_from_both(samplers, policy, SETTINGS, ENOUGH)
+
+
+@pytest.fixture(scope="module")
+def drawn_at_another_temperature(samplers: dict[str, Sampler], policy: Policy) -> dict[str, Drawn]:
+    return draw_from_both(samplers, policy, OTHER_SETTINGS, ENOUGH_FOR_OTHER)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_tokens_are_drawn_from_the_trainers_distribution(drawn: dict[str, Drawn], name: str) -> None:
+    surprises = drawn[name].surprises()
+    assert len(surprises) == drawn[name].tokens() >= ENOUGH
+    assert abs(mean_in_standard_errors(surprises)) < STANDARD_ERRORS
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_another_temperature_is_seen(drawn_at_another_temperature: dict[str, Drawn], name: str) -> None:
+    assert abs(mean_in_standard_errors(drawn_at_another_temperature[name].surprises())) > STANDARD_ERRORS
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_samplers_log_probabilities_are_the_trainers(drawn: dict[str, Drawn], name: str) -> None:
+    assert float(k3(drawn[name].mismatch()).mean()) < 1e-6
+    assert float(drawn[name].mismatch().abs().max()) < 1e-3
+
+
+def test_the_samplers_have_random_numbers_of_their_own(drawn: dict[str, Drawn]) -> None:
+    first, other = (drawn[name].batches[0].completion_ids[:, :8] for name in BOTH)
+    assert not torch.equal(first, other)
+
+
+@pytest.fixture(scope="module")
+def longer_prompts(drawn: dict[str, Drawn]) -> list[Prompt]:
+    """32 prompts: those that were drawn from, each with the first tokens of some of its completions."""
+    batch = drawn["embedded"].batches[0]
+    rows = range(0, batch.num_rows, 2)
+    return [
+        replace(
+            batch.prompts[row // batch.group_size],
+            id=row,
+            token_ids=(*batch.prompts[row // batch.group_size].token_ids, *batch.completion_ids[row, :4].tolist()),
+        )
+        for row in rows
+        if int(batch.completion_mask[row].sum()) > 4
+    ]
+
+
+def tokens_of(batch: SampledCompletions) -> list[list[int]]:
+    return [ids[keep].tolist() for ids, keep in zip(batch.completion_ids, batch.completion_mask, strict=True)]
+
+
+@torch.no_grad()
+def gaps(policy: Policy, greedy: SampledCompletions, other: SampledCompletions) -> list[float]:
+    """Return by how much the policy's largest logit exceeds that of the `other`'s token where a completion first differs."""
+    found = []
+    for prompt, ours, theirs in zip(greedy.prompts, tokens_of(greedy), tokens_of(other), strict=True):
+        place = next((place for place, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
+        if place is None:
+            assert len(ours) == len(theirs)
+            continue
+        logits = policy.model(input_ids=torch.tensor([[*prompt.token_ids, *ours[:place]]])).logits[0, -1]
+        found.append(float(logits.max() - logits[theirs[place]]))
+    return found
+
+
+def test_greedy_completions_are_equal_up_to_ties(
+    samplers: dict[str, Sampler], policy: Policy, longer_prompts: list[Prompt]
+) -> None:
+    key = RandomKey(seed=7, stream=Stream.EVAL, step=0)
+    ours, theirs = (samplers[name].sample(longer_prompts, GREEDY, key) for name in BOTH)
+    assert len(longer_prompts) > 24
+    differing = gaps(policy, ours, theirs)
+    assert [gap for gap in differing if gap >= TIE] == []
+    assert len(differing) <= len(longer_prompts) // 4
+
+    moved = policy.frozen_copy()
+    move(moved)
+    assert max(gaps(policy, ours, moved.sample(longer_prompts, GREEDY, key))) > TIE  # other weights are found
