@@ -16,6 +16,7 @@ from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeIn
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from tasks.run.disk import check_disk
+from tasks.run.memory import say_memory
 from tasks.run.inputs import prepare_data, prepare_model
 from tasks.run.monitoring import monitor
 from tasks.run.processes import evaluate_policy, release_monitor, run_training_process
@@ -76,7 +77,9 @@ def run_training(run_path: Path) -> RunSummary:
         tracked = open_tracking(run_path)
         with end_tracking(run_path, tracked):
             data = prepare_data(run_path)
-            check_disk(run_path, tracked, prepare_model(run_path, data))
+            model = prepare_model(run_path, data)
+            check_disk(run_path, tracked, model)
+            say_memory(run_path, model)
             track_inputs(run_path, tracked)
             evaluate_policy(run_path, "base")
             watching = monitor.submit(run_path, tracked)

@@ -83,9 +83,9 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
         )
         _refuse(missed > MOST_RMS, f"its change since the last weights differs by {missed:.2g} (at most {MOST_RMS:g})")
         return Verdict(difference=difference, moved=moved, missed=missed, followed=followed, is_conclusive=True)
-    is_conclusive = confirmed is None or error <= MOST_SLOPE_ERROR
+    is_conclusive = error <= MOST_SLOPE_ERROR
     _refuse(
-        confirmed is not None and is_conclusive and abs(followed - 1) > MOST_FROM_ONE,
+        is_conclusive and abs(followed - 1) > MOST_FROM_ONE,
         f"of a change of the trainer's log-probabilities by {moved:.2g} the server's have followed {followed:.2f}, not 1,",
     )
     _refuse(

@@ -110,7 +110,7 @@ class VllmSampler:
             server = [logp for logps in pool.map(client.prompt_logps, self._probe) for logp in logps]
         now = ProbeLogps(server=torch.tensor(server, dtype=torch.float64), trainer=self._trainer_logps())
         verdict = judge(now, self._confirmed, self._policy.dtype)
-        if verdict.is_conclusive:
+        if verdict.is_conclusive or self._confirmed is None:
             self._confirmed = now
         return verdict
 
