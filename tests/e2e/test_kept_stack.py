@@ -97,7 +97,8 @@ def test_a_stack_without_it_keeps_none_and_says_how_to_change_that(tmp_path: Pat
         assert KEEP_VARIABLE not in worker
         again = project.grpo("up", "--vllm")
         assert again.returncode == 2
-        assert f"--vllm {python}: the stack of .grpo is up with none; run `grpo down` first" in again.stderr
+        assert f"--vllm {python}: the stack of " in again.stderr
+        assert "is up with none; run `grpo down` first" in again.stderr
         assert "server-" not in project.grpo("status").stdout
     finally:
         assert project.grpo("down").returncode == 0
