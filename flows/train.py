@@ -16,8 +16,8 @@ from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeIn
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
 from tasks.run.disk import check_disk
-from tasks.run.memory import say_memory
 from tasks.run.inputs import prepare_data, prepare_model
+from tasks.run.memory import say_memory
 from tasks.run.monitoring import monitor
 from tasks.run.processes import evaluate_policy, release_monitor, run_training_process
 from tasks.run.reporting import RunSummary, report_run

@@ -27,20 +27,37 @@ def up(
         list[str] | None,
         typer.Option(metavar="MODULE", help="Module whose functions deployments may name as rewards (none); repeatable."),
     ] = None,
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="Keep the vLLM servers of runs with rollout.engine=vllm for the runs after them.")
+    ] = False,
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, workers."""
     from flows.stack.control import Wanted, start_stack
     from tasks.rails import module_names
 
     allowed = module_names(allow_reward) if allow_reward else None
-    stack = start_stack(
-        folder or folder_here(),
-        Wanted(prefect_port=prefect_port, mlflow_port=mlflow_port, slots=slots, workers=workers, allow_reward=allowed),
-        echo,
+    wanted = Wanted(
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+        slots=slots,
+        workers=workers,
+        allow_reward=allowed,
+        vllm=_vllm_interpreter() if vllm else None,
     )
+    stack = start_stack(folder or folder_here(), wanted, echo)
     echo()
     echo(f"logs and data are in {stack.folder}; a first run:")
     echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
+
+
+def _vllm_interpreter() -> str:
+    from grpo_core.errors import SamplerError, StackError
+    from grpo_core.generation.vllm.server import find_python
+
+    try:
+        return str(find_python(None).absolute())
+    except SamplerError as error:
+        raise StackError(f"--vllm: {error}") from error
 
 
 def down(
@@ -69,6 +86,8 @@ def status(
 def _show_stack(folder: Path) -> None:
     from flows.stack.control import stack_status
     from flows.stack.prefect_api import count_flow_runs
+    from grpo_core.generation.vllm.load import describe_kept_server
+    from grpo_core.generation.vllm.records import record_files
 
     stack, conditions = stack_status(folder)
     if stack is None:
@@ -78,6 +97,9 @@ def _show_stack(folder: Path) -> None:
     for name, condition in conditions.items():
         process = stack.processes.get(name)
         echo(f"{name:8} {condition:10} process {process.pid if process else '-':<8} {addresses.get(name, '')}")
+    if stack.vllm:
+        for record in record_files(stack.vllm_folder):
+            echo(f"{record.stem:8} {describe_kept_server(record)}")
     counts = count_flow_runs(stack)
     known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
     echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")

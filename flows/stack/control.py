@@ -18,9 +18,10 @@ from flows.stack.prefect_api import (
 )
 from flows.stack.processes import choose_port, end_processes, family, is_free, marked_processes, start_process
 from flows.stack.servers import remove_client_settings, write_client_settings
-from flows.stack.services import MLFLOW, PREFECT, Service, mark, services, stack_environment, workers
+from flows.stack.services import MLFLOW, PREFECT, Service, mark, servers, services, stack_environment, workers
 from flows.stack.state import Stack, claim_folder, ensure_secret, read_secret, read_stack, secret_file
 from grpo_core.errors import StackError
+from grpo_core.generation.vllm.records import end_servers
 from grpo_core.machine.locks import open_lock, try_lock
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
@@ -52,6 +53,8 @@ class Wanted:
     """Processes that take runs: 1."""
     allow_reward: tuple[str, ...] | None = None
     """Modules whose functions deployments may name as rewards: none."""
+    vllm: str | None = None
+    """Interpreter of the environment with vLLM, whose servers stay from run to run: none does."""
 
 
 def start_stack(folder: Path, wanted: Wanted, report: Report) -> Stack:
@@ -127,6 +130,7 @@ def end_stack(folder: Path, patience: float, report: Report) -> bool:
         for name in _end(stack, list(reversed(services(stack))), END_SECONDS):
             report(f"{name:8} ended")
         end_processes(marked_processes(mark(stack)), END_SECONDS)
+        end_servers(stack.vllm_folder)  # where their keeper was killed
         if waiting:
             report(f"{waiting} run(s) are still scheduled; they start with the next `grpo up`")
         _forget(stack)
@@ -156,6 +160,7 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
             slots=wanted.slots or 1,
             workers=wanted.workers or 1,
             allow_reward=wanted.allow_reward or (),
+            vllm=wanted.vllm or "",
             project=Path.cwd(),
         )
         ensure_secret(folder)
@@ -178,12 +183,12 @@ def _planned(folder: Path, wanted: Wanted) -> Stack:
 
 
 def _listed(value: object) -> str:
-    return (", ".join(value) or "none") if isinstance(value, tuple) else str(value)
+    return ", ".join(value) or "none" if isinstance(value, tuple) else str(value) or "none"
 
 
 def _start(stack: Stack, report: Report) -> Stack:
     write_client_settings(stack)
-    for service in (PREFECT, MLFLOW):
+    for service in servers(stack):
         stack = _ensure_started(stack, service)
     _await_ready(stack, PREFECT)
     report(f"Prefect  {stack.prefect_address}")
@@ -192,6 +197,8 @@ def _start(stack: Stack, report: Report) -> Stack:
     report("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
     report(f"MLflow   {stack.mlflow_address}")
+    if stack.vllm:
+        report(f"vllm     servers of {stack.vllm} stay from run to run, at most one a slot")
     stack = _start_workers(stack, report)
     for service in services(stack):
         _await_ready(stack, service)

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.stack.processes import ProcessId, marked_processes, send_signal
+from flows.stack.processes import marked_processes, send_signal
 from flows.stack.services import HEARTBEAT_SECONDS, POOL, RUNS_QUEUE, SWEEPS_QUEUE, Worker, mark, stack_environment
 from flows.stack.state import Stack, prefect_client
 from grpo_core.errors import StackError
+from grpo_core.machine.process_id import ProcessId
 from tasks.process.context import FLOW_RUN_VARIABLE
 
 SILENCE_SECONDS = 10 * HEARTBEAT_SECONDS

@@ -10,12 +10,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from grpo_core.errors import StackError
+from grpo_core.machine.process_id import ProcessId, identify
 
 POLL_SECONDS = 0.1
 HOST = "127.0.0.1"
@@ -23,15 +23,8 @@ SEARCHED = 50
 """How many ports above the usual one are tried."""
 MARK = "GRPO_STACK"
 """Environment variable that every process of a stack inherits, whatever becomes of its parents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessId:
-    """One process for good: a number is used again, a number with the time of its start is not."""
-
-    pid: int
-    started: int
-    """Clock ticks since the machine's boot, as the kernel counts them: setting the clock changes nothing."""
+GONE = (psutil.Error, ProcessLookupError)
+"""What a process that has ended, or is another user's, is answered with."""
 
 
 def start_process(command: Sequence[str], environment: Mapping[str, str], log_file: Path) -> ProcessId:
@@ -54,26 +47,12 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log_fi
     return identify(started.pid)
 
 
-def identify(pid: int) -> ProcessId:
-    """Return the identity of the process that has a number now.
-
-    Raises:
-        psutil.NoSuchProcess: there is none.
-    """
-    try:
-        facts = Path(f"/proc/{pid}/stat").read_text()
-    except OSError as error:
-        raise psutil.NoSuchProcess(pid) from error
-    # The name, the second field, is in parentheses and may hold anything; the start is the 20th field after it.
-    return ProcessId(pid=pid, started=int(facts.rpartition(")")[2].split()[19]))
-
-
 def find_process(process: ProcessId) -> psutil.Process | None:
     """Return the live process, None where it has ended or its number is another one's now."""
     try:
         found = psutil.Process(process.pid)
         return found if identify(process.pid) == process and found.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.Error:
+    except GONE:
         return None
 
 
@@ -90,7 +69,7 @@ def family(process: ProcessId) -> list[ProcessId]:
     members = []
     with contextlib.suppress(psutil.Error):
         for member in (found, *found.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(*GONE):
                 members.append(identify(member.pid))
     return members
 
@@ -99,7 +78,7 @@ def marked_processes(mark: str) -> dict[ProcessId, dict[str, str]]:
     """Return the live processes that carry a stack's mark, those whose parents have died included, and their environments."""
     found = {}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(*GONE):
             environment: dict[str, str] = process.environ()
             if environment.get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found[identify(process.pid)] = environment

@@ -12,6 +12,8 @@ import httpx
 from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
 from flows.stack.processes import HOST, MARK, family, listens, past_proxies
 from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client, read_secret, secret_file
+from grpo_core.generation.vllm.records import KEEP_VARIABLE, keeper_in
+from grpo_core.generation.vllm.server import PYTHON_VARIABLE
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE
 from tasks.process.context import WORKER_VARIABLE
@@ -139,8 +141,13 @@ def _worker(service_name: str, worker_name: str) -> Worker:
         worker_name=worker_name,
         command=lambda _stack: command,
         healthy=lambda stack: _worker_is_online(stack, worker_name),
-        variables=lambda _stack: {WORKER_VARIABLE: worker_name},
+        variables=lambda stack: {WORKER_VARIABLE: worker_name, **_vllm_variables(stack)},
     )
+
+
+def _vllm_variables(stack: Stack) -> dict[str, str]:
+    """Return what a run has to know to take a vLLM server of the stack, and to leave it there."""
+    return {KEEP_VARIABLE: str(stack.vllm_folder), PYTHON_VARIABLE: stack.vllm} if stack.vllm else {}
 
 
 def _is_ours(stack: Stack, name: str, port: int, address: str) -> bool:
@@ -161,6 +168,16 @@ MLFLOW = Service(
     command=_mlflow_server,
     healthy=lambda stack: _is_ours(stack, "mlflow", stack.mlflow_port, f"{stack.mlflow_address}/health"),
 )
+VLLM_KEEPER = Service(
+    name="vllm",
+    command=lambda stack: [sys.executable, "-m", "grpo_core.generation.vllm.keeper", str(stack.vllm_folder)],
+    healthy=lambda stack: keeper_in(stack.vllm_folder) == stack.processes.get("vllm"),
+)
+
+
+def servers(stack: Stack) -> tuple[Service, ...]:
+    """Return what runs need, in the order in which it is started."""
+    return (PREFECT, MLFLOW, VLLM_KEEPER) if stack.vllm else (PREFECT, MLFLOW)
 
 
 def workers(stack: Stack) -> tuple[Worker, ...]:
@@ -171,4 +188,4 @@ def workers(stack: Stack) -> tuple[Worker, ...]:
 
 def services(stack: Stack) -> tuple[Service, ...]:
     """Return what a stack consists of, in the order in which it is started; it is ended the other way round."""
-    return (PREFECT, MLFLOW, *workers(stack))
+    return (*servers(stack), *workers(stack))

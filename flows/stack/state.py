@@ -3,6 +3,7 @@
 .grpo/stack.json      ports and processes          .grpo/logs/<service>.log
 .grpo/prefect/        Prefect's home and database  .grpo/mlflow/  MLflow's database and artifacts
 .grpo/prefect/secret  what Prefect asks for        .grpo/grpo-stack  says that the folder is a stack's
+.grpo/vllm/           vLLM servers that stay
 """
 
 import base64
@@ -19,10 +20,11 @@ from typing import Self
 import httpx
 from pydantic import TypeAdapter
 
-from flows.stack.processes import ProcessId, is_alive
+from flows.stack.processes import is_alive
 from grpo_core.errors import StackError, cause
 from grpo_core.machine.disk import private_folder, write_private
 from grpo_core.machine.jsonfile import read_json, write_json
+from grpo_core.machine.process_id import ProcessId
 
 MARKER = "grpo-stack"
 MARKER_TEXT = "The folder of a local stack: databases, artifacts, logs and the secret of its Prefect. Made by `grpo up`.\n"
@@ -47,10 +49,17 @@ class Stack:
     workers: int = 1
     allow_reward: tuple[str, ...] = ()
     """Modules whose functions deployments may name as rewards; a stack of an earlier version has none."""
+    vllm: str = ""
+    """Interpreter of the environment with vLLM, whose servers stay from run to run; empty = each run ends its own."""
     project: Path
     """Absolute path of the folder in which it was started: deployments run there, and its settings file lies there."""
     processes: dict[str, ProcessId] = field(default_factory=dict)
     """By service name."""
+
+    @property
+    def vllm_folder(self) -> Path:
+        """Where its vLLM servers are known."""
+        return self.folder.resolve() / "vllm"
 
     @property
     def prefect_address(self) -> str:

@@ -149,9 +149,10 @@ def flush(path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file or a folder, or what can be removed of it."""
-    shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)  # first: rmtree would wait for ever at a named pipe
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def free_name(path: Path) -> Path:

@@ -1,7 +1,7 @@
 """The folder of one sweep: where each thing is, and what its files hold.
 
 .grpo-folder  sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json  flow_run  lock
-study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/
+study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/  vllm/
 
 Each file is read as what was written, or refused with what is wrong.
 """
@@ -82,6 +82,9 @@ class SweepDir(FlowDir):
     """Tables of all runs and of all their steps."""
     report = Place("report", "folder")
     """Page, figures and tables."""
+
+    vllm = Place("vllm", "folder")
+    """vLLM servers that the runs hand on, for the owner alone."""
 
     subfolders: ClassVar[tuple[str, ...]] = places(vars(), "folder")
     files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prefect.settings import PREFECT_API_URL
@@ -44,9 +45,14 @@ class LocalLauncher:
 
     outlives_the_sweep = False
 
-    def __init__(self, concurrency: int) -> None:
-        """Expect so many runs at a time; they report to the Prefect API of this process."""
-        self._concurrency = concurrency
+    def __init__(self, concurrency: int, variables: Mapping[str, str] | None = None) -> None:
+        """Expect so many runs at a time; they report to the Prefect API of this process.
+
+        Args:
+            concurrency: runs at a time.
+            variables: environment variables of every run.
+        """
+        self._concurrency, self._variables = concurrency, dict(variables or {})
         self._children: list[_Child] = []
         self._api = prefect_api()
         self._gpus = visible_gpus()
@@ -110,6 +116,7 @@ class LocalLauncher:
             **inherited,
             **api,
             **part,
+            **self._variables,
             LIFELINE_VARIABLE: str(lifeline),
             "PYTHONPATH": python_path(),
             "PYTHONUNBUFFERED": "1",

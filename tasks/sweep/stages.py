@@ -13,6 +13,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.errors import SweepError, cause
+from grpo_core.generation.vllm.records import keeping_servers
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.flow_folder import holding, make_folder, starting
 from grpo_core.sweep.campaign import Campaign, Reports
@@ -90,18 +91,16 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     Raises:
         SweepError: the study or what starts the runs cannot be used.
     """
-    study, runs = SweepStudy.open(stored), stored.plan.sweep.runs
+    study = SweepStudy.open(stored)
     outcomes = stored.dir.read_outcomes()
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
     drop_strays(tracked, stored)
-    is_local = runs.where == "local"
-    launcher: Launcher = LocalLauncher(runs.concurrency) if is_local else DeploymentLauncher(stored.id, runs.deployment)
     # Without the address each run would track beside its own folder, inside the sweep's.
     uri = {} if tracked.uri.startswith("http") else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
     reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
-    with contextlib.closing(study), CancelWatch() as cancellation:
+    with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored) as launcher:
         try:
             campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
             while campaign.proceed():
@@ -111,6 +110,19 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
             if was_interrupted(error) or not launcher.outlives_the_sweep:
                 launcher.interrupt()
             raise
+
+
+@contextlib.contextmanager
+def _launcher(stored: StoredSweep) -> Iterator[Launcher]:
+    """Yield what starts the runs; those of this machine hand on their vLLM servers, which end with this flow."""
+    runs, rollouts = stored.plan.sweep.runs, [config.rollout for config in stored.plan.configs]
+    if runs.where == "deployment":
+        yield DeploymentLauncher(stored.id, runs.deployment)
+        return
+    with contextlib.ExitStack() as stack:
+        starts_server = any(rollout.engine == "vllm" and rollout.vllm.url is None for rollout in rollouts)
+        variables = stack.enter_context(keeping_servers(stored.dir.vllm)) if starts_server else {}
+        yield LocalLauncher(runs.concurrency, variables)
 
 
 def refuse_failures(stored: StoredSweep) -> None:

@@ -36,7 +36,16 @@ def test_the_watch_sees_what_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["grpo_core", "grpo_core.config", "grpo_core.run.journal", "grpo_core.run.folder", "flows", "flows.cli.app"]
+    "module",
+    [
+        "grpo_core",
+        "grpo_core.config",
+        "grpo_core.run.journal",
+        "grpo_core.run.folder",
+        "grpo_core.generation.vllm.load",
+        "flows",
+        "flows.cli.app",
+    ],
 )
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_by([module]) == set()

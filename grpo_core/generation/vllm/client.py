@@ -4,13 +4,15 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
-from grpo_core.generation.sampler import SamplingSettings
+
+if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
+    from grpo_core.generation.sampler import SamplingSettings
 
 CONNECT_SECONDS, CONTROL_SECONDS = 5.0, 60.0
 COMPLETION_SECONDS = 600.0
@@ -80,7 +82,7 @@ class VllmClient:
             )
         self._model = str(models[0].get("id"))
 
-    def complete(self, prompt: Sequence[int], settings: SamplingSettings, seed: int, end_tokens: Sequence[int]) -> Completion:
+    def complete(self, prompt: Sequence[int], settings: "SamplingSettings", seed: int, end_tokens: Sequence[int]) -> Completion:
         """Return one completion.
 
         Raises:

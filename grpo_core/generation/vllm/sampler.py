@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ServerGoneError, StaleWeightsError
+from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.vllm.client import Completion, VllmClient
+from grpo_core.generation.vllm.kept import TrainingServer
 from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge, probe_tokens
-from grpo_core.generation.vllm.server import ServerSettings, VllmServer, find_python
+from grpo_core.generation.vllm.server import ServerSettings, find_python
 from grpo_core.generation.vllm.waiting import reported
 from grpo_core.generation.vllm.weights import weights_file, weights_of
 from grpo_core.policy.policy import Policy
@@ -42,6 +43,7 @@ class VllmSampler:
         in_flight: int,
         folder: Path,
         end: Callable[[], None] | None = None,
+        leave: Callable[[], None] | None = None,
     ) -> None:
         """Connect at the first use.
 
@@ -52,10 +54,12 @@ class VllmSampler:
             in_flight: requests at a time.
             folder: where the weights lie for a moment if they do not fit in shared memory.
             end: ends the server; None = it is somebody else's, and one that is lost cannot be started again.
+            leave: leaves a server that has passed every check to the next run; None = it is ended.
         """
         self._connect, self._policy, self._folder = connect, policy, folder
         self._probe, self._in_flight, self._restarts = probe_tokens(probe), in_flight, 0 if end is None else RESTARTS
         self._end = end or (lambda: None)
+        self._leave = leave or self._end
         self._client: VllmClient | None = None
         self._version: str | None = None
         self._confirmed: ProbeLogps | None = None
@@ -78,14 +82,17 @@ class VllmSampler:
                 if attempt == self._restarts:
                     raise
                 logger.warning("%s; starting the vLLM server again for the same step", error)
+            except SamplerError:
+                self._version = None  # such a server is left to nobody
+                raise
             else:
                 batch = as_batch(prompts, settings.group_size, completions, self._policy)
                 return replace(batch, weights=str(self._version), figures=self._figures)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def close(self) -> None:
-        """End the server, if it is this run's."""
-        self._end()
+        """End the server, if it is this run's; one that has the run's weights is left to the next run where servers stay."""
+        (self._end if self._version is None else self._leave)()
 
     def _fresh_client(self) -> VllmClient:
         """Return a client whose server has the policy's weights, and has shown that it uses them."""
@@ -205,9 +212,9 @@ def open_vllm_sampler(config: RunConfig, policy: Policy, model: Path, prompts: S
     context = config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
     server = None
     if settings.url is None:
-        server = VllmServer(
+        server = TrainingServer(
             ServerSettings(
-                python=find_python(config),
+                python=find_python(settings.python),
                 model=model,
                 dtype=config.model.dtype,
                 context=context,
@@ -227,5 +234,5 @@ def open_vllm_sampler(config: RunConfig, policy: Policy, model: Path, prompts: S
         return client
 
     probe = [prompt.token_ids for prompt in prompts]
-    end = None if server is None else server.stop
-    return VllmSampler(connect, policy, probe, in_flight=settings.in_flight, folder=folder, end=end)
+    end, leave = (None, None) if server is None else (server.stop, server.leave)
+    return VllmSampler(connect, policy, probe, in_flight=settings.in_flight, folder=folder, end=end, leave=leave)

@@ -1,4 +1,4 @@
-"""A vLLM server that a run starts for itself: on loopback, with a key, in a process group that ends with the run."""
+"""The process of a vLLM server: on loopback, with a key, in a process group that ends with its owner."""
 
 import contextlib
 import logging
@@ -8,18 +8,18 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo_core.config import RunConfig
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.hardware import needed_variables
+from grpo_core.machine.process_id import ProcessId, identify
 
 logger = logging.getLogger(__name__)
 
-PYTHON_VARIABLE = "GRPO_VLLM_PYTHON"
+PYTHON_VARIABLE, OWNER_VARIABLE = "GRPO_VLLM_PYTHON", "GRPO_VLLM_OWNER"
 ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm` makes, in the current folder."""
 START_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 0.5
@@ -42,13 +42,34 @@ class ServerSettings:
     log_file: Path
 
 
-class VllmServer:
-    """A server process, and the client that talks to it."""
+@dataclass(frozen=True, kw_only=True)
+class LaunchedServer:
+    """A server that has a process; whether it answers yet is another matter."""
 
-    def __init__(self, settings: ServerSettings, connections: int) -> None:
-        """Prepare to start."""
-        self._settings, self._connections = settings, connections
+    port: int
+    key: str = field(repr=False)
+    process: ProcessId
+    """The leader of its process group."""
+
+    def client(self, connections: int) -> VllmClient:
+        """Return a client of it with so many requests at a time."""
+        return VllmClient(f"http://127.0.0.1:{self.port}", self.key, connections)
+
+
+class VllmServer:
+    """A server process that is started, awaited and ended here."""
+
+    def __init__(self, settings: ServerSettings, connections: int, owner: ProcessId | None = None) -> None:
+        """Prepare to start.
+
+        Args:
+            settings: what the server is started with.
+            connections: requests at a time.
+            owner: the process with which the server ends, however that one ends; None = this one.
+        """
+        self._settings, self._connections, self._owner = settings, connections, owner
         self._process: subprocess.Popen[bytes] | None = None
+        self._launched: LaunchedServer | None = None
 
     def start(self) -> VllmClient:
         """Start the server and return once it answers.
@@ -56,18 +77,35 @@ class VllmServer:
         Raises:
             SamplerError: its process ended, or it did not answer in time; the message quotes the log.
         """
+        self.launch()
+        return self.wait_until_ready()
+
+    def launch(self) -> LaunchedServer:
+        """Start the server's process; one that was started here before is ended."""
         self.stop()
         port, key, settings = _free_port(), secrets.token_urlsafe(32), self._settings
+        owner = self._owner or identify(os.getpid())
         with append_private(settings.log_file) as log:
             self._process = subprocess.Popen(
                 command(settings, port),
-                env=environment(settings, key),
+                env={**environment(settings, key), OWNER_VARIABLE: f"{owner.pid}:{owner.started}"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        client = VllmClient(f"http://127.0.0.1:{port}", key, self._connections)
+        self._launched = LaunchedServer(port=port, key=key, process=identify(self._process.pid))
+        return self._launched
+
+    def wait_until_ready(self) -> VllmClient:
+        """Return a client once the server that was launched answers.
+
+        Raises:
+            SamplerError: its process ended, or it did not answer in time; the message quotes the log.
+        """
+        assert self._process is not None
+        assert self._launched is not None
+        client, settings = self._launched.client(self._connections), self._settings
         began = reported = time.monotonic()
         while not client.is_ready():
             if self._process.poll() is not None:
@@ -123,7 +161,6 @@ def environment(settings: ServerSettings, key: str) -> dict[str, str]:
     return {
         **kept,
         "GRPO_VLLM_KEY": key,
-        "GRPO_VLLM_OWNER": f"{os.getpid()}:{_start_time()}",
         "VLLM_SERVER_DEV_MODE": "1",  # the routes of the weight transfer
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -136,14 +173,16 @@ def environment(settings: ServerSettings, key: str) -> dict[str, str]:
     }
 
 
-def find_python(config: RunConfig) -> Path:
+def find_python(named: str | None) -> Path:
     """Return the interpreter of the environment that has vLLM.
+
+    Args:
+        named: `rollout.vllm.python`.
 
     Raises:
         SamplerError: there is none, or it lacks vLLM or the plugin.
     """
-    named = config.rollout.vllm.python or os.environ.get(PYTHON_VARIABLE)
-    python = Path(named) if named else ENVIRONMENT
+    python = Path(named or os.environ.get(PYTHON_VARIABLE) or ENVIRONMENT)
     if not python.is_file():
         raise SamplerError(
             f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter "
@@ -162,10 +201,6 @@ def find_python(config: RunConfig) -> Path:
 def _has(python: Path, module: str) -> bool:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
-
-
-def _start_time() -> str:
-    return Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def _free_port() -> int:
