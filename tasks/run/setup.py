@@ -19,6 +19,7 @@ from grpo_core.run.process_state import is_process_of
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
+from tasks.run.sampler import require_sampler
 
 EVALUATION = "evaluation"
 """The preset of run dirs that only evaluate."""
@@ -35,6 +36,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
 
     Raises:
         ConfigError: the configuration is refused, or runs code that a deployment may not run.
+        SamplerError: its vLLM server cannot be used.
         JournalError: the folder already holds another run.
         FolderError: it is not ours, or a deployed flow may not write there.
     """
@@ -42,6 +44,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     if (earlier := folder_of_this_flow_run(run_path)) is not None:
         return earlier
     resolved = load_allowed(config, overrides)
+    require_sampler([resolved])
     origin = origin_of(resolved, config)
     with new_run(run_path, origin.preset, "run") as run_dir:
         run_dir.forget_start(run_dir.original, run_dir.source)  # of a reproduction or evaluation that never began

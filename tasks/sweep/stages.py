@@ -27,6 +27,7 @@ from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
+from tasks.run.sampler import require_sampler
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun
@@ -56,6 +57,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
         say(f"warning: {note}")
     if sweep_path is not None:
         SweepDir(sweep_path).refuse_second_sweep()
+    require_sampler(plan.configs)
     check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
     with starting(SweepDir(path), "sweep"):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 
 from grpo_core.errors import SamplerError, ServerGoneError
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.generation.vllm import server as server_module
 from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import VllmServer
@@ -160,3 +162,15 @@ def test_a_server_ends_with_the_process_that_started_it(model_folder: Path, tmp_
         process_group = int(owner.stdout.readline())
         owner.kill()
     assert is_gone(process_group)
+
+
+def test_a_port_that_somebody_took_meanwhile_is_another_try(
+    server: VllmServer, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = server_module._free_port
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        ports = [theirs.getsockname()[1]]
+        monkeypatch.setattr(server_module, "_free_port", lambda: ports.pop() if ports else free())
+        drawn = sampler_of(server, policy, tmp_path).sample(PROMPTS[:2], SETTINGS, KEY)
+    assert drawn.figures["sampler/probe/difference"] < 1e-4
+    assert "address already in use" in (tmp_path / "vllm.log").read_text()

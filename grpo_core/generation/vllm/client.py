@@ -14,6 +14,8 @@ from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
     from grpo_core.generation.sampler import SamplingSettings
 
+KEY_VARIABLE = "GRPO_VLLM_KEY"
+"""Environment variable with the key of a server at `rollout.vllm.url`."""
 CONNECT_SECONDS, CONTROL_SECONDS = 5.0, 60.0
 COMPLETION_SECONDS = 600.0
 """For one completion, which waits for others: the server computes many at a time."""

@@ -14,7 +14,7 @@ import torch
 from grpo_core.config import RunConfig
 from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
-from grpo_core.generation.vllm.client import Completion, VllmClient
+from grpo_core.generation.vllm.client import KEY_VARIABLE, Completion, VllmClient
 from grpo_core.generation.vllm.kept import TrainingServer
 from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge, probe_tokens
 from grpo_core.generation.vllm.server import ServerSettings, find_python
@@ -25,8 +25,6 @@ from grpo_core.types import Prompt
 
 logger = logging.getLogger(__name__)
 
-KEY_VARIABLE = "GRPO_VLLM_KEY"
-"""Environment variable with the key of a server at `rollout.vllm.url`."""
 RESTARTS = 2
 """How often within one call a server that was lost is started again."""
 

@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo_core.errors import SamplerError
+from grpo_core.errors import SamplerError, ServerGoneError
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.waiting import reported
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.hardware import needed_variables
 from grpo_core.machine.process_id import ProcessId, identify
@@ -22,8 +23,9 @@ logger = logging.getLogger(__name__)
 PYTHON_VARIABLE, OWNER_VARIABLE = "GRPO_VLLM_PYTHON", "GRPO_VLLM_OWNER"
 ENVIRONMENT = Path(".venv-vllm/bin/python")
 """What `make vllm` makes, in the current folder."""
-START_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 0.5
-"""A start takes 20 s to several minutes; it is reported every 30 s."""
+START_SECONDS, POLL_SECONDS = 600.0, 0.5
+"""A start takes 20 s to several minutes."""
+PORT_TAKEN = "ddress already in use"
 TAIL_LINES = 8
 FOR_OTHERS = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_")
 
@@ -106,17 +108,17 @@ class VllmServer:
         assert self._process is not None
         assert self._launched is not None
         client, settings = self._launched.client(self._connections), self._settings
-        began = reported = time.monotonic()
-        while not client.is_ready():
-            if self._process.poll() is not None:
-                raise SamplerError(f"the vLLM server ended with {self._process.returncode} while it started; {self._log_end()}")
-            if time.monotonic() - began > START_SECONDS:
-                self.stop()
-                raise SamplerError(f"the vLLM server did not answer within {START_SECONDS:.0f} s; {self._log_end()}")
-            if time.monotonic() - reported > REPORT_SECONDS:
-                reported = time.monotonic()
-                logger.info("the vLLM server is starting, %.0f s so far; its log is %s", reported - began, settings.log_file)
-            time.sleep(POLL_SECONDS)
+        began = time.monotonic()
+        with reported(lambda: f"the vLLM server is starting (its log: {settings.log_file})"):
+            while not client.is_ready():
+                if self._process.poll() is not None:
+                    end = self._log_end()
+                    kind = ServerGoneError if PORT_TAKEN in end else SamplerError  # another start takes another port
+                    raise kind(f"the vLLM server ended with {self._process.returncode} while it started; {end}")
+                if time.monotonic() - began > START_SECONDS:
+                    self.stop()
+                    raise SamplerError(f"the vLLM server did not answer within {START_SECONDS:.0f} s; {self._log_end()}")
+                time.sleep(POLL_SECONDS)
         logger.info("the vLLM server was started in %.0f s", time.monotonic() - began)
         return client
 
