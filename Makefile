@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-proof test-all test-slow test-vllm vllm bench-sampling mutants torture check format docs clean setup
+.PHONY: help train up down test test-proof test-all test-slow test-vllm vllm bench-sampling mutants torture torture-vllm check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -56,6 +56,9 @@ test-vllm: setup  ## tests on a real vLLM server; `make vllm` first (ARGS="-m 'v
 
 bench-sampling: setup  ## tokens per second: embedded sampler, transformers, vLLM; `make vllm` first (ARGS="--dtype bfloat16 --threads 1 ...")
 	$(BIN)/python -m benchmarks.sampling $(ARGS)
+
+torture-vllm: setup  ## every fault of a vLLM server: stale, half and broken weights, kills in each phase; with and without the proof
+	$(BIN)/pytest -m 'vllm and not slow' tests/vllm/test_faults.py tests/vllm/test_bfloat16.py tests/vllm/test_deaths.py tests/vllm/test_flow.py $(ARGS)
 
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME --hypothesis-seed 1")
 	$(BIN)/python -m tests.mutants $(ARGS)
