@@ -173,4 +173,4 @@ def test_a_port_that_somebody_took_meanwhile_is_another_try(
         monkeypatch.setattr(server_module, "_free_port", lambda: ports.pop() if ports else free())
         drawn = sampler_of(server, policy, tmp_path).sample(PROMPTS[:2], SETTINGS, KEY)
     assert drawn.figures["sampler/probe/difference"] < 1e-4
-    assert "address already in use" in (tmp_path / "vllm.log").read_text()
+    assert "Address already in use" in (tmp_path / "vllm.log").read_text()
