@@ -118,6 +118,7 @@ def test_public_functions_give_the_shape_of_every_tensor(package):
     assert set(shapeless) <= {"scratch.py: supervised_batch"}  # that module loads torch when it is used
 
 
+@pytest.mark.proof
 def test_the_product_does_not_load_the_checker():
     program = "import sys, grpo_core.algorithm.loss, grpo_core.training.step; print('beartype' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -162,7 +162,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmClient, type[S
     monkeypatch.setattr(client_module, "wait_exponential", lambda **_: wait_none())
     handler = type("Handler", (Scripted,), {"script": {}, "asked": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield VllmClient(f"http://127.0.0.1:{listening.server_port}", None, 4), handler
         listening.shutdown()
