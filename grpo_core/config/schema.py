@@ -69,7 +69,7 @@ class VllmConfig(Section):
     """The vLLM server that makes the rollouts with `rollout.engine: vllm`."""
 
     url: Source | None = None
-    """Address of a server on this machine that is up (its key: GRPO_VLLM_KEY); null = the run starts one, or uses a kept one."""
+    """Address of a server on this machine that is up (its key: GRPO_VLLM_KEY); null = the run starts or shares one."""
     python: str | None = None
     """Interpreter of the environment with vLLM, of a server that the run starts; null = GRPO_VLLM_PYTHON, else `.venv-vllm`."""
     in_flight: int = Field(default=64, ge=1, le=4096)
