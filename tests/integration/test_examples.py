@@ -11,6 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.proof
 def test_grpo_in_one_file_reproduces_its_recorded_figures(tmp_path: Path) -> None:
     file = EXAMPLES / "grpo_in_one_file.py"
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
