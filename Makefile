@@ -48,7 +48,7 @@ test-all: test test-proof  ## both
 test-slow: setup  ## proofs that take many minutes
 	$(BIN)/pytest -m 'slow and not vllm'
 
-vllm: setup  ## an environment with vLLM, .venv-vllm, once (ARGS=--cuda on a machine with a GPU)
+vllm: setup  ## an environment with vLLM, .venv-vllm, once (ARGS="--cuda --trainer": for a GPU, and for rollout.vllm.mode colocate)
 	$(BIN)/python -m grpo_core.generation.vllm.environment $(ARGS)
 
 test-vllm: setup  ## tests on a real vLLM server; `make vllm` first (ARGS="-m 'vllm and slow'": tests `make vllm` itself)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.sampler import request_seed
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, ServerSettings, VllmServer
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
@@ -188,12 +188,12 @@ def vllm(policy: Policy, folder: Path, options: argparse.Namespace) -> Iterator[
             client.open_model(context)
 
             def complete(prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> int:
-                rows = [(prompt, index) for prompt in prompts for index in range(settings.group_size)]
-                with ThreadPoolExecutor(len(rows)) as pool:
-                    made = pool.map(
-                        lambda row: client.complete(row[0].token_ids, settings, request_seed(key, row[0].id, row[1]), ()), rows
-                    )
-                    return sum(len(completion.token_ids) for completion in made)
+                requests = [
+                    Request(prompt=prompt.token_ids, seed=request_seed(key, prompt.id, index))
+                    for prompt in prompts
+                    for index in range(settings.group_size)
+                ]
+                return sum(len(completion.token_ids) for completion in client.complete(requests, settings, ()))
 
             yield complete
         finally:

@@ -26,6 +26,16 @@ def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
     return config.loss.sampler_correction or ("truncate" if is_other_engine else "none")
 
 
+def starts_server(config: RunConfig) -> bool:
+    """Return whether the run starts a vLLM server, or takes one over from another run."""
+    return config.rollout.engine == "vllm" and config.rollout.vllm.mode == "server" and config.rollout.vllm.url is None
+
+
+def longest_row(config: RunConfig) -> int:
+    """Return the tokens of the longest prompt and completion together: the context that a sampler needs."""
+    return config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
+
+
 def optimizer_steps(config: RunConfig) -> int:
     """Return the number of optimizer steps of the whole run."""
     return config.training.steps * config.loss.epochs_per_rollout * config.loss.minibatches

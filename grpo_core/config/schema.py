@@ -66,23 +66,27 @@ class RewardConfig(Section):
 
 
 class VllmConfig(Section):
-    """The vLLM server that makes the rollouts with `rollout.engine: vllm`."""
+    """The vLLM that makes the rollouts with `rollout.engine: vllm`."""
 
+    mode: Literal["server", "colocate"] = "server"
+    """`server`: processes of its own. `colocate`: in the training process; `training.python` names an interpreter with it."""
     url: Source | None = None
     """Address of a server on this machine that is up (its key: GRPO_VLLM_KEY); null = the run starts or shares one."""
     python: str | None = None
     """Interpreter of the environment with vLLM, of a server that the run starts; null = GRPO_VLLM_PYTHON, else `.venv-vllm`."""
     in_flight: int = Field(default=64, ge=1, le=4096)
-    """Requests at a time; each is one completion."""
+    """Completions at a time."""
     kv_cache_gib: int = Field(default=2, ge=1)
-    """Memory of the server's key-value cache on a CPU."""
+    """Memory of its key-value cache."""
+    sleep: bool = False
+    """With `mode: colocate` on a GPU: between rollouts vLLM's memory is the trainer's."""
 
 
 class RolloutConfig(Section):
     """How completions are sampled."""
 
     engine: Literal["embedded", "vllm"] = "embedded"
-    """`embedded`: the trainer's own model. `vllm`: a server, which is given the weights before every step."""
+    """`embedded`: the trainer's own model. `vllm`: a copy of it in vLLM, which is given the weights before every step."""
     vllm: VllmConfig = VllmConfig()
 
     num_prompts_per_step: int = Field(default=8, ge=1)

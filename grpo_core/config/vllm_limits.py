@@ -11,6 +11,8 @@ from grpo_core.config.schema import RunConfig, VllmConfig
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OF_A_LAUNCH = ("python", "kv_cache_gib")
 """Keys of `rollout.vllm` for a server that the run starts itself."""
+OF_A_SERVER, COLOCATED = ("python", "url"), ("sleep",)
+"""Keys for one of the two modes."""
 
 
 def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
@@ -33,6 +35,14 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
         *(
             error_if(server.url is not None and key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.url")
             for key in OF_A_LAUNCH
+        ),
+        *(
+            error_if(key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.mode {server.mode}")
+            for key in (OF_A_SERVER if server.mode == "colocate" else COLOCATED)
+        ),
+        error_if(
+            server.sleep and config.training.device == "cpu",
+            "rollout.vllm.sleep: true needs a GPU and contradicts training.device cpu; set it to false",
         ),
         warning_if(
             not repeatability(config).is_exact,

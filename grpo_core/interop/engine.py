@@ -5,11 +5,8 @@ from grpo_core.interop.records import Conclusion, mapped
 OWN_SERVER = (
     "the run starts a server of its own, in the environment that `make vllm` makes; evaluations use the embedded sampler"
 )
-ON_A_GPU = (
-    "not a setting yet: on a GPU the server takes vLLM's own default share of the memory, on a CPU its cache is "
-    "rollout.vllm.kv_cache_gib"
-)
-NO_SLEEP = "no sleep mode yet: the server keeps its memory while the trainer computes"
+CACHE = "not a share of the GPU's memory here: the cache has the size rollout.vllm.kv_cache_gib"
+SERVER_SLEEPS = "a server keeps its memory while the trainer computes; rollout.vllm.mode colocate has rollout.vllm.sleep"
 CONTEXT = "the server's context is rollout.max_prompt_tokens + rollout.max_completion_tokens"
 ONE_DEVICE = "one server on one device here"
 

@@ -10,7 +10,8 @@ from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
-from grpo_core.generation.vllm.sampler import VllmSampler, open_vllm_sampler
+from grpo_core.generation.vllm.opening import open_vllm_sampler
+from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, set_aside
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.policy.reference import Reference

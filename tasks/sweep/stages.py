@@ -12,6 +12,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from grpo_core.config.derived import starts_server
 from grpo_core.errors import SweepError, cause
 from grpo_core.generation.vllm.records import keeping_servers
 from grpo_core.plain_text import for_markdown
@@ -117,13 +118,13 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
 @contextlib.contextmanager
 def _launcher(stored: StoredSweep) -> Iterator[Launcher]:
     """Yield what starts the runs; those of this machine hand on their vLLM servers, which end with this flow."""
-    runs, rollouts = stored.plan.sweep.runs, [config.rollout for config in stored.plan.configs]
+    runs = stored.plan.sweep.runs
     if runs.where == "deployment":
         yield DeploymentLauncher(stored.id, runs.deployment)
         return
     with contextlib.ExitStack() as stack:
-        starts_server = any(rollout.engine == "vllm" and rollout.vllm.url is None for rollout in rollouts)
-        variables = stack.enter_context(keeping_servers(stored.dir.vllm)) if starts_server else {}
+        have_servers = any(map(starts_server, stored.plan.configs))
+        variables = stack.enter_context(keeping_servers(stored.dir.vllm)) if have_servers else {}
         yield LocalLauncher(runs.concurrency, variables)
 
 

@@ -29,6 +29,7 @@ def config(tmp_path: Path, tiny_values: dict[str, Any], monkeypatch: pytest.Monk
     [
         ({}, r"rollout\.vllm\.python: \.venv-vllm/bin/python is not there; `make vllm` makes an environment"),
         ({"rollout.vllm.python": "/bin/sh"}, r"rollout\.vllm\.python: /bin/sh has no vllm and no grpo_vllm"),
+        ({"rollout.vllm.mode": "colocate"}, r"training\.python: \S+ has no vllm and no grpo_vllm; `make vllm ARGS=--trainer`"),
         ({"rollout.vllm.url": NOWHERE}, rf"{NOWHERE}/v1/models: no answer"),
     ],
 )

@@ -24,6 +24,7 @@ from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment, waiting
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_tokens
 from grpo_core.generation.vllm.sampler import request_seed
 from grpo_core.generation.vllm.server import ServerSettings
@@ -32,6 +33,7 @@ from grpo_core.generation.vllm.weights import weights_file, weights_of
 from tests.policies import policy_of
 
 SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)
+REQUEST = Request(prompt=(3, 4), seed=7)
 
 
 def logps(server: float, trainer: float, count: int = 8) -> ProbeLogps:
@@ -176,7 +178,7 @@ def completion(**changed: Any) -> dict[str, Any]:
 def test_a_completion_is_its_tokens_and_their_log_probabilities(server: Any) -> None:
     client, handler = server
     handler.script["/v1/completions"] = [(200, completion())]
-    found = client.complete([3, 4], SETTINGS, 7, [1])
+    [found] = client.complete([REQUEST], SETTINGS, [1])
     assert (found.token_ids, found.logps, found.truncated) == ((5, 1), (-0.5, -0.25), False)
 
 
@@ -196,10 +198,10 @@ def test_what_a_server_may_answer(server: Any, answers: Any, error: Any, why: st
     client, handler = server
     handler.script["/v1/completions"] = answers
     if error is None:
-        client.complete([3, 4], SETTINGS, 7, [1])
+        client.complete([REQUEST], SETTINGS, [1])
     else:
         with pytest.raises(error, match=why):
-            client.complete([3, 4], SETTINGS, 7, [1])
+            client.complete([REQUEST], SETTINGS, [1])
     assert handler.asked == ["/v1/completions"] * times
 
 
@@ -209,7 +211,7 @@ def test_a_server_that_does_not_answer_in_time_is_not_asked_again(server: Any, m
     released = threading.Event()
     handler.script["/v1/completions"] = [(200, lambda: released.wait(60) and completion())]
     with pytest.raises(ServerGoneError, match="no answer in time"):
-        client.complete([3, 4], SETTINGS, 7, [1])
+        client.complete([REQUEST], SETTINGS, [1])
     released.set()
     assert handler.asked == ["/v1/completions"]
 
@@ -218,7 +220,7 @@ def test_a_server_that_does_not_answer_in_time_is_not_asked_again(server: Any, m
 def test_an_answer_that_is_none_is_refused(server: Any, answer: Any) -> None:
     client, handler = server
     handler.script |= {path: [(200, answer)] for path in ("/v1/completions", "/weight_info", "/v1/models")}
-    for ask in (lambda: client.prompt_logps([1, 2, 3]), client.weight_version, lambda: client.open_model(8)):
+    for ask in (lambda: client.prompt_logps([[1, 2, 3]]), client.weight_version, lambda: client.open_model(8)):
         with pytest.raises(SamplerError):
             ask()
 
@@ -314,6 +316,7 @@ def test_a_guard_without_a_key_does_not_start(plugin: Any, monkeypatch: pytest.M
 
 
 VLLM = {"rollout.engine": "vllm", "model.dtype": "float32"}
+COLOCATED = {**VLLM, "rollout.vllm.mode": "colocate"}
 
 
 @pytest.mark.parametrize(
@@ -323,6 +326,10 @@ VLLM = {"rollout.engine": "vllm", "model.dtype": "float32"}
         ({**VLLM, "rollout.vllm.url": "http://10.0.0.1:1"}, r"10\.0\.0\.1:1 is not an address of this machine"),
         ({**VLLM, "rollout.vllm.url": "http://["}, "is not an address of this machine"),
         ({**VLLM, "rollout.vllm.url": "http://localhost:1", "rollout.vllm.python": "x"}, "python: has no effect with"),
+        ({**COLOCATED, "rollout.vllm.url": "http://localhost:1"}, "url: has no effect with rollout.vllm.mode colocate"),
+        ({**COLOCATED, "rollout.vllm.python": "x"}, "python: has no effect with rollout.vllm.mode colocate"),
+        ({**VLLM, "rollout.vllm.sleep": True}, "sleep: has no effect with rollout.vllm.mode server"),
+        ({**COLOCATED, "rollout.vllm.sleep": True, "training.device": "cpu"}, r"sleep: true needs a GPU"),
         ({**VLLM, "rollout.top_k": 5}, r"rollout\.top_k 5: with rollout\.engine vllm"),
         ({**VLLM, "training.engine": "trl"}, "vllm is not possible with training.engine trl"),
     ],

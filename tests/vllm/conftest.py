@@ -8,21 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import server as server_module
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, ServerSettings, VllmServer
 from grpo_core.policy.policy import Policy
-from grpo_core.types import Prompt
 from tests.conftest import CHARACTERS, build_tokenizer
+from tests.vllm.inputs import KEY, PROMPTS, SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get(PYTHON_VARIABLE) or ROOT / ENVIRONMENT)
-SETTINGS = SamplingSettings(group_size=4, max_completion_tokens=16)
-KEY = RandomKey(seed=3, stream=Stream.TRAIN, step=1)
-PROMPTS = tuple(
-    Prompt(id=number, content="", text="", token_ids=tuple(range(5 + number, 25 + number)), columns={}) for number in range(8)
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -114,15 +108,7 @@ def settings_of(model: Path, log_file: Path, dtype: str = "float32") -> ServerSe
 def sampler(faulty: VllmServer, policy: Policy, fault: Path, tmp_path: Path) -> Iterator[VllmSampler]:
     """A sampler on the server with the faulty engine, which has the policy's first weights and makes no mistake yet."""
     fault.write_text("")
-    made = VllmSampler(lambda: faulty.client, policy, [prompt.token_ids for prompt in PROMPTS], in_flight=16, folder=tmp_path)
+    made = VllmSampler(lambda: faulty.client, policy, [prompt.token_ids for prompt in PROMPTS], folder=tmp_path)
     made.sample(PROMPTS[:2], SETTINGS, KEY)
     yield made
     fault.write_text("")
-
-
-def move(policy: Policy, size: float = 1e-3, seed: int = 1) -> None:
-    """Change every weight a little, as an optimizer step does."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator).sign() * size)

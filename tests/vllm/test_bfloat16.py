@@ -12,7 +12,8 @@ from grpo_core.errors import StaleWeightsError
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy
-from tests.vllm.conftest import KEY, PROMPTS, SETTINGS, move, settings_of, started_faulty
+from tests.vllm.conftest import settings_of, started_faulty
+from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def server(model_folder: Path, fault: Path, tmp_path_factory: pytest.TempPathFac
 def sampler(server: VllmServer, policy: Policy, fault: Path, tmp_path: Path) -> Iterator[VllmSampler]:
     fault.write_text("")
     live = replace(policy, dtype="bfloat16")
-    made = VllmSampler(lambda: server.client, live, [prompt.token_ids for prompt in PROMPTS], in_flight=16, folder=tmp_path)
+    made = VllmSampler(lambda: server.client, live, [prompt.token_ids for prompt in PROMPTS], folder=tmp_path)
     made.sample(PROMPTS[:2], SETTINGS, KEY)
     yield made
     fault.write_text("")

@@ -19,7 +19,8 @@ from grpo_core.generation.vllm.client import Completion, VllmClient
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy
-from tests.vllm.conftest import KEY, PROMPTS, PYTHON, ROOT, SETTINGS, move, settings_of
+from tests.vllm.conftest import PYTHON, ROOT, settings_of
+from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
 GONE_SECONDS = 20.0
 
@@ -41,7 +42,7 @@ def sampler_of(server: VllmServer, policy: Policy, folder: Path) -> VllmSampler:
         return client
 
     probe = [prompt.token_ids for prompt in PROMPTS]
-    return VllmSampler(connect, policy, probe, in_flight=16, folder=folder, end=server.stop)
+    return VllmSampler(connect, policy, probe, folder=folder, end=server.stop)
 
 
 def group(server: VllmServer) -> int:
@@ -66,7 +67,7 @@ def same(one: SampledCompletions, other: SampledCompletions) -> bool:
 
 def in_the_middle(kill: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Call `kill` at the tenth completion that is asked for."""
-    calls, complete = [0], VllmClient.complete
+    calls, complete = [0], VllmClient._complete
 
     def counted(self: VllmClient, *arguments: object) -> Completion:
         calls[0] += 1
@@ -74,7 +75,7 @@ def in_the_middle(kill: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> 
             kill()
         return complete(self, *arguments)
 
-    monkeypatch.setattr(VllmClient, "complete", counted)
+    monkeypatch.setattr(VllmClient, "_complete", counted)
 
 
 @pytest.mark.parametrize("phase", ["before", "transfer", "rollout", "engine in rollout"])
@@ -123,7 +124,7 @@ def test_a_server_of_somebody_else_that_dies_ends_the_call_in_bounded_time(
 ) -> None:
     client = server.start()
     client.open_model(64)
-    sampler = VllmSampler(lambda: client, policy, [prompt.token_ids for prompt in PROMPTS], in_flight=16, folder=tmp_path)
+    sampler = VllmSampler(lambda: client, policy, [prompt.token_ids for prompt in PROMPTS], folder=tmp_path)
     sampler.sample(PROMPTS[:1], SETTINGS, KEY)
     os.kill(group(server), signal.SIGKILL)
     began = time.monotonic()

@@ -12,7 +12,7 @@ from grpo_core.generation.vllm import weights as weights_module
 from grpo_core.generation.vllm.proof import Verdict
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.policy import Policy
-from tests.vllm.conftest import KEY, PROMPTS, SETTINGS, move
+from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
 IN_THE_ENGINE = ("nothing", "head not packed", "one stale", "half")
 

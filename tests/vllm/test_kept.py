@@ -20,7 +20,8 @@ from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.machine.process_id import ProcessId, group_of, is_running
 from grpo_core.policy.policy import Policy
 from tests.conftest import build_values
-from tests.vllm.conftest import KEY, PROMPTS, PYTHON, ROOT, SETTINGS, move, settings_of
+from tests.vllm.conftest import PYTHON, ROOT, settings_of
+from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 from tests.vllm.test_deaths import same
 
 GONE_SECONDS = 20.0
@@ -35,7 +36,7 @@ def sampler_of(server: TrainingServer, policy: Policy, folder: Path) -> VllmSamp
         return client
 
     probe = [prompt.token_ids for prompt in PROMPTS]
-    return VllmSampler(connect, policy, probe, in_flight=16, folder=folder, end=server.stop, leave=server.leave)
+    return VllmSampler(connect, policy, probe, folder=folder, end=server.stop, leave=server.leave)
 
 
 def training(model: Path, policy: Policy, folder: Path) -> VllmSampler:

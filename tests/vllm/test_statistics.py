@@ -22,7 +22,8 @@ from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.policy.policy import Policy, TokenFigures
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.types import Prompt
-from tests.vllm.conftest import move, settings_of
+from tests.vllm.conftest import settings_of
+from tests.vllm.inputs import move
 from tests.vllm.real_model import SOURCE, policy_in, prompts_of
 
 pytestmark = pytest.mark.real_model
@@ -105,7 +106,7 @@ def samplers(model: Path, policy: Policy, tmp_path_factory: pytest.TempPathFacto
     client = server.start()
     client.open_model(128)
     probe = [prompt.token_ids for prompt in prompts_of(policy)]
-    sampler = VllmSampler(lambda: client, policy, probe, in_flight=64, folder=folder, end=server.stop)
+    sampler = VllmSampler(lambda: client, policy, probe, folder=folder, end=server.stop)
     yield {"embedded": policy, "server": sampler}
     server.stop()
 

@@ -2,14 +2,20 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+from grpo_core.config import RunConfig
+from grpo_core.config.derived import longest_row
 from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
+from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
+from grpo_core.generation.vllm.waiting import reported
 
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
     from grpo_core.generation.sampler import SamplingSettings
@@ -26,17 +32,6 @@ TRIES = 3
 
 class TooSlowError(ServerGoneError):
     """No answer in the time that is given for one: to ask again would only make the wait longer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What the server made of one prompt."""
-
-    token_ids: tuple[int, ...]
-    """The end token included."""
-    logps: tuple[float, ...]
-    """Of these tokens, under the policy with the temperature applied."""
-    truncated: bool
 
 
 class VllmClient:
@@ -56,7 +51,15 @@ class VllmClient:
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
         timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
         self._http = httpx.Client(base_url=self.url, headers=headers, limits=limits, timeout=timeout, trust_env=False)
-        self._model = ""
+        self._model, self._connections = "", connections
+
+    def __str__(self) -> str:
+        """Return the address."""
+        return self.url
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Do nothing: a server keeps its memory."""
+        return nullcontext()
 
     def is_ready(self) -> bool:
         """Return whether the server answers that it is well."""
@@ -84,19 +87,33 @@ class VllmClient:
             )
         self._model = str(models[0].get("id"))
 
-    def complete(self, prompt: Sequence[int], settings: "SamplingSettings", seed: int, end_tokens: Sequence[int]) -> Completion:
-        """Return one completion.
+    def complete(
+        self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
+    ) -> list[Completion]:
+        """See `VllmEngine.complete`: one request a completion, as many at a time as there are connections."""
+        drawn: list[Completion] = []
+        with (
+            ThreadPoolExecutor(self._connections) as pool,
+            reported(lambda: f"{len(drawn)} of {len(requests)} completions from the vLLM server"),
+        ):
+            try:
+                drawn.extend(pool.map(lambda request: self._complete(request, settings, end_tokens), requests))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # after an error, those that were not sent yet
+        return drawn
 
-        Raises:
-            ServerGoneError: the server does not answer, or fails at each of several tries.
-            SamplerError: it refuses the request, or its answer is not one of these tokens and log-probabilities.
-        """
+    def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """See `VllmEngine.prompt_logps`."""
+        with ThreadPoolExecutor(self._connections) as pool:
+            return [logp for logps in pool.map(self._prompt_logps, prompts) for logp in logps]
+
+    def _complete(self, request: Request, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
         wanted = {
             "model": self._model,
-            "prompt": list(prompt),
+            "prompt": list(request.prompt),
             "max_tokens": settings.max_completion_tokens,
             "temperature": settings.temperature,
-            "seed": seed,
+            "seed": request.seed,
             "stop_token_ids": list(end_tokens),
             "ignore_eos": True,  # the trainer's end tokens decide, not those that the server knows
             "logprobs": 0,
@@ -113,22 +130,15 @@ class VllmClient:
         try:
             choice = answer["choices"][0]
             tokens, logps = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
-            ends = tokens[-1] in end_tokens
+            reason = choice["finish_reason"]
         except (LookupError, TypeError) as error:
             raise SamplerError(f"{self.url}: the answer to a completion has no tokens: {shown(answer)}") from error
-        whole = len(tokens) == len(logps) and (ends or len(tokens) == settings.max_completion_tokens)
-        if not whole or choice["finish_reason"] not in ("stop", "length"):
-            why = f"{len(tokens)} tokens, {len(logps)} log-probabilities, finish_reason {shown(choice['finish_reason'])}"
-            raise ServerGoneError(f"{self.url}: a completion was cut off ({why})")
-        return Completion(token_ids=tokens, logps=logps, truncated=not ends)
+        try:
+            return checked_completion(tokens, logps, reason, settings, end_tokens)
+        except ServerGoneError as error:
+            raise ServerGoneError(f"{self.url}: {error}") from error
 
-    def prompt_logps(self, tokens: Sequence[int]) -> list[float]:
-        """Return log p(token | those before it) of every token but the first, at temperature 1.
-
-        Raises:
-            ServerGoneError: the server does not answer.
-            SamplerError: it refuses, or its answer is not one of such.
-        """
+    def _prompt_logps(self, tokens: Sequence[int]) -> list[float]:
         wanted = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         answer = self._post("/v1/completions", wanted)
         try:
@@ -145,12 +155,7 @@ class VllmClient:
         return str(answer["weight_version"])
 
     def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
-        """Have the server load a file of weights while no request is under way.
-
-        Raises:
-            ServerGoneError: it does not answer.
-            SamplerError: a step was refused.
-        """
+        """See `VllmEngine.load_weights`; no request is under way meanwhile."""
         self._post("/pause?mode=wait", {})
         self._post("/init_weight_transfer_engine", {"init_info": {}})
         self._post("/start_weight_update", {})
@@ -182,3 +187,16 @@ class VllmClient:
             return response.json()
         except json.JSONDecodeError as error:
             raise SamplerError(f"{self.url}{path}: the answer is not JSON: {shown(response.text)}") from error
+
+
+def connect(config: RunConfig) -> VllmClient:
+    """Return a client of the server at `rollout.vllm.url`.
+
+    Raises:
+        ServerGoneError: it does not answer.
+        SamplerError: it cannot be the sampler of this configuration.
+    """
+    settings = config.rollout.vllm
+    client = VllmClient(str(settings.url), os.environ.get(KEY_VARIABLE), settings.in_flight)
+    client.open_model(longest_row(config))
+    return client

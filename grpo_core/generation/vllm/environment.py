@@ -1,6 +1,7 @@
 """Make an environment with vLLM beside the trainer's: `python -m grpo_core.generation.vllm.environment`.
 
-vLLM needs older versions of packages that Prefect and the trainer need in newer ones, so the two never share an environment.
+vLLM needs older versions of packages that Prefect needs in newer ones, so those two never share an environment. The trainer
+alone, without Prefect, fits into vLLM's: `--trainer`.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import requires
 from pathlib import Path
 
 FOLDER = Path(".venv-vllm")
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--cuda", action="store_true", help=f"install {CUDA_WHEEL} instead of {CPU_WHEEL}")
+    parser.add_argument("--trainer", action="store_true", help="and what a training needs, for rollout.vllm.mode colocate")
     options = parser.parse_args(arguments)
     python = options.folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -57,7 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             PLUGIN, Path(private) / "plugin", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
         )
         _run(*pip, "--no-deps", str(copy))
+    if options.trainer:
+        _run(*pip, *trainer_requirements())
     print(f"{python} has vLLM and the plugin; a run finds it here, elsewhere through GRPO_VLLM_PYTHON")  # noqa: T201
+
+
+def trainer_requirements() -> list[str]:
+    """Return what a training process imports: this distribution's own requirements, without those of its extras."""
+    return [text for text in requires("grpo-flow") or () if ";" not in text]
 
 
 def _run(*command: str) -> None:

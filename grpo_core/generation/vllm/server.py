@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ START_SECONDS, POLL_SECONDS = 600.0, 0.5
 """A start takes 20 s to several minutes."""
 PORT_TAKEN = "ddress already in use"
 TAIL_LINES = 8
+GIB = 2**30
 FOR_OTHERS = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_")
 
 
@@ -148,6 +150,8 @@ def command(settings: ServerSettings, port: int) -> list[str]:
         "--generation-config": "vllm",  # no sampling settings from the model's folder
         # A prompt that is cut into chunks consumes random numbers of seeded requests otherwise, and ends the engine on a CPU.
         "--max-num-batched-tokens": max(8192, settings.context),
+        "--kv-cache-memory-bytes": settings.kv_cache_gib * GIB,
+        "--gpu-memory-utilization": 0.01,  # what remains of it is a check at the start, when the trainer has its part
         "--middleware": "grpo_vllm.guard.RequireKey",
         "--weight-transfer-config": '{"backend": "grpo_file"}',
     }
@@ -158,18 +162,24 @@ def command(settings: ServerSettings, port: int) -> list[str]:
 
 def environment(settings: ServerSettings, key: str) -> dict[str, str]:
     """Return the environment of a server: this process's, without what is meant for others, among it their passwords."""
-    hardware = needed_variables()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOR_OTHERS)}
     return {
         **kept,
+        **process_variables(),
         "GRPO_VLLM_KEY": key,
         "VLLM_SERVER_DEV_MODE": "1",  # the routes of the weight transfer
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def process_variables() -> dict[str, str]:
+    """Return the environment variables of every process with vLLM, here or in a server."""
+    hardware = needed_variables()
+    return {
         **hardware,
         **({"GRPO_VLLM_WITHOUT_AMX": "1"} if hardware else {}),
-        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
@@ -190,14 +200,29 @@ def find_python(named: str | None) -> Path:
             f"rollout.vllm.python: {python} is not there; `make vllm` makes an environment, or name the interpreter "
             f"of one, here or in {PYTHON_VARIABLE}"
         )
-    lacks = [name for name in ("vllm", "grpo_vllm") if not _has(python, name)]
+    require_modules("rollout.vllm.python", python, ("vllm", "grpo_vllm"), "`make vllm`")
+    return python
+
+
+def require_modules(key: str, python: Path, modules: Sequence[str], command: str) -> None:
+    """Refuse an interpreter that cannot import something.
+
+    Args:
+        key: of the configuration, that names it.
+        python: the interpreter.
+        modules: what it must have.
+        command: what makes an environment that has all of it.
+
+    Raises:
+        SamplerError: names what it lacks.
+    """
+    lacks = [name for name in modules if not _has(python, name)]
     if lacks:
         plugin = Path(__file__).parent / "plugin"
         raise SamplerError(
-            f"rollout.vllm.python: {python} has no {' and no '.join(lacks)}; `make vllm`, or for the plugin alone: "
+            f"{key}: {python} has no {' and no '.join(lacks)}; {command}, or for the plugin alone: "
             f"{python} -m pip install --no-deps {plugin}"
         )
-    return python
 
 
 def _has(python: Path, module: str) -> bool:

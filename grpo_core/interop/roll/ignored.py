@@ -1,11 +1,11 @@
 """Keys of ROLL's RLVR configuration that have no counterpart here, and those that ROLL itself does not read."""
 
-from grpo_core.interop.engine import NO_SLEEP, ON_A_GPU, ONE_DEVICE
+from grpo_core.interop.engine import CACHE, ONE_DEVICE, SERVER_SLEEPS
 from grpo_core.interop.rules import group
 
 SERVER = {
-    ON_A_GPU: "gpu_memory_utilization mem_fraction_static",
-    NO_SLEEP: "sleep_level",
+    CACHE: "gpu_memory_utilization mem_fraction_static",
+    SERVER_SLEEPS: "sleep_level",
     ONE_DEVICE: """tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel
         distributed_executor_backend disable_custom_all_reduce""",
     "of vLLM's cache; the completions do not depend on it": "block_size",

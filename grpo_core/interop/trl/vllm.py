@@ -13,7 +13,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from grpo_core.config.vllm_limits import LOOPBACK
-from grpo_core.interop.engine import CONTEXT, NO_SLEEP, ON_A_GPU, ONE_DEVICE, OWN_SERVER, vllm_or_embedded
+from grpo_core.interop.engine import CACHE, CONTEXT, ONE_DEVICE, OWN_SERVER, SERVER_SLEEPS, vllm_or_embedded
 from grpo_core.interop.records import Conclusion, Rule, Settings, dead, mapped, no_counterpart
 from grpo_core.interop.rules import OFF, choice, feature, flag, number, optional, positive, text, whole, without
 
@@ -38,7 +38,8 @@ def vllm_mode(settings: Settings, key: str) -> Conclusion:
     """Return what becomes of the place where vLLM runs."""
     return no_counterpart(
         {
-            "colocate": "no vLLM inside the training process yet: it is a server beside it, with a copy of the weights",
+            "colocate": "a server beside the training here, unless rollout.vllm.mode colocate is set, with a training.python "
+            "that has vLLM",
             "server": "it is a server here, too, on this machine: the weights are handed over as a file, not by nccl",
         }[settings[key]]
     )
@@ -126,8 +127,8 @@ VLLM = (
          "true = vllm, through a server of the run (docs/vllm.md), which computes in model.dtype (TRL: in that of the model's "
          "config); with top_p below 1 or top_k, which are kept, the engine stays embedded"),
     Rule("vllm_mode", choice("server", "colocate"), "colocate", vllm_mode, "",
-         "colocate: no vLLM inside the training process yet, the run starts a server; server: the weights are handed over as a "
-         "file, so the server is on this machine", needs=without("use_vllm")),
+         "colocate: the run starts a server, rollout.vllm.mode colocate is set by hand; server: the weights are handed over as "
+         "a file, so the server is on this machine", needs=without("use_vllm")),
     *_of_mode(
         "server",
         Rule("vllm_server_base_url", optional(text), None, server_address, "rollout.vllm.url", NO_URL,
@@ -139,11 +140,11 @@ VLLM = (
     ),
     *_of_mode(
         "colocate",
-        feature("vllm_gpu_memory_utilization", number, 0.3, ON_A_GPU, off=(), differs=False),
+        feature("vllm_gpu_memory_utilization", number, 0.3, CACHE, off=(), differs=False),
         Rule("vllm_max_model_length", optional(positive), None, context_window, "rollout.max_prompt_tokens",
              f"minus max_completion_length; {CONTEXT}", unset=no_counterpart(CONTEXT)),
         feature("vllm_tensor_parallel_size", positive, 1, ONE_DEVICE, differs=False),
-        feature("vllm_enable_sleep_mode", flag, False, NO_SLEEP, differs=False),
+        feature("vllm_enable_sleep_mode", flag, False, SERVER_SLEEPS, differs=False),
         feature("vllm_model_impl", text, "vllm", OWN_CODE, off=(), differs=False),
     ),
     feature("vllm_structured_outputs_regex", optional(text), None, "completions are not constrained by a pattern here",

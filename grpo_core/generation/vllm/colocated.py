@@ -1,0 +1,167 @@
+"""vLLM inside the training process, in an environment that has both: they may use a GPU's memory in turn.
+
+`training.python` names the interpreter of such an environment; `make vllm ARGS=--trainer` makes one.
+"""
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from grpo_core.errors import SamplerError, raised_as
+from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
+from grpo_core.generation.vllm.server import process_variables
+from grpo_core.generation.vllm.waiting import reported
+
+if TYPE_CHECKING:
+    from grpo_core.generation.sampler import SamplingSettings
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColocatedSettings:
+    """What vLLM is started with."""
+
+    model: Path
+    dtype: str
+    context: int
+    """Tokens of the longest prompt and completion together."""
+    in_flight: int
+    """Completions at a time."""
+    kv_cache_gib: int
+    sleeps: bool
+    """Whether it gives its memory away between rollouts; needs a GPU."""
+
+
+class ColocatedVllm:
+    """vLLM in this process; one may be made in the life of a process."""
+
+    def __init__(self, settings: ColocatedSettings) -> None:
+        """Start it: it reads the model's folder, and has its weights.
+
+        Raises:
+            SamplerError: it cannot be had here; the message is vLLM's.
+        """
+        os.environ.update({**process_variables(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"})
+        with _failures("start"), reported(lambda: "vLLM is starting in the training process"), _process_kept():
+            from vllm import LLM
+
+            self._llm: Any = LLM(
+                model=str(settings.model),
+                dtype=settings.dtype,
+                max_model_len=settings.context,
+                max_num_seqs=settings.in_flight,
+                logprobs_mode="processed_logprobs",  # with the temperature, as the trainer's
+                generation_config="vllm",  # no sampling settings from the model's folder
+                # Seeded requests and chunks of prompts end the engine on a CPU, see `server.command`.
+                enable_chunked_prefill=False,
+                max_num_batched_tokens=max(8192, settings.context),
+                kv_cache_memory_bytes=settings.kv_cache_gib * GIB,
+                gpu_memory_utilization=0.01,  # what remains of it is a check at the start, when the trainer has its part
+                enable_sleep_mode=settings.sleeps,
+                enforce_eager=True,
+                weight_transfer_config={"backend": "grpo_file"},
+            )
+            self._llm.init_weight_transfer_engine({"init_info": {}})
+            if settings.sleeps:
+                self._llm.sleep(level=1)
+        self._sleeps = settings.sleeps
+
+    def __str__(self) -> str:
+        """Return where it is."""
+        return "vLLM in the training process"
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """See `VllmEngine.awake`. Asleep its weights are in the memory of the CPU; its cache is gone."""
+        if not self._sleeps:
+            yield
+            return
+        with _failures("wake up"):
+            self._llm.wake_up()
+        try:
+            yield
+        finally:
+            with _failures("go to sleep"):
+                self._llm.sleep(level=1)
+
+    def weight_version(self) -> str:
+        """See `VllmEngine.weight_version`."""
+        return str(self._llm.get_weight_version())
+
+    def load_weights(self, path: str, manifest: Mapping[str, Any], version: str) -> None:
+        """See `VllmEngine.load_weights`."""
+        with _failures("take the weights"):
+            self._llm.start_weight_update()
+            self._llm.update_weights({"update_info": {"path": path, "manifest": manifest}})
+            self._llm.finish_weight_update(version)
+            if self._llm.reset_prefix_cache() is not True:
+                raise SamplerError(f"{self}: the prefix cache was not emptied after new weights")
+
+    def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """See `VllmEngine.prompt_logps`."""
+        answers = self._generate(prompts, [{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}] * len(prompts))
+        return [
+            float(place[token].logprob)
+            for prompt, answer in zip(prompts, answers, strict=True)
+            for token, place in zip(prompt[1:], answer.prompt_logprobs[1:], strict=True)
+        ]
+
+    def complete(
+        self, requests: Sequence[Request], settings: "SamplingSettings", end_tokens: Sequence[int]
+    ) -> list[Completion]:
+        """See `VllmEngine.complete`."""
+        wanted: list[dict[str, Any]] = [
+            {
+                "max_tokens": settings.max_completion_tokens,
+                "temperature": settings.temperature,
+                "seed": request.seed,
+                "stop_token_ids": list(end_tokens),
+                "ignore_eos": True,  # the trainer's end tokens decide, not those that the model's folder names
+                "logprobs": 0,
+            }
+            for request in requests
+        ]
+        answers = self._generate([request.prompt for request in requests], wanted)
+        with _failures("answer"):
+            return [_completion(answer.outputs[0], settings, end_tokens) for answer in answers]
+
+    def _generate(self, prompts: Sequence[Sequence[int]], wanted: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        from vllm import SamplingParams
+
+        with _failures("sample"), reported(lambda: f"vLLM computes {len(prompts)} rows"):
+            rows = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            params = [SamplingParams(detokenize=False, **params) for params in wanted]
+            answers: Sequence[Any] = self._llm.generate(rows, params, use_tqdm=False)
+            return answers
+
+
+def _completion(output: Any, settings: "SamplingSettings", end_tokens: Sequence[int]) -> Completion:
+    tokens = list(output.token_ids)
+    logps = [float(place[token].logprob) for token, place in zip(tokens, output.logprobs, strict=True)]
+    return checked_completion(tokens, logps, output.finish_reason, settings, end_tokens)
+
+
+@contextlib.contextmanager
+def _process_kept() -> Iterator[None]:
+    """Undo what vLLM's start does to the process: it seeds all generators, and replaces a function of torch by a warning."""
+    of_python, of_numpy, set_threads = random.getstate(), np.random.get_state(), torch.set_num_threads
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_num_threads = set_threads
+
+
+def _failures(what: str) -> contextlib.AbstractContextManager[None]:
+    """Raise whatever vLLM raises inside as our error: the run ends with a checkpoint of the last step."""
+    return raised_as(SamplerError, f"vLLM in the training process could not {what}: {{cause}}", Exception)

@@ -1,0 +1,86 @@
+"""Run by vLLM's interpreter: what a colocated vLLM draws, what its faults lead to, and what its start leaves as it was.
+
+Arguments: a model's folder, a file that holds the mistake of the faulty engine. Prints one line of JSON.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import vllm
+from grpo_core.errors import SamplerError
+from grpo_core.generation.vllm.colocated import ColocatedSettings, ColocatedVllm
+from grpo_core.generation.vllm.sampler import VllmSampler
+from grpo_core.policy.loading import load_model, load_tokenizer
+from grpo_core.policy.policy import Policy
+from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
+
+MISTAKES = ("nothing", "head not packed", "one stale", "half")
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except SamplerError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main(model: Path, fault: Path) -> None:
+    real = vllm.LLM
+    vllm.LLM = lambda **options: real(**{**options, "weight_transfer_config": {"backend": "grpo_faulty"}})  # type: ignore[misc]
+    fault.write_text("")
+    policy = Policy(model=load_model(model), tokenizer=load_tokenizer(model), eos_token_ids=(1,))
+    settings = ColocatedSettings(model=model, dtype="float32", context=128, in_flight=16, kv_cache_gib=1, sleeps=False)
+    before = states()
+    engine = ColocatedVllm(settings)
+    unchanged = states() == before
+    sampler = VllmSampler(lambda: engine, policy, [prompt.token_ids for prompt in PROMPTS], folder=fault.parent)
+
+    def tokens() -> list[list[int]]:
+        drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+        return [ids[mask].tolist() for ids, mask in zip(drawn.completion_ids, drawn.completion_mask, strict=True)]
+
+    move(policy)
+    first, again = tokens(), tokens()
+    drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)
+    difference = (policy.logps(drawn) - drawn.sampling_per_token_logps)[drawn.completion_mask].abs().max()
+    refusals = {}
+    for number, mistake in enumerate(MISTAKES):
+        move(policy, seed=2 + number)
+        fault.write_text(mistake)
+        refusals[mistake] = refusal(tokens)
+        fault.write_text("")
+        refusals[f"after {mistake}"] = refusal(tokens)
+    too_long = refusal(lambda: engine.prompt_logps([range(5, 205)]))
+    print(  # noqa: T201
+        json.dumps(
+            {
+                "unchanged": unchanged,
+                "first": first,
+                "again": again,
+                "difference": float(difference),
+                "refusals": refusals,
+                "too long": too_long,
+            }
+        )
+    )
+
+
+def states() -> list[object]:
+    """Return what the global generators would draw next, and which function sets torch's threads."""
+    return [
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        torch.set_num_threads.__name__,
+    ]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
