@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE
+from grpo_core.generation.vllm import environment
+from grpo_core.generation.vllm.server import PYTHON_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +43,15 @@ def test_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_the_workers_image_has_vllm_where_env_asks_for_it(services: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for name in ("worker", "sweep-worker"):
+        assert services[name]["build"]["args"] == {"VLLM": "${GRPO_VLLM:-}"}
+    assert {f"{kind})" for kind in ("cpu", "cuda")} <= set(re.findall(r"^ +(\w+\))", dockerfile, re.MULTILINE))
+    [folder] = set(re.findall(rf"python -m {environment.__name__} (\S+)", dockerfile))
+    assert f"ENV {PYTHON_VARIABLE}={folder}/bin/python" in dockerfile
 
 
 def test_images_match_the_pinned_packages(services: dict[str, Any]) -> None:

@@ -397,7 +397,7 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
         (TRL_BASE, {"temperature": 0}, "temperature", "no_counterpart: refused here"),
         (TRL_BASE, {"max_completion_length": None}, "max_completion_length", "no_counterpart: null is no bound"),
         (TRL_BASE, {"vllm_mode": "server"}, "vllm_mode", "dead: does nothing without use_vllm"),
-        (TRL_BASE, {"use_vllm": True, "vllm_mode": "colocate"}, "vllm_mode", "no_counterpart: a server beside the training here"),
+        (TRL_BASE, {"use_vllm": True, "vllm_mode": "colocate"}, "vllm_mode", "no_counterpart: a server beside the training"),
         (TRL_BASE, {"use_vllm": True, "top_p": 0.5}, "use_vllm", "mapped: rollout.engine vllm is refused here with top_p 0.5"),
         (TRL_BASE, {"use_vllm": True, "vllm_server_port": 1}, "vllm_server_port", "dead: TRL reads it with vllm_mode server"),
         (
