@@ -11,7 +11,7 @@ from tasks.run.progress import say
 
 
 def say_memory(run_path: Path, model: Path) -> None:
-    """Print what a vLLM server that the run starts will take, and whether that is there; nothing for other runs.
+    """Print what a vLLM that the run starts will take, and whether that is there; nothing for other runs.
 
     Args:
         run_path: its folder.
@@ -22,11 +22,11 @@ def say_memory(run_path: Path, model: Path) -> None:
         return
     num_parameters = count_parameters(model)
     if num_parameters is None:
-        say(f"memory: what the vLLM server takes is not known (no safetensors weights in {model})")
+        say(f"memory: what vLLM takes is not known (no safetensors weights in {model})")
         return
     need = server_bytes(num_parameters, config.model.dtype, config.rollout.vllm.kv_cache_gib)
     free = psutil.virtual_memory().available
     doubt = "" if need < free else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"
     say(
-        f"memory: the vLLM server takes up to {shown_bytes(need)} beside the training, {shown_bytes(free)} are available{doubt}"
+        f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {shown_bytes(free)} are available{doubt}"
     )
