@@ -27,6 +27,4 @@ def say_memory(run_path: Path, model: Path) -> None:
     need = server_bytes(num_parameters, config.model.dtype, config.rollout.vllm.kv_cache_gib)
     free = psutil.virtual_memory().available
     doubt = "" if need < free else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"
-    say(
-        f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {shown_bytes(free)} are available{doubt}"
-    )
+    say(f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {shown_bytes(free)} are available{doubt}")

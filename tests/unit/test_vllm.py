@@ -25,7 +25,8 @@ from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment, waiting
 from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.engine import Request
-from grpo_core.generation.vllm.proof import ProbeLogps, judge, probe_tokens
+from grpo_core.generation.vllm.probe import Probe, probe_of
+from grpo_core.generation.vllm.proof import ProbeLogps, judge
 from grpo_core.generation.vllm.sampler import request_seed
 from grpo_core.generation.vllm.server import ServerSettings
 from grpo_core.generation.vllm.server import environment as server_environment
@@ -94,8 +95,33 @@ def test_in_bfloat16_noise_as_large_as_half_the_change_hides_neither_old_weights
                 judge(moved, before, "bfloat16")
 
 
-def test_the_probe_is_the_first_prompts_up_to_a_number_of_tokens() -> None:
-    assert probe_tokens([(1, 2, 3), (4,), (5, 6, 7)], most=5) == ((1, 2, 3), (5, 6))
+def test_in_bfloat16_one_token_that_decides_the_slope_alone_is_no_evidence() -> None:
+    # One token of 64 has moved by 1 and is rounded by 0.8, as the sixth of SmolLM2's prompts is; the others by 0.03 and 0.02.
+    change, rounding = (torch.full((64,), size, dtype=torch.float64) for size in (0.03, 0.02))
+    change[0] = 1.0
+    residual = rounding * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
+    residual[0] = 0.8
+    before = ProbeLogps(server=residual.new_full((64,), -1.0) + rounding, trainer=residual.new_full((64,), -1.0))
+    verdict = judge(ProbeLogps(server=before.server + change + residual, trainer=before.trainer + change), before, "bfloat16")
+    assert verdict.followed > 1.5
+    assert not verdict.is_conclusive
+
+
+@pytest.mark.parametrize(
+    ("prompts", "most", "expected"),
+    [
+        ([(1, 2, 3), (4,), (5, 6, 7)], 3, Probe(prompts=((1, 2, 3), (5, 6)), counted=(0, 1, 2))),
+        # The second prompt begins like the first, the third is the second again.
+        (
+            [(1, 2, 3), (1, 2, 4, 5), (1, 2, 4, 5), (9, 2)],
+            8,
+            Probe(prompts=((1, 2, 3), (1, 2, 4, 5), (9, 2)), counted=(0, 1, 3, 4, 5)),
+        ),
+        ([(1, 2, 3)] * 1000, 256, Probe(prompts=((1, 2, 3),), counted=(0, 1))),
+    ],
+)
+def test_the_probe_is_the_first_prompts_with_each_token_once_for_its_context(prompts: Any, most: int, expected: Probe) -> None:
+    assert probe_of(prompts, most) == expected
 
 
 def test_the_seeds_of_neighbours_are_far_apart_and_none_is_there_twice() -> None:

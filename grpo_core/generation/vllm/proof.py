@@ -9,9 +9,11 @@ over the trainer's, token by token, is 1 with the same weights and 0 with the ol
 small enough to tell these apart; until then the transfer rests on the digests alone, and the result says so. The trainer's
 log-probabilities are in float32 whatever the run's type: its own rounding would flatten the slope. A part that stays old shows
 in what the slope leaves over, once that exceeds the rounding by far.
+
+A standard error takes its observations for independent. Prompts of one template begin alike, and the rounding of their common
+tokens is one number, not one a prompt; so each token counts once for each context that it follows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
 
@@ -99,13 +101,17 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
 def _slope(of_server: Tensor, of_trainer: Tensor, rounding: float) -> tuple[float, float]:
     """Return the slope of a line through the origin, least squares, and its standard error; NaN, inf without any change.
 
-    A server with old weights lies exactly on its line, so the residuals count as at least the rounding between two kernels.
+    The rounding of some tokens is ten times that of others, so the error is HC3, which lets residuals differ and a token that
+    decides the slope alone have none (MacKinnon and White 1985, https://doi.org/10.1016/0304-4076(85)90158-7). A server with
+    old weights lies exactly on its line, so it is at least what the rounding between two kernels would make it.
     """
     squares = float(of_trainer.square().sum())
     if squares == 0:
         return nan, inf
     slope = float((of_server * of_trainer).sum()) / squares
-    return slope, max(_rms(of_server - slope * of_trainer), rounding) / squares**0.5
+    residuals, leverage = of_server - slope * of_trainer, of_trainer.square() / squares
+    robust = float((of_trainer * residuals / (1 - leverage).clamp(min=1e-9)).square().sum()) ** 0.5 / squares
+    return slope, max(robust, max(_rms(residuals), rounding) / squares**0.5)
 
 
 def _refuse(is_stale: bool, why: str) -> None:
@@ -115,13 +121,3 @@ def _refuse(is_stale: bool, why: str) -> None:
 
 def _rms(values: Tensor) -> float:
     return float(values.double().square().mean().sqrt())
-
-
-def probe_tokens(prompts: Sequence[Sequence[int]], most: int = 256) -> tuple[tuple[int, ...], ...]:
-    """Return the first prompts, of at most `most` tokens together: the fixed tokens of a run."""
-    chosen: list[tuple[int, ...]] = []
-    for prompt in prompts:
-        left = most - sum(map(len, chosen))
-        if left > 1 and len(prompt) > 1:
-            chosen.append(tuple(prompt[:left]))
-    return tuple(chosen)

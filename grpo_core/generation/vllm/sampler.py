@@ -12,7 +12,8 @@ import torch
 from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.vllm.engine import Completion, Request, VllmEngine
-from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge, probe_tokens
+from grpo_core.generation.vllm.probe import probe_of
+from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge
 from grpo_core.generation.vllm.waiting import reported
 from grpo_core.generation.vllm.weights import weights_file, weights_of
 from grpo_core.policy.policy import Policy
@@ -48,7 +49,7 @@ class VllmSampler:
             leave: leaves a server that has passed every check to the next run; None = it is ended.
         """
         self._connect, self._policy, self._folder = connect, policy, folder
-        self._probe, self._restarts = probe_tokens(probe), 0 if end is None else RESTARTS
+        self._probe, self._restarts = probe_of(probe), 0 if end is None else RESTARTS
         self._end = end or (lambda: None)
         self._leave = leave or self._end
         self._engine: VllmEngine | None = None
@@ -104,8 +105,9 @@ class VllmSampler:
         self._figures["time/transfer_seconds"] = time.monotonic() - began
 
     def _prove(self, engine: VllmEngine) -> Verdict:
-        server = torch.tensor(engine.prompt_logps(self._probe), dtype=torch.float64)
-        now = ProbeLogps(server=server, trainer=self._trainer_logps())
+        counted = list(self._probe.counted)
+        server = torch.tensor(engine.prompt_logps(self._probe.prompts), dtype=torch.float64)
+        now = ProbeLogps(server=server[counted], trainer=self._trainer_logps()[counted])
         verdict = judge(now, self._confirmed, self._policy.dtype)
         if verdict.is_conclusive or self._confirmed is None:
             self._confirmed = now
@@ -114,11 +116,11 @@ class VllmSampler:
     def _trainer_logps(self) -> torch.Tensor:
         """Return those of the probe's tokens, each but the first of its prompt, in float32 at temperature 1."""
         after_first = [
-            Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe
+            Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe.prompts
         ]
         prompts = [
             Prompt(id=number, content="", text="", token_ids=tokens[:1], columns={})
-            for number, tokens in enumerate(self._probe)
+            for number, tokens in enumerate(self._probe.prompts)
         ]
         rows = as_batch(prompts, 1, after_first, self._policy)
         return replace(self._policy, temperature=1.0, dtype="float32").logps(rows)[rows.completion_mask].double().cpu()
