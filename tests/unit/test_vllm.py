@@ -1,6 +1,7 @@
 """What needs no vLLM: the verdict on a probe, seeds, the weights' file, the client's answers to a server that misbehaves."""
 
 import asyncio
+import contextlib
 import http.server
 import itertools
 import json
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,14 @@ from grpo_core.generation.vllm.proof import ProbeLogps, judge
 from grpo_core.generation.vllm.sampler import request_seed
 from grpo_core.generation.vllm.server import ServerSettings
 from grpo_core.generation.vllm.server import environment as server_environment
-from grpo_core.generation.vllm.weights import weights_file, weights_of
+from grpo_core.generation.vllm.weights import rounded_as_sent, weights_file, weights_of
 from tests.policies import policy_of
 
 SETTINGS = SamplingSettings(group_size=1, max_completion_tokens=3)
 REQUEST = Request(prompt=(3, 4), seed=7)
 
 
-def logps(server: float, trainer: float, count: int = 8) -> ProbeLogps:
+def logps(server: float, trainer: float, count: int = 64) -> ProbeLogps:
     return ProbeLogps(
         server=torch.full((count,), server, dtype=torch.float64), trainer=torch.full((count,), trainer, dtype=torch.float64)
     )
@@ -69,8 +71,8 @@ def test_a_server_with_other_weights_is_refused(now: ProbeLogps, before: ProbeLo
 def test_in_bfloat16_a_change_below_the_rounding_shows_nothing_and_adds_up_until_it_does() -> None:
     first = logps(-1.03, -1.0)
     assert not judge(first, None, "bfloat16").is_conclusive  # nothing to compare with
-    small = judge(logps(-1.03, -1.05), first, "bfloat16")
-    assert (small.is_conclusive, small.moved) == (False, pytest.approx(0.05))
+    small = judge(logps(-1.03, -1.04), first, "bfloat16")
+    assert (small.is_conclusive, small.moved) == (False, pytest.approx(0.04))
     large = judge(logps(-1.33, -1.3), first, "bfloat16")
     assert (large.is_conclusive, large.missed) == (True, pytest.approx(0, abs=1e-7))
 
@@ -105,6 +107,31 @@ def test_in_bfloat16_one_token_that_decides_the_slope_alone_is_no_evidence() -> 
     verdict = judge(ProbeLogps(server=before.server + change + residual, trainer=before.trainer + change), before, "bfloat16")
     assert verdict.followed > 1.5
     assert not verdict.is_conclusive
+
+
+def test_in_bfloat16_a_few_tokens_with_large_rounding_do_not_decide() -> None:
+    # Five of 64 tokens are rounded by 0.3, now in the direction in which they moved: by least squares the slope is 1.9.
+    change, sign = torch.linspace(0.05, 0.2, 64, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
+    rounding = 0.02 * sign
+    rounding[-5:] = 0.3
+    before = ProbeLogps(server=-1 - rounding, trainer=torch.full_like(change, -1.0))
+    now = ProbeLogps(server=before.trainer + change + rounding, trainer=before.trainer + change)
+    of_server = now.server - before.server
+    assert float((of_server * change).sum() / change.square().sum()) > 1.5
+    assert judge(now, before, "bfloat16").followed == pytest.approx(1, abs=0.4)
+
+
+def test_inside_the_weights_are_those_of_the_server_and_afterwards_the_policys_own(tiny_model: Any) -> None:
+    policy = replace(policy_of(tiny_model), dtype="bfloat16")
+    own = {name: value.detach().clone() for name, value in policy.model.named_parameters()}
+    with contextlib.suppress(KeyError), rounded_as_sent(policy):
+        for name, value in policy.model.named_parameters():
+            assert torch.equal(value, own[name].bfloat16().float())
+        assert any(not torch.equal(value, own[name]) for name, value in policy.model.named_parameters())
+        raise KeyError("an error inside")
+    assert all(torch.equal(value, own[name]) for name, value in policy.model.named_parameters())
+    with rounded_as_sent(replace(policy, dtype="float32")):
+        assert all(torch.equal(value, own[name]) for name, value in policy.model.named_parameters())
 
 
 @pytest.mark.parametrize(

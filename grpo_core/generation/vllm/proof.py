@@ -7,11 +7,13 @@ In float32 the two agree to rounding, so their difference is bounded. In bfloat1
 changes. Then it is the *change* since the last confirmed weights that the server must have followed: the slope of its change
 over the trainer's, token by token, is 1 with the same weights and 0 with the old ones. It is judged once its standard error is
 small enough to tell these apart; until then the transfer rests on the digests alone, and the result says so. The trainer's
-log-probabilities are in float32 whatever the run's type: its own rounding would flatten the slope. A part that stays old shows
-in what the slope leaves over, once that exceeds the rounding by far.
+log-probabilities are in float32, of the weights as they were sent: its own rounding would flatten the slope, and weights that
+were not rounded do not move as those that were. A part that stays old shows in what the slope leaves over, once that exceeds
+the rounding by far.
 
 A standard error takes its observations for independent. Prompts of one template begin alike, and the rounding of their common
-tokens is one number, not one a prompt; so each token counts once for each context that it follows.
+tokens is one number, not one a prompt; so each token counts once for each context that it follows (`probe`). And the rounding
+of some tokens is ten times that of others; so the slope is the one of least absolute deviations.
 """
 
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ MOST_SLOPE_ERROR = 0.125
 """In bfloat16 the slope is judged where its standard error is at most this: 1 and 0 are then 8 of them apart."""
 MOST_FROM_ONE = 0.5
 """In bfloat16, of a slope that is judged."""
+INTERVAL = 4.0
+"""Standard errors from the slope to either end of its interval."""
 MOST_OVER_ROUNDING = 4.0
 """In bfloat16, of what the server's change differs from the trainer's: it is 1.4 times the rounding where nothing is old."""
 
@@ -78,7 +82,8 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
         rounding = _rms(confirmed.server - confirmed.trainer)
         of_trainer, of_server = now.trainer - confirmed.trainer, now.server - confirmed.server
         moved, missed = _rms(of_trainer), _rms(of_server - of_trainer)
-        followed, error = _slope(of_server, of_trainer, rounding)
+        typical = float((confirmed.server - confirmed.trainer).abs().median())
+        followed, error = _slope(of_server, of_trainer, 1.5 * typical)
     if dtype == "float32":
         _refuse(
             difference > MOST_DIFFERENCE, f"a token's log-probability differs by {difference:.2g} (at most {MOST_DIFFERENCE:g})"
@@ -99,19 +104,28 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
 
 
 def _slope(of_server: Tensor, of_trainer: Tensor, rounding: float) -> tuple[float, float]:
-    """Return the slope of a line through the origin, least squares, and its standard error; NaN, inf without any change.
+    """Return the slope of a line through the origin, least absolute deviations, and its standard error; NaN, inf without one.
 
-    The rounding of some tokens is ten times that of others, so the error is HC3, which lets residuals differ and a token that
-    decides the slope alone have none (MacKinnon and White 1985, https://doi.org/10.1016/0304-4076(85)90158-7). A server with
-    old weights lies exactly on its line, so it is at least what the rounding between two kernels would make it.
+    The slope is the median of the tokens' ratios, weighted by |x|. The signs of its residuals, weighted by x, have a sum whose
+    variance is that of x squared, however unequal the residuals are: the slopes at which that sum is within 4 standard
+    deviations of 0 are an interval, a quarter of whose half is the error. A server with old weights lies exactly on its line,
+    so the error is at least what the rounding between two kernels would make it.
     """
-    squares = float(of_trainer.square().sum())
-    if squares == 0:
+    weights, moved = of_trainer.abs(), of_trainer != 0
+    total, norm = float(weights.sum()), float(weights.norm())
+    if total == 0:
         return nan, inf
-    slope = float((of_server * of_trainer).sum()) / squares
-    residuals, leverage = of_server - slope * of_trainer, of_trainer.square() / squares
-    robust = float((of_trainer * residuals / (1 - leverage).clamp(min=1e-9)).square().sum()) ** 0.5 / squares
-    return slope, max(robust, max(_rms(residuals), rounding) / squares**0.5)
+    ratios, order = (of_server[moved] / of_trainer[moved]).sort()
+    shares = weights[moved][order].cumsum(0) / total
+
+    def quantile(share: float) -> float:
+        return float(ratios[min(int((shares < share).sum()), len(ratios) - 1)]) + 0.0  # -0 would be printed as such
+
+    reach = INTERVAL * norm / total
+    if reach >= 1:
+        return quantile(0.5), inf
+    half = (quantile((1 + reach) / 2) - quantile((1 - reach) / 2)) / 2
+    return quantile(0.5), max(half / INTERVAL, rounding / norm)
 
 
 def _refuse(is_stale: bool, why: str) -> None:

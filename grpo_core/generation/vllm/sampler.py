@@ -15,7 +15,7 @@ from grpo_core.generation.vllm.engine import Completion, Request, VllmEngine
 from grpo_core.generation.vllm.probe import probe_of
 from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge
 from grpo_core.generation.vllm.waiting import reported
-from grpo_core.generation.vllm.weights import weights_file, weights_of
+from grpo_core.generation.vllm.weights import rounded_as_sent, weights_file, weights_of
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 
@@ -114,7 +114,10 @@ class VllmSampler:
         return verdict
 
     def _trainer_logps(self) -> torch.Tensor:
-        """Return those of the probe's tokens, each but the first of its prompt, in float32 at temperature 1."""
+        """Return those of the probe's tokens, each but the first of its prompt, at temperature 1.
+
+        They are of the weights as they were sent, computed in float32.
+        """
         after_first = [
             Completion(token_ids=tokens[1:], logps=(0.0,) * len(tokens[1:]), truncated=True) for tokens in self._probe.prompts
         ]
@@ -123,7 +126,9 @@ class VllmSampler:
             for number, tokens in enumerate(self._probe.prompts)
         ]
         rows = as_batch(prompts, 1, after_first, self._policy)
-        return replace(self._policy, temperature=1.0, dtype="float32").logps(rows)[rows.completion_mask].double().cpu()
+        with rounded_as_sent(self._policy):
+            logps = replace(self._policy, temperature=1.0, dtype="float32").logps(rows)
+        return logps[rows.completion_mask].double().cpu()
 
     def _complete(
         self, engine: VllmEngine, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey

@@ -64,6 +64,24 @@ def weights_file(policy: Policy, folder: Path) -> Iterator[Path]:
         yield path
 
 
+@contextlib.contextmanager
+def rounded_as_sent(policy: Policy) -> Iterator[None]:
+    """Give the policy, while inside, the weights that a server of its type has; afterwards its own again, bit for bit."""
+    dtype = getattr(torch, policy.dtype)
+    own = {} if dtype == torch.float32 else {name: value.detach().clone() for name, value in policy.model.named_parameters()}
+    try:
+        with torch.no_grad():
+            for name, value in policy.model.named_parameters():
+                if name in own:
+                    value.copy_(own[name].to(dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in policy.model.named_parameters():
+                if name in own:
+                    value.copy_(own[name])
+
+
 def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
     """Return each parameter once, by its name in transformers: a tied head has none of its own."""
     dtype = getattr(torch, policy.dtype)
