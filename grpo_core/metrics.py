@@ -105,13 +105,13 @@ REGISTRY: tuple[Metric, ...] = (
        _TOKENS, "below 1e-3; embedded sampler: rounding"),
     # Rollouts from a server: what the probe of its weights has shown
     _m("sampler/probe/difference", "largest difference between the server's and the trainer's log-probability of a fixed token",
-       "max |lp_s - lp|", "nats", "max over the probe's tokens", "fp32: below 1e-4; bf16: below 0.3", when="server"),
+       "max |lp_s - lp|", "nats", "max over the probe's tokens", "fp32: below 1e-4; bf16: below 1", when="server"),
     _m("sampler/probe/moved", "change of the trainer's since the weights that were confirmed last", "rms(lp - lp')", "nats",
        "rms over the probe's tokens", "none: grows with the learning rate", when="server"),
     _m("sampler/probe/missed", "how far the server's change is from it", "rms((lp_s - lp_s') - (lp - lp'))", "nats",
        "rms over the probe's tokens", "fp32: below 5e-5; bf16: well below sampler/probe/moved", when="server"),
     _m("sampler/probe/followed", "how much of the trainer's change the server's has followed: 0 = it has the old weights",
-       "slope of lp_s - lp_s' over lp - lp'", "-", "least squares over the probe's tokens", "1", when="server"),
+       "slope of lp_s - lp_s' over lp - lp'", "-", "least absolute deviations over the probe's tokens", "1", when="server"),
     _m("sampler/probe/conclusive", "1 where the change stands out of the rounding; 0 = the digests alone speak for the weights",
        "-", "0/1", "last", "fp32: 1", when="server"),
     # Loss
