@@ -62,7 +62,7 @@ def test_small_changes_are_not_judged_one_by_one_and_add_up(sampler: VllmSampler
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            move(policy, 2e-5)
+            move(policy, 4e-6)
             unjudged.append(sampler.sample(PROMPTS[:1], SETTINGS, KEY).figures["sampler/probe/conclusive"])
 
     with pytest.raises(StaleWeightsError, match=r"have followed 0\.00"):
