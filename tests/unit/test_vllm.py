@@ -71,8 +71,8 @@ def test_a_server_with_other_weights_is_refused(now: ProbeLogps, before: ProbeLo
 def test_in_bfloat16_a_change_below_the_rounding_shows_nothing_and_adds_up_until_it_does() -> None:
     first = logps(-1.03, -1.0)
     assert not judge(first, None, "bfloat16").is_conclusive  # nothing to compare with
-    small = judge(logps(-1.03, -1.04), first, "bfloat16")
-    assert (small.is_conclusive, small.moved) == (False, pytest.approx(0.04))
+    small = judge(logps(-1.03, -1.05), first, "bfloat16")
+    assert (small.is_conclusive, small.moved) == (False, pytest.approx(0.05))
     large = judge(logps(-1.33, -1.3), first, "bfloat16")
     assert (large.is_conclusive, large.missed) == (True, pytest.approx(0, abs=1e-7))
 

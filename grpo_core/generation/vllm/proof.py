@@ -28,10 +28,10 @@ MOST_DIFFERENCE = 1e-4
 """In float32, of any token, in nats."""
 MOST_RMS = 5e-5
 """In float32, of the change since the last weights, root mean square over tokens."""
-MOST_SLOPE_ERROR = 0.125
-"""In bfloat16 the slope is judged where its standard error is at most this: 1 and 0 are then 8 of them apart."""
-MOST_FROM_ONE = 0.5
-"""In bfloat16, of a slope that is judged."""
+MOST_SLOPE_ERROR = 0.1
+"""In bfloat16 the slope is judged where its standard error is at most this: 1 and 0 are then 10 of them apart."""
+LEAST_FOLLOWED = 0.5
+"""In bfloat16, of a slope that is judged. Old weights make it smaller than 1, never larger."""
 INTERVAL = 4.0
 """Standard errors from the slope to either end of its interval."""
 MOST_OVER_ROUNDING = 4.0
@@ -92,7 +92,7 @@ def judge(now: ProbeLogps, confirmed: ProbeLogps | None, dtype: str) -> Verdict:
         return Verdict(difference=difference, moved=moved, missed=missed, followed=followed, is_conclusive=True)
     is_conclusive = error <= MOST_SLOPE_ERROR
     _refuse(
-        is_conclusive and abs(followed - 1) > MOST_FROM_ONE,
+        is_conclusive and followed < LEAST_FOLLOWED,
         f"of a change of the trainer's log-probabilities by {moved:.2g} the server's have followed {followed:.2f}, not 1,",
     )
     _refuse(
