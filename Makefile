@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down test test-proof test-all test-slow test-vllm vllm bench-sampling mutants torture torture-vllm check format docs clean setup
+.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm vllm bench-sampling mutants torture torture-vllm check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -81,6 +81,9 @@ docs: setup  ## regenerate what the documentation takes from the code
 	$(BIN)/python -m grpo_core.metrics > METRICS.md
 	$(BIN)/python -m grpo_core.interop.tables > docs/importing.md
 	GRPO_WRITE_DOCS=1 $(BIN)/pytest --quiet tests/contracts/test_docs.py tests/contracts/test_architecture.py
+
+pictures: setup  ## make the pictures of the README again: real runs, real servers, Chromium (ARGS="--steps 20 --out FOLDER")
+	$(BIN)/python -m benchmarks.pictures $(ARGS)
 
 clean:  ## remove the environment and caches; runs/ and .grpo/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.form import form, name_or_path
 from flows.naming import name_evaluation_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
+from grpo_core.config.presets import preset_names
 from grpo_core.evaluation.plan import EvaluationPlan
 from tasks.run.evaluation_run import open_evaluation, prepare_evaluation_data
 from tasks.run.inputs import prepare_model
@@ -23,6 +25,7 @@ from tasks.tracking import end_tracking, open_tracking, track_inputs, track_resu
 KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples"}
 
 
+@form(config=name_or_path(preset_names(), "Preset"))
 @flow(name="grpo-evaluate", flow_run_name=name_evaluation_run)
 def grpo_evaluate(
     *,
@@ -40,10 +43,12 @@ def grpo_evaluate(
 
     Args:
         policy: A run dir (its newest checkpoint), a checkpoint, an MLflow run id, or any model that `model.source` takes.
-        data: `data.source`: all of its rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`.
+        data: `data.source`: all of its rows are evaluated: `file:...`, `hub:...`, `reasoning_gym:...`. Left out, the prompts
+            that the policy's run held out.
         config: Preset or file with the data, rewards and evaluation settings to use; left out, those of the policy's run.
-        num_prompts: `evaluation.num_prompts`: at most so many prompts.
-        samples: `evaluation.samples`: sampled completions of each prompt, for pass@k. 0 = greedy only.
+        num_prompts: `evaluation.num_prompts`: at most so many prompts. Left out, as in `config` or the policy's run.
+        samples: `evaluation.samples`: sampled completions of each prompt, for pass@k. 0 = greedy only. Left out, as in `config`
+            or the policy's run.
         overrides: Any other keys, for example {"data.prompt_column": "problem"}.
         run_dir: Folder of the evaluation; left out, a new one under `runs/`.
     """

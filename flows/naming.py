@@ -17,6 +17,7 @@ from grpo_core.sweep.folder import StoredSweep
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
 from tasks.process.context import worker_tags
+from tasks.process.given_name import REFUSED, given_name
 from tasks.rails import load_allowed
 
 NAME_CHARACTERS = 200
@@ -25,21 +26,22 @@ NAME_CHARACTERS = 200
 def _from_parameters(name: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
     """Return a function that Prefect can call for the name of a flow run that is about to start, from one of its parameters.
 
-    A flow that refuses its parameters fails a moment later; the name shows whoever waits for the run why.
+    A name that somebody gave the run stays. A flow that refuses its parameters fails a moment later; the name shows whoever
+    waits for the run why.
     """
 
     def name_flow_run() -> str:
         try:
-            return _shown(name(flow_run.parameters))
+            return _shown(given_name() or name(flow_run.parameters))
         except GrpoError as error:
-            return _shown(f"refused: {str(error).splitlines()[0]}")
+            return _shown(f"{REFUSED}{str(error).splitlines()[0]}")
 
     return name_flow_run
 
 
 @_from_parameters
 def name_training(given: dict[str, Any]) -> str:
-    """`quickstart β=0 G=8 sync=10 seed=0`."""
+    """`β=0 G=8 sync=10 seed=0 quickstart`."""
     knobs = {name: given.get(name) for name in KNOBS}
     config = load_allowed(given["config"], merge_knobs(knobs, given.get("overrides", {})))
     return config.tracking.run_name or run_name(config, origin_of(config, given["config"]))
@@ -47,7 +49,7 @@ def name_training(given: dict[str, Any]) -> str:
 
 @_from_parameters
 def name_resumed_run(given: dict[str, Any]) -> str:
-    """`quickstart β=0 G=8 sync=10 seed=0, resumed`."""
+    """`β=0 G=8 sync=10 seed=0 quickstart, resumed`."""
     run_dir = RunDir(Path(given["run_dir"]))
     check_root(run_dir.path, "run_dir")  # nothing is read elsewhere, and so nothing of it is in the name
     config = run_dir.read_config()

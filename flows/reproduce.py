@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.form import form
 from flows.naming import name_reproduction
 from flows.parameters import NO_OVERRIDES, Name, Overrides
 from flows.train import run_training
@@ -14,6 +15,7 @@ from tasks.run.reporting import RunSummary
 from tasks.run.reproduction import open_reproduction, say_changes
 
 
+@form()
 @flow(name="grpo-reproduce", flow_run_name=name_reproduction)
 def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: str | None = None) -> RunSummary:
     """Repeat a run and report, step by step, whether it is identical.

@@ -1,22 +1,33 @@
 """What the `grpo` command prints: lines in which nothing acts on the terminal and no password stands."""
 
+import contextlib
+import json
+import os
+import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import typer
 
+from grpo_core.machine.output import reader_may_leave
 from grpo_core.plain_text import for_terminal, visible
 from grpo_core.redaction import redact_uri
+from grpo_core.run.record import finite
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 
 
 def echo(line: str = "", err: bool = False) -> None:
     """Print one line; a line break in it is shown, not obeyed: a run's name cannot look like a line of the command's own."""
-    typer.echo(visible(redact_uri(line)), err=err)
+    with reader_may_leave():
+        typer.echo(visible(redact_uri(line)), err=err)
 
 
 def echo_text(text: str, err: bool = False) -> None:
     """Print a text of several lines."""
-    typer.echo(for_terminal(text), err=err)
+    with reader_may_leave():
+        typer.echo(for_terminal(text), err=err)
 
 
 def echo_warnings(warnings: Iterable[str], err: bool = True) -> None:
@@ -38,3 +49,38 @@ def echo_result(facts: Iterable[str], places: Iterable[tuple[str, str]], problem
 def echo_traceback() -> None:
     """Print the traceback of the error that is being handled."""
     echo_text(traceback.format_exc().rstrip("\n"), err=True)
+
+
+@contextlib.contextmanager
+def messages_to_stderr(wanted: bool) -> Iterator[None]:
+    """Send what this process and its children print inside to standard error, so that standard output holds JSON alone.
+
+    The file descriptor is exchanged, not `sys.stdout`: libraries and children write to the descriptor.
+    """
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # nobody reads standard error any more
+            sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def echo_json(document: Any) -> None:
+    """Print a JSON document in ASCII, so that nothing in it acts on a terminal; without passwords, NaN as a string."""
+    with reader_may_leave():
+        typer.echo(json.dumps(_printable(finite(document)), indent=2, allow_nan=False, default=str))
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact_uri(value)
+    if isinstance(value, dict):
+        return {str(key): _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.form import form, knob_values, name_or_path
 from flows.naming import name_resumed_run, name_training, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
+from grpo_core.config.presets import preset_names
 from tasks.run.disk import check_disk
 from tasks.run.inputs import prepare_data, prepare_model
-from tasks.run.memory import say_memory
+from tasks.run.memory import say_memory, say_slow_dtype
 from tasks.run.monitoring import monitor
 from tasks.run.processes import evaluate_policy, release_monitor, run_training_process
 from tasks.run.reporting import RunSummary, report_run
@@ -25,6 +27,7 @@ from tasks.run.setup import Repair, hold_run, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 
+@form(config=name_or_path(preset_names(), "Preset"), **knob_values())
 @flow(name="grpo", flow_run_name=name_training)
 def grpo(
     *,
@@ -42,7 +45,7 @@ def grpo(
     an override. A key that is left out keeps the preset's value; one that is given twice is refused.
 
     Args:
-        config: Name of a preset (a file in `configs/`), or path of a YAML file.
+        config: A preset (a file in `configs/`), or the path of a YAML file.
         beta: `loss.beta`, the weight of the KL term. 0 = no KL in the loss; it is measured all the same.
         group_size: `rollout.group_size`, G: completions of one prompt.
         ref_sync_steps: `reference.sync_steps`: the reference becomes the policy every so many steps. 0 = never.
@@ -54,6 +57,7 @@ def grpo(
     return run_training(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None))
 
 
+@form()
 @flow(name="grpo", flow_run_name=name_resumed_run)
 def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
     """Resume a run that was interrupted from its newest checkpoint, as if it had never stopped.
@@ -63,7 +67,7 @@ def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
 
     Args:
         run_dir: Folder of the run.
-        repair: What to do about a damaged journal, which is refused otherwise. mlflow = take its missing steps from MLflow.
+        repair: What to do about a damaged journal; left out, it is refused. mlflow = take its missing steps from MLflow.
             cut = go back to the last checkpoint that its whole part reaches.
     """
     return run_training(reopen_run(Path(run_dir), repair))
@@ -76,6 +80,7 @@ def run_training(run_path: Path) -> RunSummary:
         tag_flow_run(run_path)
         tracked = open_tracking(run_path)
         with end_tracking(run_path, tracked):
+            say_slow_dtype(run_path)
             data = prepare_data(run_path)
             model = prepare_model(run_path, data)
             check_disk(run_path, tracked, model)

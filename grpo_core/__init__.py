@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from grpo_core.errors import GrpoError
     from grpo_core.run.folder import RunDir
     from grpo_core.run.journal import Record, read_journal
+    from grpo_core.run.opened import Run
+    from grpo_core.training.from_python import resume_training, train
 
 _HOMES = {
     "Denominators": "grpo_core.algorithm.loss",
     "GrpoError": "grpo_core.errors",
     "LossTerms": "grpo_core.algorithm.loss",
     "Record": "grpo_core.run.journal",
+    "Run": "grpo_core.run.opened",
     "RunConfig": "grpo_core.config",
     "RunDir": "grpo_core.run.folder",
     "group_relative_advantages": "grpo_core.algorithm.advantages",
@@ -27,6 +30,8 @@ _HOMES = {
     "load_config": "grpo_core.config",
     "per_token_kl": "grpo_core.algorithm.kl",
     "read_journal": "grpo_core.run.journal",
+    "resume_training": "grpo_core.training.from_python",
+    "train": "grpo_core.training.from_python",
 }
 
 __all__ = [
@@ -34,6 +39,7 @@ __all__ = [
     "GrpoError",
     "LossTerms",
     "Record",
+    "Run",
     "RunConfig",
     "RunDir",
     "group_relative_advantages",
@@ -41,6 +47,8 @@ __all__ = [
     "load_config",
     "per_token_kl",
     "read_journal",
+    "resume_training",
+    "train",
 ]
 
 

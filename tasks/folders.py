@@ -2,22 +2,14 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from prefect.runtime import flow_run
 
 from grpo_core.machine.marker import Kind
-from grpo_core.run.flow_folder import (
-    ROOTS_VARIABLE,
-    RUNS_FOLDER,
-    FlowDir,
-    allowed_roots,
-    make_folder,
-    refuse_foreign_root,
-    starting,
-)
+from grpo_core.run.begin import begun_run
+from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, allowed_roots, refuse_foreign_root
 from grpo_core.run.folder import RunDir
 from tasks.process.context import is_deployed
 
@@ -35,17 +27,9 @@ def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
         JournalError: the folder already holds a run.
         FolderError: it is not ours, or another flow starts or works in it.
     """
-    if run_path is not None:
-        RunDir(run_path).refuse_second_run()
-    run_dir = RunDir(run_path or make_folder(name))
-    try:
-        with starting(run_dir, kind):
-            yield run_dir
-            claim(run_dir.path)
-    except BaseException:
-        if run_path is None:
-            shutil.rmtree(run_dir.path)  # made a moment ago
-        raise
+    with begun_run(run_path, name, kind) as run_dir:
+        yield run_dir
+        claim(run_dir.path)
 
 
 def claim(path: Path) -> None:

@@ -4,32 +4,37 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
 from flows.cli.clean import clean
-from flows.cli.run import check, evaluate, import_settings, report_on_sweep, reproduce, sweep, track, train
-from flows.cli.stack import down, status, up
+from flows.cli.compare import compare
+from flows.cli.folders import print_how_to_resume
+from flows.cli.init import init
+from flows.cli.look import check, runs, status
+from flows.cli.run import evaluate, import_settings, reproduce, track, train
+from flows.cli.stack import down, up
+from flows.cli.sweep import report_on_sweep, sweep
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from tasks.credentials import move_credentials
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="GRPO experiments that can be trusted and repeated. With --debug, errors show their traceback and Prefect its log.",
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 VERBS: dict[str, Callable[..., None]] = {
+    "init": init,
+    "train": train,
+    "runs": runs,
     "sweep": sweep,
     "report": report_on_sweep,
     "clean": clean,
-    "train": train,
     "evaluate": evaluate,
     "reproduce": reproduce,
+    "compare": compare,
     "check": check,
     "track": track,
     "import-config": import_settings,
@@ -41,6 +46,26 @@ for name, verb in VERBS.items():
     app.command(name)(verb)
 
 DEBUG = "--debug"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"grpo-flow {metadata.version('grpo-flow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show the traceback of an error, and Prefect's log. Anywhere on the line.")
+    ] = False,
+) -> None:
+    """Run GRPO experiments that can be trusted and repeated."""  # `main` has taken --debug off the line
+
 
 QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
@@ -79,3 +104,5 @@ def main() -> None:
         what = f"{type(error).__name__}: {cause(error, most=MAX_FAULT_CHARACTERS)}"
         echo(f"error: {what} (unexpected; {DEBUG} shows the traceback)", err=True)
         sys.exit(1)
+    finally:
+        print_how_to_resume()

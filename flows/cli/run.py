@@ -1,35 +1,36 @@
-"""The verbs of the `grpo` command that are about runs, their configurations, and sweeps of them."""
+"""The verbs of the `grpo` command that run something: a training, an evaluation, a repetition."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from flows.cli.completion import Overrides, complete_config
+from flows.cli.folders import working_in, working_in_new
 from flows.stack.servers import runs_in_prefect, use_stack
-from flows.terminal import echo, echo_result, echo_text, echo_warnings
-from grpo_core.config import check_consistency, load_config, parse_overrides
-from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
-from grpo_core.config.repeatability import repeatability
+from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
+from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
 from grpo_core.config.section import refuse_credentials
-from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import ConfigError
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
-from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import describe_plan, load_sweep
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
-    from tasks.sweep.stages import SweepSummary
 
 Repair = Literal["mlflow", "cut"]
-ConfigName = Annotated[str, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, applied over the file", metavar="[KEY=VALUE]...")]
 
 
 def train(
     config: Annotated[
-        str | None, typer.Argument(help="Preset (`quickstart`) or path of a YAML file.", metavar="CONFIG", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Preset (`quickstart`) or path of a YAML file.",
+            metavar="CONFIG",
+            show_default=False,
+            autocompletion=complete_config,
+        ),
     ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
@@ -43,34 +44,44 @@ def train(
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
     if resume is not None:
-        summary = _resume(resume, repair, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+        _resume(resume, repair, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
     elif repair is not None:
         raise ConfigError(f"--repair {repair}: repairs a run that is resumed; give --resume RUN_DIR, too")
     elif config is None:
         raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
     else:
-        values = parse_overrides(overrides or [])
-        echo_warnings(check_consistency(load_config(config, values)))
+        _train(config, parse_overrides(overrides or []), run_dir)
+
+
+def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
+    resolved = load_config(config, values)  # refused before anything is made or started
+    warnings = check_consistency(resolved)
+    with working_in_new(run_dir, origin_of(resolved, config).preset, "run") as folder:
+        echo_warnings(warnings)
         use_stack()
         from flows.train import grpo
 
-        summary = grpo(config=config, overrides=values, run_dir=str(run_dir) if run_dir else None)
-    _show(summary)
-    if summary.status == "stopped":
-        echo(f"stopped early: {summary.reason}", err=True)
-        raise typer.Exit(3)
+        _show_training(grpo(config=config, overrides=values, run_dir=str(folder)))
 
 
-def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> "RunSummary":
+def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> None:
     if given:
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
     RunDir(run_dir).read_config()
     if repair is None:
         check_run(RunDir(run_dir))
-    use_stack()
-    from flows.train import resume
+    with working_in(run_dir):
+        use_stack()
+        from flows.train import resume
 
-    return resume(run_dir=str(run_dir), repair=repair)
+        _show_training(resume(run_dir=str(run_dir), repair=repair))
+
+
+def _show_training(summary: "RunSummary") -> None:
+    _show(summary)
+    if summary.status == "stopped":
+        echo(f"stopped early: {summary.reason}", err=True)
+        raise typer.Exit(3)
 
 
 def evaluate(
@@ -81,15 +92,36 @@ def evaluate(
         str | None, typer.Option(help="Preset or file with the settings; left out, those of the policy's run.")
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the evaluation; a new one under runs/ if left out.")] = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a policy on its held-out prompts or on any data: the flow `grpo-evaluate`."""
     values = parse_overrides(overrides or [])
     for name, given in {"POLICY": policy, "--data": data, "--config": config}.items():
         refuse_credentials(name, given)  # before it is a flow's parameter, which Prefect keeps
-    use_stack()
-    from flows.evaluate import grpo_evaluate
+    with messages_to_stderr(as_json), working_in_new(run_dir, "evaluation", "evaluation") as folder:
+        use_stack()
+        from flows.evaluate import grpo_evaluate
 
-    _show(grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(run_dir) if run_dir else None))
+        summary = grpo_evaluate(policy=policy, data=data, config=config, overrides=values, run_dir=str(folder))
+    if as_json:
+        echo_json(_evaluation(summary))
+    else:
+        _show(summary)
+
+
+def _evaluation(summary: "RunSummary") -> dict[str, Any]:
+    from grpo_core.evaluation.results import read_estimates
+
+    estimates = read_estimates(RunDir(summary.run_path), "base")
+    return {
+        "run_dir": str(summary.run_path),
+        "facts": summary.facts,
+        "estimates": {key: asdict(estimate) for key, estimate in estimates.items()},
+        "report": f"{summary.run_path}/report/report.md",
+        "mlflow": {**asdict(summary.tracked), "address": summary.tracked.address},
+        "problems": summary.problems,
+    }
 
 
 def reproduce(
@@ -100,10 +132,11 @@ def reproduce(
     """Repeat a run from what was recorded of it and compare every figure: exit code 0 if all are identical, 4 if not."""
     values = parse_overrides(overrides or [])
     refuse_credentials("RUN", run)
-    use_stack()
-    from flows.reproduce import grpo_reproduce
+    with working_in_new(run_dir, "reproduction", "reproduction") as folder:
+        use_stack()
+        from flows.reproduce import grpo_reproduce
 
-    _show(grpo_reproduce(run=run, overrides=values, run_dir=str(run_dir) if run_dir else None))
+        _show(grpo_reproduce(run=run, overrides=values, run_dir=str(folder)))
 
 
 def _show(summary: "RunSummary") -> None:
@@ -114,21 +147,6 @@ def _show(summary: "RunSummary") -> None:
     echo_result(facts, places, summary.problems)
     if summary.is_identical is False:
         raise typer.Exit(4)
-
-
-def check(config: ConfigName, overrides: Overrides = None) -> None:
-    """Print the resolved configuration and every warning, without loading a model."""
-    resolved = load_config(config, parse_overrides(overrides or []))
-    echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
-    factor = advantage_rms_factor(resolved)
-    meaning = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
-    echo()
-    echo(f"advantage_rms_factor: {meaning}")
-    echo(f"effective beta: {weight_of_kl(resolved)}")
-    echo(f"repeats: {repeatability(resolved).what}")
-    warnings = check_consistency(resolved)
-    echo_warnings(warnings, err=False)
-    echo(f"{len(warnings)} warning(s); the configuration is valid")
 
 
 def track(run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")]) -> None:
@@ -155,56 +173,3 @@ def import_settings(
     imported = import_config(file, source, processes)
     typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
     echo(summary(imported), err=True)
-
-
-def sweep(
-    file: Annotated[
-        str | None, typer.Argument(help="A file in configs/sweeps/ by name, or a path.", metavar="FILE", show_default=False)
-    ] = None,
-    overrides: Overrides = None,
-    *,
-    sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
-    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
-) -> None:
-    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
-    values = parse_overrides(overrides or [])
-    if resume is None and retry_failed:
-        raise ConfigError("--retry-failed: has no effect without --resume SWEEP_DIR")
-    if resume is not None:
-        given = [value for value in (file, sweep_dir, *(overrides or [])) if value is not None]
-        if given:
-            raise ConfigError(f"--resume {resume}: the sweep keeps its own settings; leave out {given[0]}")
-        SweepDir(resume).read()  # refused before anything is started
-        use_stack()
-        from flows.sweep import resume_sweep
-
-        _show_sweep(resume_sweep(sweep_dir=str(resume), retry_failed=retry_failed))
-        return
-    if file is None:
-        raise ConfigError("give a FILE (of configs/sweeps/, or a path), or --resume SWEEP_DIR")
-    plan = load_sweep(file, values)  # refused before anything is started
-    if dry_run:
-        for line in describe_plan(plan):
-            echo(line)
-    else:
-        use_stack()
-        from flows.sweep import grpo_sweep
-
-        _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(sweep_dir) if sweep_dir else None))
-
-
-def _show_sweep(summary: "SweepSummary") -> None:
-    echo()
-    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    places = (("runs", counts), ("report", str(summary.page)), *summary.tracked.places)
-    echo_result(summary.answer, places, summary.problems)
-
-
-def report_on_sweep(sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")]) -> None:
-    """Write tables, figures and the report of a sweep from its journals, and upload them to MLflow where it is tracked."""
-    from tasks.sweep.stages import report_again
-
-    page, answer, problems = report_again(sweep_dir)
-    echo_result(answer, [("report", str(page))], problems)

@@ -1,4 +1,4 @@
-"""The verbs of the `grpo` command that are about the local stack; `status` also shows one run."""
+"""The verbs of the `grpo` command that start and end the local stack."""
 
 from pathlib import Path
 from typing import Annotated
@@ -70,56 +70,3 @@ def down(
     folder = folder or folder_here()
     if not end_stack(folder, patience, echo):
         echo(f"nothing is up in {folder}")
-
-
-def status(
-    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run; left out: the local stack.")] = None,
-    folder: StackFolder = None,
-) -> None:
-    """Say where a run is, or how the local stack is."""
-    if run_dir is None:
-        _show_stack(folder or folder_here())
-    else:
-        _show_run(run_dir)
-
-
-def _show_stack(folder: Path) -> None:
-    from flows.stack.control import stack_status
-    from flows.stack.prefect_api import count_flow_runs
-    from grpo_core.generation.vllm.load import describe_kept_server
-    from grpo_core.generation.vllm.records import record_files
-
-    stack, conditions = stack_status(folder)
-    if stack is None:
-        echo(f"nothing is up in {folder}; start it with `grpo up`")
-        raise typer.Exit(1)
-    addresses = {"prefect": stack.prefect_address, "mlflow": stack.mlflow_address}
-    for name, condition in conditions.items():
-        process = stack.processes.get(name)
-        echo(f"{name:8} {condition:10} process {process.pid if process else '-':<8} {addresses.get(name, '')}")
-    if stack.vllm:
-        for record in record_files(stack.vllm_folder):
-            echo(f"{record.stem:8} {describe_kept_server(record)}")
-    counts = count_flow_runs(stack)
-    known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
-    echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
-    if set(conditions.values()) != {"ready"}:
-        echo("`grpo up` starts what is missing")
-        raise typer.Exit(1)
-
-
-def _show_run(run_dir: Path) -> None:
-    from grpo_core.run.folder import RunDir
-    from grpo_core.run.summary import run_status
-
-    now = run_status(RunDir(run_dir))
-    echo(f"{run_dir}: {now.state}, step {now.step} of {now.steps}, {now.num_syncs} reference sync(s)")
-    if now.reason:
-        echo(f"reason: {now.reason}")
-    if now.last is not None:
-        echo(f"last record: {now.last.time}")
-        for key in ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds"):
-            if key in now.last.metrics:
-                echo(f"  {key:20} {now.last.metrics[key]:.4g}")
-    for line in (*(f"alert: {alert}" for alert in now.alerts), *now.notes):
-        echo(line)

@@ -39,7 +39,8 @@ from flows.stack.prefect_app import HOSTS_VARIABLE, loopback_hosts
 from flows.stack.processes import HOST, past_proxies
 from grpo_core.errors import StackError
 from grpo_core.redaction import redact_uri
-from tasks.process.context import EMBEDDED_VARIABLE, python_path
+from grpo_core.run.child import python_path
+from tasks.process.context import EMBEDDED_VARIABLE
 
 logger = logging.getLogger(__name__)
 

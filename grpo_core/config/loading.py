@@ -25,6 +25,12 @@ KNOBS = {
     "seed": "training.seed",
 }
 """Parameter name -> key path."""
+IN_YAML = {
+    "Input should be a valid tuple": "input should be a list, such as [1, 2]",
+    "Input should be a valid dictionary": "input should be a section of keys, such as {key: value}",
+    "Input should be a valid boolean": "input should be true or false",
+}
+"""How pydantic's errors about Python's types begin, and what they are in the words of a YAML file."""
 FIXED_REFERENCE = 0
 """The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
@@ -144,7 +150,8 @@ def read_values(
     except UnicodeDecodeError as error:
         raise ConfigError(f"config {path}: is not UTF-8 text; give a {formats} file") from error
     except ConfigError as error:
-        raise ConfigError(f"config {path}: {error}; give a {formats} file") from error
+        fault, *line = str(error).split("\n")  # the offending line and its caret stay below the message
+        raise ConfigError("\n".join([f"config {path}: {fault}; give a {formats} file", *line])) from error
     if not isinstance(values, dict | None):
         raise ConfigError(f"config {path}: expected {wanted}, got a {type(values).__name__}")
     return values or {}
@@ -191,6 +198,9 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_near_key(key, model)}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
+    message = next((ours for theirs, ours in IN_YAML.items() if detail["msg"].startswith(theirs)), message)
+    if detail["type"] in ("too_short", "too_long"):
+        message = message.replace("tuple should", "list should").replace(" after validation", "")
     value = "" if detail["type"] == "missing" else f", got {shown(detail['input'])}"
     return f"{key or 'config'}: {message}{value}"
 

@@ -63,16 +63,27 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
 
 
 def run_name(config: RunConfig, origin: Origin) -> str:
-    """Return what distinguishes runs: `quickstart β=0 G=8 sync=10 seed=0`, then what else was changed of the preset."""
+    """Return what distinguishes runs, what was changed of the preset first: lists cut the end of a name.
+
+    >>> run_name(RunConfig(), Origin(preset="quickstart", changes={"training.seed": (0, 0), "training.steps": (5, 20)}))
+    'seed=0 training.steps=20 β=0.04 G=8 sync=never quickstart'
+    """
     sync = config.reference.sync_steps or "never"
-    knobs = f"β={config.loss.beta:g} G={config.rollout.group_size} sync={sync} seed={config.training.seed}"
+    knobs = {
+        KNOBS["beta"]: f"β={config.loss.beta:g}",
+        KNOBS["group_size"]: f"G={config.rollout.group_size}",
+        KNOBS["ref_sync_steps"]: f"sync={sync}",
+        KNOBS["seed"]: f"seed={config.training.seed}",
+    }
     others = [
         f"{key}={_short(value)}"
         for key, (_, value) in origin.changes.items()
-        if key not in KNOBS.values() and not key.startswith("tracking.")
+        if key not in knobs and not key.startswith("tracking.")
     ]
     more = [f"+{len(others) - NAMED_CHANGES} more"] if len(others) > NAMED_CHANGES else []
-    return " ".join([origin.preset, knobs, *others[:NAMED_CHANGES], *more])
+    changed = [text for key, text in knobs.items() if key in origin.changes]
+    kept = [text for key, text in knobs.items() if key not in origin.changes]
+    return " ".join([*changed, *others[:NAMED_CHANGES], *more, *kept, origin.preset])
 
 
 def _short(value: Any) -> str:

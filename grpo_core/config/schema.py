@@ -49,7 +49,8 @@ class DataConfig(Section):
     examples: tuple[tuple[str, str], ...] = ()
     """(question, answer) pairs shown as earlier turns of the conversation."""
     chat_template: bool = True
-    """Apply the tokenizer's chat template; off = the prompt is used as plain text."""
+    """Apply the tokenizer's chat template; off = the prompt is used as plain text. On, reward functions get prompts and
+    completions as lists of chat messages, as in TRL."""
     eval_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share of the distinct prompts held out for evaluation, never trained on."""
 
@@ -58,7 +59,9 @@ class RewardConfig(Section):
     """One reward function."""
 
     fn: str
-    """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`."""
+    """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`, which
+    gets each completion as text, or with `data.chat_template: true` as a list of messages: `completion[0]["content"]` is its
+    text, as in TRL."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     args: PlainValues = Field(default={})

@@ -12,10 +12,15 @@ import yaml
 
 from grpo_core.errors import ConfigError, raised_as
 from grpo_core.plain_text import visible
+from grpo_core.redaction import redact_uri
 
 MAX_VALUES = 10_000
 """Every alias counts as the values that it stands for."""
 MAX_LEVELS = 50
+SHOWN_COLUMNS = 60
+"""Characters of an offending line that a message shows on either side of the fault."""
+_LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""Where PyYAML begins to count a new line."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,7 +59,28 @@ def parse_yaml(text: str) -> Any:
             ConfigError, "is not valid YAML: {cause}", yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError
         ),
     ):
-        return copy_plain(yaml.load(text, _Loader))
+        try:
+            return copy_plain(yaml.load(text, _Loader))
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            if mark is None:
+                raise
+            what = ", ".join(filter(None, (error.context, error.problem)))
+            where = f"line {mark.line + 1}, column {mark.column + 1}"
+            raise ConfigError(f"is not valid YAML, {where}: {what}\n{_pointed_line(text, mark)}") from error
+
+
+def _pointed_line(text: str, mark: yaml.Mark) -> str:
+    """Return the line of a mark as a terminal shows it, and below it a caret under the marked character."""
+    lines = _LINE_END.split(text)
+    # Where a text ends too early, the mark may lie behind its last line, which is often empty.
+    number = next(index for index in range(min(mark.line, len(lines) - 1), -1, -1) if lines[index].strip() or index == 0)
+    line = lines[number]
+    column = min(mark.column, len(line)) if number == mark.line else len(line)
+    if redact_uri(line) != line:  # half a password would not be recognised as one: such a line is not cut, and has no caret
+        return f"  {visible(redact_uri(line))}"
+    before, after = line[max(0, column - SHOWN_COLUMNS) : column], line[column : column + SHOWN_COLUMNS]
+    return f"  {visible(before)}{visible(after)}\n  {' ' * len(visible(before))}^"
 
 
 class _Dumper(yaml.SafeDumper):

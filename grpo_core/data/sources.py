@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_core.config import DataConfig
 from grpo_core.data.gym import gym_rows
+from grpo_core.data.hub import hub_rows
 from grpo_core.errors import DataError, cause, shown
 
 Row = dict[str, Any]
@@ -35,7 +36,7 @@ def read_rows(config: DataConfig) -> list[Row]:
         case "file":
             rows = _file_rows(file_of(name))
         case "hub":
-            rows = _hub_rows(name, config)
+            rows = hub_rows(name, config.hub_config, config.hub_split)
         case _:
             raise DataError(f"data.source {shown(config.source)}: {shown(kind)} is none of reasoning_gym, file, hub")
     if not rows:
@@ -67,19 +68,6 @@ def _file_rows(path: Path) -> list[Row]:
         return readers[path.suffix](path)
     except Exception as error:  # pandas and pyarrow raise a dozen unrelated types for damaged files
         raise DataError(f"data.source file:{path}: cannot be read as {path.suffix}: {cause(error)}") from error
-
-
-def _hub_rows(name: str, config: DataConfig) -> list[Row]:
-    import datasets
-
-    try:
-        dataset = datasets.load_dataset(name, config.hub_config, split=config.hub_split)
-    except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad configuration
-        raise DataError(
-            f"data.source hub:{name} (data.hub_config {config.hub_config}, data.hub_split {config.hub_split}): cannot be "
-            f"loaded ({type(error).__name__}: {cause(error)}); check the name, or give file:<path>"
-        ) from error
-    return [dict(row) for row in dataset]
 
 
 def jsonl_rows(path: Path) -> list[Row]:

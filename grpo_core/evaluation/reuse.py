@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpo_core
 from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
@@ -31,6 +30,8 @@ from grpo_core.run.provenance import installed_versions
 
 logger = logging.getLogger(__name__)
 
+PACKAGE = Path(__file__).parents[1]
+"""`grpo_core`, all of whose code takes part."""
 PACKAGES = (
     "latex2sympy2-extended",
     "math-verify",
@@ -82,7 +83,7 @@ def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: s
             "weights": weights,
             "model": tokenizer_digest(folder),
             "settings": _settings(config, verifier),
-            "code": files_digest(sorted(Path(grpo_core.__path__[0]).rglob("*.py"))),
+            "code": files_digest(sorted(PACKAGE.rglob("*.py"))),
             "packages": dict.fromkeys(PACKAGES) | installed_versions(PACKAGES),
             "machine": (sys.version, platform.machine(), processor(), kernel_variables()),
             "gpus": None if config.training.device == "cpu" else gpus(),

@@ -60,6 +60,19 @@ def needed_variables(cpuinfo: Path = CPUINFO) -> dict[str, str]:
     return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"} if hides_tiles else {}
 
 
+def has_bfloat16_kernels(cpuinfo: Path = CPUINFO) -> bool:
+    """Return whether oneDNN has fast products in bfloat16 for this CPU; True where that is not known.
+
+    On x86 it needs AVX-512, which also serves processors without instructions for bfloat16 itself, or AVX-NE-CONVERT. With
+    AVX2 alone torch takes a path that is slower than float32.
+
+    Args:
+        cpuinfo: what Linux knows of the CPU.
+    """
+    flags = _cpu_facts(cpuinfo).get("flags", "").split()
+    return not flags or not {"avx512bw", "avx_ne_convert"}.isdisjoint(flags)
+
+
 def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
     """Return what is known of the first CPU."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from grpo_core.errors import FolderError, shown
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
 
-Kind = Literal["run", "evaluation", "reproduction", "sweep"]
+Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison"]
 MARKER_FILE = ".grpo-folder"
 FORMAT = 1
 
@@ -27,7 +27,7 @@ class Marker:
     """What the marker of a folder holds."""
 
     kind: str
-    """`run`, `evaluation`, `reproduction` or `sweep`."""
+    """`run`, `evaluation`, `reproduction`, `sweep` or `comparison`."""
     format: Count = FORMAT
     """Version of the folder's layout."""
     created: str = ""

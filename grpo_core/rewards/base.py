@@ -13,9 +13,11 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-from grpo_core.config import RewardConfig
+from grpo_core.config import RewardConfig, RunConfig
+from grpo_core.config.code import code_in
 from grpo_core.errors import RewardError, cause, name_of, shown
 from grpo_core.types import Conversation, Prompt
 
@@ -29,6 +31,11 @@ BUILTIN = {
     "format": "grpo_core.rewards.simple:format_reward",
     "length": "grpo_core.rewards.simple:length_reward",
 }
+MESSAGES_NOT_TEXT = (
+    "With data.chat_template: true, a reward function gets each prompt and completion as a list of messages, as in TRL: "
+    "completion[0]['content'] is its text (or grpo_core.rewards.base.completion_text(completion))"
+)
+"""What the author of a function that expects text has to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,12 @@ def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
     return rewards
 
 
+def reward_notes(config: RunConfig) -> tuple[str, ...]:
+    """Return what the author of a configuration's own reward functions should know before a run: what they are called with."""
+    own = [code.value for code in code_in(config) if code.module is not None]
+    return (f"{', '.join(own)}: {MESSAGES_NOT_TEXT}",) if own and config.data.chat_template else ()
+
+
 def reward_name(fn: str) -> str:
     """Return the part of metric keys that stands for a reward function.
 
@@ -86,6 +99,8 @@ def _import(fn: str) -> RewardFn:
             f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
         )
     try:
+        if fn not in BUILTIN and str(Path.cwd()) not in sys.path:  # where `python -m` looks and the script `grpo` does not
+            sys.path.append(str(Path.cwd()))  # last: it hides nothing that is installed
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module raises whatever it does when it is imported
         raise RewardError(f"rewards: {name_of(fn)} cannot be imported: {type(error).__name__}: {cause(error)}") from error
@@ -127,9 +142,10 @@ def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tup
         values = reward.function(prompts=contents, completions=completions, **columns, **reward.args)
     except Exception as error:  # whatever a user's function raises becomes one clear message
         culprit = _first_failing(reward, contents, completions, columns)
+        hint = "" if isinstance(completions[culprit], str) or reward.fn in BUILTIN else f". {MESSAGES_NOT_TEXT}"
         raise RewardError(
             f"reward {reward.fn} raised {type(error).__name__}: {error}; sample {culprit}: prompt "
-            f"{prompts[culprit].text[-200:]!r}, completion {texts[culprit][:200]!r}"
+            f"{prompts[culprit].text[-200:]!r}, completion {texts[culprit][:200]!r}{hint}"
         ) from error
     return _checked(reward, values, prompts, texts)
 

@@ -1,56 +1,62 @@
-"""Pictures of a run: reward and KL over steps, reference syncs marked."""
+"""Pictures of a run over its steps, reference syncs marked; the pieces from which `grpo compare` draws several runs, too."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
-import pandas
-
-from grpo_core.run.journal import Record
-from grpo_core.run.tables import step_table, sync_table
-
-mpl.use("Agg")  # files only: no window, no display needed
-
-from matplotlib import pyplot
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from grpo_core.run.curves import Curve, RunCurves, SyncMarks, read_curves
+from grpo_core.run.journal import Record
+
+SMOOTHED = 5
+"""Steps over which a thick line is the mean of a thin one."""
+DPI = 120
+SYMLOG_FROM = 20.0
+"""A KL axis is logarithmic above its median if the largest value exceeds the median by more than this factor."""
 
 
 def reward_figure(records: Sequence[Record]) -> Figure:
     """Return reward, its spread inside groups, and the share of groups that teach nothing, over steps."""
-    steps = step_table(records)
-    with _panels(records, "Reward (thin: each step, thick: mean of 5)", "reward", "share") as (figure, top, bottom):
-        _line(top, steps, "reward/mean", "reward", smooth=True)
-        _line(top, steps, "group/best_mean", "best of its group", style=":")
-        _eval_points(top, records)
-        _line(bottom, steps, "group/zero_std_frac", "groups with equal rewards")
-        _line(bottom, steps, "completion/truncated_frac", "truncated completions", style="--")
+    run = read_curves(records)
+    with _panels(run, f"Reward (thin: each step, thick: mean of {SMOOTHED})", "reward", "share") as (figure, top, bottom):
+        draw_curve(top, run.get("reward/mean"), "reward", smooth=True)
+        draw_curve(top, run.get("group/best_mean"), "best of its group", style=":")
+        _draw_points(top, run.get("eval/heldout/greedy_accuracy"), "s", "held-out greedy accuracy")
+        _draw_points(top, run.get("eval/heldout_sample/greedy_accuracy"), ".", "the same, on a sample")
+        draw_curve(bottom, run.get("group/zero_std_frac"), "groups with equal rewards")
+        draw_curve(bottom, run.get("completion/truncated_frac"), "truncated completions", style="--")
         bottom.set_ylim(-0.03, 1.03)
     return figure
 
 
 def drift_figure(records: Sequence[Record]) -> Figure:
-    """Return KL to the current reference and to the initial policy, entropy, and parameter distance, over steps."""
-    steps = step_table(records)
-    with _panels(records, "Drift of the policy", "KL, nats per token", "nats") as (figure, top, bottom):
-        if "kl/ref/k3" in steps:
-            centre, error = steps["kl/ref/k3"], steps["kl/ref/se"]
-            top.fill_between(steps.index, centre - error, centre + error, alpha=0.25, linewidth=0)
-        _line(top, steps, "kl/ref/k3", "to the current reference (k3, +- 1 s.e.)")
-        _line(top, steps, "kl/init/k3", "to the initial policy (k3)", style="--")
-        _line(bottom, steps, "policy/entropy", "entropy, nats")
+    """Return KL to the reference and to the initial policy (estimated and exact), and entropy, over steps."""
+    run = read_curves(records)
+    with _panels(run, "Drift of the policy", "KL, nats per token", "nats per token") as (figure, top, bottom):
+        reference = run.get("kl/ref/k3")
+        draw_band(top, reference)
+        draw_curve(top, reference, "to the current reference (k3, ± 1 s.e.)")
+        draw_curve(top, run.get("kl/init/k3"), "to the initial policy (k3)", style="--")
+        draw_curve(
+            top, run.get("kl/probe/full_init"), "the same, exact on the probe set", color="0.2", style=":o", markersize=3
+        )
+        start_kl_at_zero(top, [curve for key, curve in run.curves.items() if key.startswith("kl/")])
+        draw_curve(bottom, run.get("policy/entropy"), "entropy")
     return figure
 
 
 @contextlib.contextmanager
-def _panels(records: Sequence[Record], title: str, above: str, below: str) -> Iterator[tuple[Figure, Axes, Axes]]:
+def _panels(run: RunCurves, title: str, above: str, below: str) -> Iterator[tuple[Figure, Axes, Axes]]:
     """Yield a figure of two panels over the same steps, to be drawn into; then mark the syncs and label the axes."""
-    syncs = sync_table(records)
-    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, height_ratios=(2, 1), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     yield figure, top, bottom
     for panel, label in ((top, above), (bottom, below)):
-        mark_syncs(panel, syncs, label=panel is top)
+        mark_syncs(panel, run.syncs, label=panel is top)
         panel.set_ylabel(label)
         panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
@@ -64,41 +70,66 @@ def save_figures(records: Sequence[Record], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     figures = {folder / "reward.png": reward_figure(records), folder / "kl.png": drift_figure(records)}
     for path, figure in figures.items():
-        figure.savefig(path, dpi=120)
-        pyplot.close(figure)
+        figure.savefig(path, dpi=DPI)
     return list(figures)
 
 
-def _line(axes: Axes, steps: pandas.DataFrame, key: str, label: str, *, style: str = "-", smooth: bool = False) -> None:
-    if key not in steps:
+def draw_curve(
+    axes: Axes, curve: Curve | None, label: str | None, *, style: str = "-", smooth: bool = False, **look: Any
+) -> None:
+    """Draw a curve; a smoothed one as a thin line of its values under the thick one of their means.
+
+    Args:
+        axes: to draw into.
+        curve: None where the run never measured it: nothing is drawn.
+        label: in the legend.
+        style: of matplotlib, such as `--`.
+        smooth: whether the line is the mean of the last `SMOOTHED` steps.
+        look: of the line, as matplotlib has it.
+    """
+    if curve is None:
         return
-    values = steps[key].dropna()
     if not smooth:
-        axes.plot(values.index, values, style, label=label)
+        axes.plot(curve.steps, curve.values, style, label=label, **look)
         return
-    (thin,) = axes.plot(values.index, values, style, alpha=0.4, linewidth=1)
-    # Over all steps, those without a figure included: five steps are five steps, however many of them were measured.
-    means = steps[key].rolling(5, min_periods=1).mean()[values.index]
-    axes.plot(values.index, means, style, color=thin.get_color(), label=label)
+    (thin,) = axes.plot(curve.steps, curve.values, style, **{**look, "alpha": 0.35, "linewidth": 0.8})
+    axes.plot(curve.steps, curve.averaged(SMOOTHED), style, label=label, **{"color": thin.get_color(), **look})
 
 
-def _eval_points(axes: Axes, records: Sequence[Record]) -> None:
-    for name, marker, label in (("heldout", "s", "held-out greedy accuracy"), ("heldout_sample", ".", "the same, on a sample")):
-        key = f"eval/{name}/greedy_accuracy"
-        points = [(record.step, record.metrics[key]) for record in records if key in record.metrics]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker, color="black", markersize=5, label=label)
+def draw_band(axes: Axes, curve: Curve | None, **look: Any) -> None:
+    """Shade the bars of a curve: one standard error to each side of a KL."""
+    if curve is not None and curve.low is not None and curve.high is not None:
+        axes.fill_between(curve.steps, curve.low, curve.high, **{"alpha": 0.2, "linewidth": 0, **look})
 
 
-def mark_syncs(axes: Axes, syncs: pandas.DataFrame, label: bool = True) -> None:
-    """Draw a line at each reference sync of a `sync_table`."""
-    for index, step in enumerate(syncs["step"]):
-        # Half a step later: the sync happens after its step and holds from the next one.
-        axes.axvline(
-            step + 0.5,
-            color="tab:red",
-            linestyle="-.",
-            linewidth=1,
-            alpha=0.7,
-            label="reference sync" if label and index == 0 else None,
-        )
+def start_kl_at_zero(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Let a KL axis begin at 0, the least that a KL can be; where a few values would press the others down, scale it.
+
+    An estimate below 0 (k1 has such, k3 and an exact KL do not beyond rounding) stays in the picture.
+    """
+    values = np.concatenate([curve.values for curve in curves]) if curves else np.empty(0)
+    scale_kl(axes, values[np.isfinite(values)])
+
+
+def scale_kl(axes: Axes, values: np.ndarray) -> None:
+    """Scale a KL axis by its finite values: from 0 on, symmetric-logarithmic where the largest is far above the median."""
+    positive = values[values > 0]
+    if not len(positive):
+        return
+    median = float(np.median(positive))
+    if positive.max() > SYMLOG_FROM * median:
+        axes.set_yscale("symlog", linthresh=median)
+    if values.min() >= -1e-6 * float(positive.max()):  # else matplotlib shows a decade below 0, where nothing is
+        axes.set_ylim(bottom=0)
+
+
+def _draw_points(axes: Axes, curve: Curve | None, marker: str, label: str) -> None:
+    if curve is not None:
+        axes.plot(curve.steps, curve.values, marker, color="black", markersize=5, label=label)
+
+
+def mark_syncs(axes: Axes, syncs: SyncMarks, label: bool = True) -> None:
+    """Draw a dotted vertical line at each reference sync."""
+    for index, place in enumerate(syncs.places):
+        name = "reference sync" if label and index == 0 else None
+        axes.axvline(place, color="tab:red", linestyle=":", linewidth=1.2, alpha=0.7, label=name)

@@ -164,18 +164,18 @@ _started: dict[Path, IO[bytes]] = {}
 """Locks of folders in which this process has begun a start, until `holding` takes them over."""
 
 
-def make_folder(name: str) -> Path:
-    """Make a folder that nobody else has, named after the time and `name`: two runs may start in the same second.
+def make_folder(name: str, root: Path = RUNS_FOLDER) -> Path:
+    """Make a folder below `root` that nobody else has, named after the time and `name`: two runs may start in the same second.
 
     Raises:
-        JournalError: nothing can be made below `runs/`.
+        JournalError: nothing can be made below `root`.
     """
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     while True:
-        path = RUNS_FOLDER / f"{stamp}-{name}{next(suffixes)}"
+        path = root / f"{stamp}-{name}{next(suffixes)}"
         with (
-            raised_as(JournalError, f"{RUNS_FOLDER.resolve()}: no folder can be made in it ({{cause}})", OSError),
+            raised_as(JournalError, f"{root.resolve()}: no folder can be made in it ({{cause}})", OSError),
             contextlib.suppress(FileExistsError),
         ):
             path.mkdir(parents=True)

@@ -7,14 +7,15 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo_core.run.figures import mark_syncs
+from grpo_core.run.curves import AFTER_STEP, read_curves
+from grpo_core.run.figures import draw_curve, mark_syncs
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
-from grpo_core.run.tables import step_table, sync_table
+
+EXACT = "the same, exact on the probe set"
 
 
 def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
@@ -23,9 +24,8 @@ def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
     Args:
         runs: journals by the title of their panel.
     """
-    figure, axes = pyplot.subplots(
-        1, len(runs), figsize=(4.2 * len(runs), 3.6), sharex=True, sharey=True, layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(4.2 * len(runs), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(runs), sharex=True, sharey=True, squeeze=False)
     for panel, (title, records) in zip(axes[0], runs.items(), strict=True):
         _draw(panel, records)
         panel.set(title=title, xlabel="step")
@@ -36,16 +36,15 @@ def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
 
 
 def _draw(panel: Axes, records: Sequence[Record]) -> None:
-    steps, syncs = step_table(records), sync_table(records)
-    mark_syncs(panel, syncs)
+    run = read_curves(records, ("kl/ref/k3", "kl/init/k3", "kl/probe/full_init"))
+    mark_syncs(panel, run.syncs)
     # Wide and pale, so that it shows where it is the same line: while the reference still is the initial policy.
-    panel.plot(steps.index, steps["kl/init/k3"], color="tab:orange", linewidth=4, alpha=0.45, label="to the initial policy")
-    if "kl/probe/full_init" in steps:
-        exact = steps["kl/probe/full_init"].dropna()
-        panel.plot(exact.index, exact, ":o", color="black", markersize=3, label="the same, exact on the probe set")
-    panel.plot(steps.index, steps["kl/ref/k3"], color="tab:blue", label="to the reference")
-    panel.plot(syncs["step"] + 0.4, syncs["kl_before"], "^", color="tab:blue", markersize=5, label="before a sync")
-    panel.plot(syncs["step"] + 0.6, syncs["kl_after"], "v", color="tab:green", markersize=5, label="after it")
+    draw_curve(panel, run.get("kl/init/k3"), "to the initial policy", color="tab:orange", linewidth=4, alpha=0.45)
+    draw_curve(panel, run.get("kl/probe/full_init"), EXACT, style=":o", color="black", markersize=3)
+    draw_curve(panel, run.get("kl/ref/k3"), "to the reference", color="tab:blue")
+    places, apart = run.syncs.places, AFTER_STEP / 5  # so that both marks of one sync can be seen
+    panel.plot(places - apart, run.syncs.kl_before, "^", color="tab:blue", markersize=5, label="before a sync")
+    panel.plot(places + apart, run.syncs.kl_after, "v", color="tab:green", markersize=5, label="after it")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,7 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
     )
     figure.savefig(options.out, dpi=110)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pandas
-
 from grpo_core.errors import JournalError, shown
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
@@ -49,6 +47,8 @@ class RunStatus:
 
 def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     """Return the paired comparison of the evaluations before and after training; None where one is missing."""
+    import pandas
+
     files = [table_file(run_dir, policy) for policy in ("base", "final")]
     if not all(file.exists() for file in files):
         return None
@@ -111,7 +111,7 @@ def run_status(run_dir: RunDir) -> RunStatus:
     journal = check_run(run_dir)
     records = journal.history
     step_records = [record for record in records if record.kind == "step"]
-    state, reason = _state(records, run_dir)
+    state, reason = run_state(records, run_dir)
     return RunStatus(
         state=state,
         reason=reason,
@@ -124,7 +124,12 @@ def run_status(run_dir: RunDir) -> RunStatus:
     )
 
 
-def _state(records: list[Record], run_dir: RunDir) -> tuple[str, str | None]:
+def run_state(records: Sequence[Record], run_dir: RunDir) -> tuple[str, str | None]:
+    """Return the state of a run with this history, as `RunStatus.state` has it, and why it stopped or failed.
+
+    Raises:
+        JournalError: the record of its end is none.
+    """
     last = last_event(records)
     if last is not None and last.kind == "end":
         status, reason = (last.data.get(key) for key in ("status", "reason"))

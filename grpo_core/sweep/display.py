@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 UNKNOWN = "-"
 PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"
 """What ± is wherever a report has one: in words, tables and pictures; the width that the intervals in brackets have, too."""
+ROUNDED = 1e-12
+"""A half width below this share of its mean is rounding: the seeds agree."""
+MOST_DECIMALS = 8
 MOST_LISTED = 3
 """Items of one kind that a line spells out; the tables have all."""
 
@@ -126,8 +129,20 @@ def plain(value: float) -> str:
 
 
 def with_half_width(mean: float, half: float, separator: str = " ") -> str:
-    """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval."""
-    return plain(mean) if math.isnan(half) else f"{plain(mean)}{separator}± {plain(half)}"
+    """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval.
+
+    Both have the same decimals: as many as two significant digits of the half width need, and no fewer than `plain` gives.
+
+    >>> with_half_width(0.3981, 0.000625), with_half_width(0.7123, 0.0101), with_half_width(123.4, 12.34)
+    ('0.39810 ± 0.00063', '0.712 ± 0.010', '123 ± 12')
+    """
+    if math.isnan(half):
+        return plain(mean)
+    if not math.isfinite(half) or half <= ROUNDED * abs(mean):
+        return f"{plain(mean)}{separator}± {plain(0.0 if math.isfinite(half) else half)}"
+    fewest = 3 if abs(mean) < 10 else 0
+    decimals = min(max(fewest, 1 - math.floor(math.log10(half))), MOST_DECIMALS)
+    return f"{_signed(mean, decimals)}{separator}± {half:.{decimals}f}"
 
 
 def bounds(mean: float, low: float, high: float, sign: int = 1) -> tuple[str, str]:

@@ -7,24 +7,20 @@ Its output goes to a file, which outlives both, and from there, line by line, to
 
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
-from grpo_core.errors import TrainingError
-from grpo_core.machine.disk import append_private
-from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.machine.slots import held_slot
-from grpo_core.run.process_state import NOT_STARTED, STOP_SECONDS, ProcessState, write_process_state
+from grpo_core.run.child import finish_child, run_watched
+from grpo_core.run.process_state import STOP_SECONDS
 from tasks.process.cancellation import CancelWatch
-from tasks.process.context import deployed_flow_run, python_path
+from tasks.process.context import deployed_flow_run
 from tasks.run.progress import say
 
 INTERRUPTED = "interrupted: a training finishes its step and checkpoints before it ends; a second Ctrl-C or SIGTERM kills it\n"
@@ -49,67 +45,16 @@ def run_child(
         RunCancelledError: the flow run was cancelled and Prefect did not deliver it.
     """
     output = _Output(log_file)
-    command = [python or sys.executable, "-m", module, *arguments]
-    with CancelWatch() as cancellation, held_slot(cancellation.pause, say) as slot, _lifeline() as lifeline:
-        child = _start(command, log_file, lifeline, slot, state_file)
+
+    def look() -> None:
+        cancellation.pause()
+        output.forward()
+
+    with CancelWatch() as cancellation:
         try:
-            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-                cancellation.pause()
-                output.forward()
+            run_watched(module, arguments, log_file, look=look, stop=_stop, report=say, python=python, state_file=state_file)
         finally:
-            try:
-                _stop(child)
-            finally:
-                output.forward(last=True)
-                code = child.returncode
-                write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
-    if child.returncode:
-        raise TrainingError(_last_words(module, child.returncode, log_file))
-
-
-@contextlib.contextmanager
-def _lifeline() -> Iterator[int]:
-    """Yield the end of a pipe that a child inherits; the other end is closed when this process leaves, however it does."""
-    read_end, write_end = os.pipe()
-    try:
-        yield read_end
-    finally:
-        for end in (read_end, write_end):
-            os.close(end)
-
-
-def _start(
-    command: list[str], log_file: Path, lifeline: int, slot: tuple[int, ...], state_file: Path | None
-) -> subprocess.Popen[bytes]:
-    environment = {
-        # Huge pages for large tensors: a CPU training allocates gigabytes a step, otherwise 4 KiB at a time.
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-        **os.environ,
-        LIFELINE_VARIABLE: str(lifeline),
-        "PYTHONPATH": python_path(),
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
-    try:
-        with append_private(log_file) as log:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(lifeline, *slot),
-                start_new_session=True,
-            )
-    except OSError as error:
-        write_process_state(
-            state_file, ProcessState(pid=None, returncode=NOT_STARTED)
-        )  # whoever waits for its end need not wait
-        raise TrainingError(f"training.python: {command[0]} cannot be started ({error.strerror})") from error
-    write_process_state(state_file, ProcessState(pid=child.pid, returncode=None))
-    return child
+            output.forward(last=True)
 
 
 class _Output:
@@ -126,6 +71,8 @@ class _Output:
 
     def forward(self, last: bool = False) -> None:
         """Hand on the lines that are complete; the last time, also one that is not."""
+        if not self._file.exists():  # it waits for a slot
+            return
         with self._file.open("rb") as file:
             file.seek(self._position)
             text = file.read()
@@ -142,26 +89,14 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     At a terminal its end is waited for, and a second Ctrl-C kills it. A worker's flow would itself be killed while it waits:
     it leaves the child to its end.
     """
-    if child.poll() is not None:
-        return
-    child.send_signal(signal.SIGTERM)
     if deployed_flow_run() is not None:
+        child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
         return
+    finish_child(child, _tell)
+
+
+def _tell() -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         sys.stderr.write(INTERRUPTED)
-    try:
-        child.wait()
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-
-
-def _last_words(module: str, returncode: int, log_file: Path) -> str:
-    """Return the message of a child that failed: the last line of its log, or what killed it."""
-    if returncode < 0:
-        return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
-    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"

@@ -1,7 +1,6 @@
 """Where this process runs, known without asking anybody: a worker names the flow run in the environment of what it starts."""
 
 import os
-from pathlib import Path
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 PART_VARIABLE = "GRPO_PART_OF_DEPLOYMENT"
@@ -31,9 +30,3 @@ def worker_tags() -> set[str]:
     """Return the tag that names the worker of this flow run (`worker:grpo-local`); none where no worker took it."""
     name = os.environ.get(WORKER_VARIABLE)
     return {f"worker:{name}"} if name else set()
-
-
-def python_path() -> str:
-    """Return the PYTHONPATH of a child in which the repository root must be importable, whichever interpreter runs it."""
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)

@@ -20,15 +20,13 @@ from grpo_core.config import RunConfig
 from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, freeze, read_manifest
 from grpo_core.data.prepare import data_identity, read_prompts
 from grpo_core.data.prompts import PromptSplit
-from grpo_core.errors import ModelError
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.loading import weights_digest, weights_identity
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.scratch import is_made
 from grpo_core.rewards.base import load_rewards
-from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
-from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
+from grpo_core.run.inputs import note_inputs
 from tasks.run.progress import say
 
 PATIENCE_SECONDS = 1800.0
@@ -94,24 +92,7 @@ def prepare_model(run_path: Path, data: DataManifest) -> Path:
     config = run_dir.read_config()
     load_rewards(config.rewards)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    digest = cached_digest(folder)
-    provenance = collect_provenance(config.model_dump(mode="json"), data.digest, digest)
-    is_resumed = run_dir.provenance_file.exists()
-    earlier = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
-    if is_resumed and earlier["model_digest"] != digest:
-        raise ModelError(
-            f"model.source {config.model.source}: its weights (SHA-256 {digest[:12]}) are not those with which this run began "
-            f"({earlier['model_digest'][:12]}); restore them, or start a new run"
-        )
-    if earlier:
-        known = {raised.text for raised in monitor_alerts(run_dir)}
-        for difference in environment_differences(earlier, provenance):
-            say(f"environment: {difference}")
-            alert = f"resumed in another environment: {difference}"
-            if is_resumed and alert not in known:
-                add_alert(run_dir, 0, alert)
-    if not is_resumed:
-        write_provenance(provenance, run_dir.provenance_file)
+    note_inputs(run_dir, data.digest, cached_digest(folder), say)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The memory that a run needs beside the training's own: printed before anything is started."""
+"""What a run asks of this machine beside disk: printed before anything is started."""
 
 from pathlib import Path
 
@@ -7,7 +7,14 @@ import psutil
 from grpo_core.generation.vllm.memory import server_bytes
 from grpo_core.run.disk_need import count_parameters, shown_bytes
 from grpo_core.run.folder import RunDir
+from grpo_core.run.slow_dtype import slow_dtype_warnings
 from tasks.run.progress import say
+
+
+def say_slow_dtype(run_path: Path) -> None:
+    """Print a warning where the run's dtype is slow on this processor."""
+    for warning in slow_dtype_warnings(RunDir(run_path).read_config()):
+        say(f"warning: {warning}")
 
 
 def say_memory(run_path: Path, model: Path) -> None:

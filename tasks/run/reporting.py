@@ -115,8 +115,14 @@ def markdown_report(title: str, where: str, facts: Iterable[str], sections: Mapp
 
 
 def whereabouts(tracked: TrackedRun, what: str, path: Path) -> str:
-    """Return a line of Markdown: a link to the MLflow run, and where the files are."""
-    return f"[MLflow run {for_markdown(tracked.run_id)}]({for_link(tracked.address)}) · {what} {for_code(str(path))}"
+    """Return a line of Markdown: links to the MLflow run and to the charts of its experiment, and where the files are.
+
+    A store has no pages that a link could lead to: the command that shows it stands there instead.
+    """
+    run = for_markdown(tracked.run_id)
+    links = f"[MLflow run {run}]({for_link(tracked.address)}) · [charts of all runs]({for_link(tracked.charts_address)})"
+    store = f"MLflow run {run}: {for_code(tracked.ui_command)}"
+    return f"{links if tracked.has_pages else store} · {what} {for_code(str(path))}"
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:

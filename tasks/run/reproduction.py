@@ -24,7 +24,7 @@ from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
 from tasks.run.setup import NOT_OF_A_SWEEP
-from tasks.tracking.fetch import MLFLOW_RUN_ID, fetch_records
+from tasks.tracking.fetch import fetch_records, is_mlflow_run
 
 FROZEN_BY = ("data.", "model.source", "rollout.max_prompt_tokens")
 """Overrides of these keys ask for other prompts than those that the run has frozen."""
@@ -87,7 +87,7 @@ def say_changes(run_path: Path) -> None:
 
 def _gather(run: str, target: Path) -> None:
     """Lay out what is known of a run in `target`."""
-    if MLFLOW_RUN_ID.fullmatch(run) and not Path(run).exists():
+    if is_mlflow_run(run):
         tags = fetch_records(run, target).tags
         final = {"step": int(tags["policy_step"]), "digest": tags["policy_digest"]} if "policy_step" in tags else None
     else:

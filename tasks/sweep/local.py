@@ -18,8 +18,9 @@ from prefect.settings import PREFECT_API_URL
 
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
+from grpo_core.run.child import python_path
 from grpo_core.sweep.launcher import VISIBLE_VARIABLE, Ended, Job, gpu_variables, visible_gpus
-from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed, python_path
+from tasks.process.context import PART_VARIABLE, deployed_flow_run, is_deployed
 
 COMMAND = "flows.cli"
 STOPPED_EARLY = 3

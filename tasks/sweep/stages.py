@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from grpo_core.sweep.study import SweepStudy
 from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.process.cancellation import CancelWatch, was_interrupted
+from tasks.process.context import deployed_flow_run
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from grpo_core.sweep.results import Results
 
 POLL_SECONDS = 0.2
+INTERRUPTED = (
+    "interrupted: the runs under way finish their step and checkpoint before the sweep ends; a second Ctrl-C or SIGTERM kills "
+    "them\n"
+)
 
 
 @task(name="open-sweep", cache_policy=NO_CACHE)
@@ -100,7 +106,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
     drop_strays(tracked, stored)
     # Without the address each run would track beside its own folder, inside the sweep's.
-    uri = {} if tracked.uri.startswith("http") else {"tracking.uri": tracked.uri}
+    uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
     reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
     with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored) as launcher:
@@ -110,6 +116,9 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
                 time.sleep(POLL_SECONDS)
                 cancellation.check()
         except BaseException as error:
+            if was_interrupted(error) and deployed_flow_run() is None:
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    sys.stderr.write(INTERRUPTED)
             if was_interrupted(error) or not launcher.outlives_the_sweep:
                 launcher.interrupt()
             raise
@@ -190,9 +199,10 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
 
 def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
     """Write the report and upload it where the sweep is tracked; return it with what could not be uploaded."""
+    from grpo_core.compare.of_sweep import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
-    results, report = make_report(stored)
+    results, report = make_report(stored, compare_sweep(stored))
     try:
         if tracked is not None:
             log_results(tracked, stored, results, report.answer)

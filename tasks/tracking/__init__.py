@@ -30,8 +30,11 @@ from grpo_core.run.journal import Record, read_journal, read_records
 from tasks.credentials import usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen
+from tasks.tracking.prefect_link import link_mlflow
 from tasks.tracking.shipper import END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.sync_table import NAME as SYNC_TABLE
+from tasks.tracking.sync_table import log_whole_table
 
 __all__ = [
     "Shipper",
@@ -60,11 +63,15 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 def open_tracking(run_path: Path) -> TrackedRun:
     """Create the MLflow run and remember it in tracking.json, before anything costly is done; a resumed run keeps its own.
 
+    The flow run's page in Prefect links to it from then on.
+
     Raises:
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
-    return _open(run_dir, tracking_uri(run_dir.read_config(), run_path))
+    tracked = _open(run_dir, tracking_uri(run_dir.read_config(), run_path))
+    link_mlflow(tracked)
+    return tracked
 
 
 @retry(
@@ -212,13 +219,8 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
     for folder in (run_dir.completions, run_dir.eval, run_dir.report):
         if folder.exists():
             client.log_artifacts(tracked.run_id, str(folder), folder.name)
-    present = {file.path for file in client.list_artifacts(tracked.run_id, "tables")}
     for name, table in _tables(run_dir).items():
-        path = f"tables/{name}.json"
-        if path in present:  # log_table would append to it; this replaces it, in the same format
-            client.log_text(tracked.run_id, table.to_json(orient="split", index=False, date_format="iso"), path)
-        else:
-            client.log_table(tracked.run_id, data=table, artifact_file=path)
+        log_whole_table(client, tracked.run_id, name, table)
     if with_policy:
         _log_policy(client, run_dir, tracked)
 
@@ -231,7 +233,7 @@ def _tables(run_dir: RunDir) -> Mapping[str, Any]:
 
     tables = {}
     if run_dir.journal_file.exists():
-        tables["ref_syncs"] = sync_table(read_journal(run_dir.journal_file))
+        tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
     steps = sorted(run_dir.completions.glob("*.parquet"))
     if steps:
         tables["completions_last_step"] = pandas.read_parquet(steps[-1])

@@ -14,16 +14,30 @@ from grpo_core.errors import ModelError, TrackingError, cause
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import is_registered
 from grpo_core.policy.loading import weights_digest
+from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.rebuild import Point, Tracked
 from tasks.credentials import environment_uri
-from tasks.tracking.store import default_uri, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.store import (
+    default_uri,
+    make_client,
+    read_tracked,
+    read_tracking_file,
+    short_retries,
+    tracking_errors,
+    tracking_uri,
+)
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
 SETTINGS = ("config.json", "origin.json", "data")
 RECORDS = (*SETTINGS, "provenance.json", "journal.jsonl")
 OF_EVALUATIONS = "eval/"
+
+
+def is_mlflow_run(name: str) -> bool:
+    """Return whether a run that a user names is given by its id in MLflow; a folder of that name comes first."""
+    return MLFLOW_RUN_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
@@ -63,6 +77,26 @@ def fetch_records(run_id: str, target: Path) -> Any:
     if missing:
         raise TrackingError(f"run {run_id}: MLflow does not hold its {', '.join(missing)}; they come when a run ends")
     return facts
+
+
+def find_folder(run_id: str) -> Path | None:
+    """Return the folder of a run or sweep of MLflow where it is on this machine and still that run's; else None.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or does not hold the run.
+    """
+    uri = environment_uri() or default_uri(Path("runs"))
+    with tracking_errors(f"run {run_id}: cannot be read from MLflow at {uri}", "set MLFLOW_TRACKING_URI to its store"):
+        tags = make_client(uri, create=False).get_run(run_id).data.tags
+    place = tags.get("run_dir") or tags.get("sweep_dir")
+    if not place:
+        return None
+    folder = Path(place)
+    try:
+        is_its = read_tracking_file(FlowDir(folder).tracking_file).run_id == run_id
+    except (OSError, ValueError):
+        return None
+    return folder if is_its else None
 
 
 def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:

@@ -10,12 +10,13 @@ from grpo_core.config import Origin, RunConfig, run_name
 from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.plain_text import for_code, for_markdown
-from grpo_core.redaction import kept_uri
+from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
-from tasks.process.context import prefect_is_embedded
+from tasks.links import prefect_run_page
+from tasks.process.given_name import given_name
 from tasks.tracking.store import TrackedRun, make_client
+from tasks.tracking.view import SavedView, ensure_view, view_of
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""
@@ -28,19 +29,27 @@ STOP_TAG = "grpo.stop"
 def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     """Return a new MLflow run that holds the configuration."""
     config, origin = run_dir.read_config(), run_dir.read_origin()
-    name = config.tracking.run_name or run_name(config, origin)
+    name = config.tracking.run_name or given_name() or run_name(config, origin)
     tags = _start_tags(config, origin, run_dir.path)
-    return create_run(run_dir, config, uri, name, tags=tags, params=_params(config))
+    return create_run(run_dir, config, uri, name, tags=tags, params=_params(config), view=view_of(config))
 
 
 def create_run(
-    flow_dir: FlowDir, config: RunConfig, uri: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, str]
+    flow_dir: FlowDir,
+    config: RunConfig,
+    uri: str,
+    name: str,
+    *,
+    tags: Mapping[str, str],
+    params: Mapping[str, str],
+    view: SavedView,
 ) -> TrackedRun:
-    """Return a new MLflow run of a run or sweep, noted in its folder."""
+    """Return a new MLflow run of a run or sweep, noted in its folder; its experiment has the view afterwards."""
     client = make_client(uri)
     experiment_id = _find_experiment(client, uri, config.tracking.experiment, flow_dir.path)
+    view_id = ensure_view(client, experiment_id, view)
     run = client.create_run(experiment_id, run_name=name, tags=tags)
-    tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name)
+    tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name, view=view_id)
     # At once: whoever resumes a run that dies here finds this one.
     write_json(flow_dir.tracking_file, asdict(tracked), private=True)
     _log_params(client, tracked, params)
@@ -71,11 +80,12 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
             continue
         if run.info.lifecycle_stage == "deleted":
             return None
-        tracked = replace(known, uri=uri)
+        config = run_dir.read_config()
+        tracked = replace(known, uri=uri, view=ensure_view(client, known.experiment_id, view_of(config)))
         if asdict(tracked) != read_json(run_dir.tracking_file):  # also where an earlier version has kept a password
             write_json(run_dir.tracking_file, asdict(tracked), private=True)
         client.update_run(tracked.run_id, status="RUNNING")
-        _log_params(client, tracked, _params(run_dir.read_config()))  # the attempt before may have died before it did
+        _log_params(client, tracked, _params(config))  # the attempt before may have died before it did
         if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue
             client.delete_tag(tracked.run_id, STOP_TAG)
         return tracked
@@ -103,7 +113,7 @@ def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
         return str(found.experiment_id)
 
 
-def _describe(config: RunConfig, origin: Origin, run_path: Path) -> str:
+def _describe(config: RunConfig, origin: Origin, run_path: Path, flow_run_page: str) -> str:
     """Return the description, in Markdown: what differs from the preset, how to see more, how to stop."""
     rows = [
         f"| {for_code(key, in_table=True)} | {_cell(before)} | {_cell(now)} |" for key, (before, now) in origin.changes.items()
@@ -111,7 +121,8 @@ def _describe(config: RunConfig, origin: Origin, run_path: Path) -> str:
     table = ["| key | preset | this run |", "|---|---|---|", *rows] if rows else ["Exactly as the preset says."]
     return "\n".join(
         [
-            f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}",
+            f"**{for_markdown(origin.preset)}**: {for_markdown(config.model.source)} on {for_markdown(config.data.source)}"
+            f"{link_back(flow_run_page)}",
             "",
             *table,
             "",
@@ -121,6 +132,11 @@ def _describe(config: RunConfig, origin: Origin, run_path: Path) -> str:
     )
 
 
+def link_back(flow_run_page: str) -> str:
+    """Return the end of a description's first line, which MLflow shows unfolded: a link to the flow run, if it has a page."""
+    return f" · [Flow run in Prefect]({for_link(flow_run_page)})" if flow_run_page else ""
+
+
 def _cell(value: Any) -> str:
     return "null" if value is None else for_markdown(str(value))
 
@@ -128,17 +144,15 @@ def _cell(value: Any) -> str:
 def _start_tags(config: RunConfig, origin: Origin, run_path: Path) -> dict[str, str]:
     """Return the tags with which a run begins."""
     from prefect.runtime import flow_run
-    from prefect.utilities.urls import url_for
 
-    flow_run_id = str(flow_run.id or "")
-    shown = flow_run_id and not prefect_is_embedded()  # an embedded server is gone when somebody follows the link
+    page = prefect_run_page()
     return {
-        NOTE: _describe(config, origin, run_path),
+        NOTE: _describe(config, origin, run_path, page),
         "preset": origin.preset,
         "seed": str(config.training.seed),
         "run_dir": str(run_path.resolve()),
-        "prefect.flow_run_id": flow_run_id,
-        "prefect.flow_run_url": kept_uri((url_for("flow-run", obj_id=flow_run_id) if shown else None) or ""),
+        "prefect.flow_run_id": str(flow_run.id or ""),
+        "prefect.flow_run_url": page,
         "mlflow.source.name": "grpo",
         **({PARENT: config.tracking.parent} if config.tracking.parent else {}),
         **config.tracking.labels,

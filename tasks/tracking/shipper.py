@@ -2,6 +2,7 @@
 
 Rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow at the start
 and after every error, is sent again. A step that is replayed after a resume is the same step: its first record is sent, once.
+The table of reference syncs follows each sync.
 """
 
 import time
@@ -11,6 +12,7 @@ from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import Alert, is_alert
 from grpo_core.run.journal import Record
 from tasks.tracking.store import TrackedRun, make_client, short_retries
+from tasks.tracking.sync_table import SyncTable
 
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
@@ -30,6 +32,7 @@ class Shipper:
         self._client = make_client(tracked.uri)
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
+        self._syncs = SyncTable(self._client, tracked.run_id)
         self._marks: dict[str, int] = {}
         self._taken: dict[str, int] = {}
         self._next_ship = 0.0
@@ -40,6 +43,7 @@ class Shipper:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
         if is_alert(record):
             self._tags[TRAINING_ALERT] = str(record.data.get("text"))
+        self._syncs.add(record)
         if not record.metrics:
             return
         key = _mark_key(record)
@@ -54,7 +58,7 @@ class Shipper:
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
-        if not (self._waiting or self._tags):
+        if not (self._waiting or self._tags or self._syncs.is_due):
             return True
         if time.monotonic() < self._next_ship:
             return False
@@ -95,6 +99,8 @@ class Shipper:
         if self._tags:
             self._client.log_batch(self._tracked.run_id, tags=[RunTag(key, text) for key, text in self._tags.items()])
             self._tags.clear()
+        if self._syncs.is_due:
+            self._syncs.send()
 
     def _mark(self, record: Record) -> int:
         """Return the last step of this kind of record that MLflow holds, read back once; -1 where it holds none."""

@@ -4,6 +4,7 @@ Explicit run ids and `MlflowClient` throughout: the fluent API has one active ru
 """
 
 import os
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri, redact_uri
 from grpo_core.run.folder import RunDir
 from tasks.credentials import VARIABLE, environment_uri, usable_uri
+from tasks.links import LOCAL_UI, mlflow_charts_page, mlflow_run_page, ui_address
 from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete
 
 
@@ -33,23 +35,35 @@ class TrackedRun:
     experiment_id: str
     run_id: str
     name: str
+    view: str = ""
+    """Id of the saved view of its experiment; empty where the store has not taken it, or an earlier version tracked the run."""
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a server shows it; a store has pages only while `mlflow ui` runs."""
+        return ui_address(self.uri) is not None
 
     @property
     def address(self) -> str:
         """The run's page: below the server's address, or below the one that `mlflow ui` prints."""
-        base = self.uri if self.uri.startswith("http") else "http://127.0.0.1:5000"
-        return f"{base.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return mlflow_run_page(ui_address(self.uri) or LOCAL_UI, self.experiment_id, self.run_id)
+
+    @property
+    def charts_address(self) -> str:
+        """The page with the charts of all runs of the experiment over each other."""
+        return mlflow_charts_page(ui_address(self.uri) or LOCAL_UI, self.experiment_id, self.view)
 
     @property
     def ui_command(self) -> str:
         """What to type to look at it."""
-        store = f'"${VARIABLE}"' if HIDDEN in self.uri else self.uri
-        return "" if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {store}, then"
+        store = f'"${VARIABLE}"' if HIDDEN in self.uri else shlex.quote(self.uri)
+        return "" if self.has_pages else f"mlflow ui --backend-store-uri {store}"
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Lines that show where it is, each with a label for the first."""
-        return tuple(zip(("MLflow", ""), filter(None, (self.ui_command, self.address)), strict=False))
+        """Lines that show where it is, each with its label."""
+        command = (("MLflow", f"{self.ui_command}, then"),) if self.ui_command else ()
+        return (*command, ("" if command else "MLflow", self.address), ("charts", self.charts_address))
 
 
 def read_tracked(run_dir: RunDir) -> TrackedRun:

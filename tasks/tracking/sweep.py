@@ -5,18 +5,24 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.plain_text import for_code, for_markdown
+from grpo_core.config.loading import KNOBS
+from grpo_core.plain_text import for_code, for_markdown, visible
 from grpo_core.sweep.folder import StoredSweep, SweepDir, mlflow_run_id
 from grpo_core.sweep.measures import MEASURES
+from tasks.links import prefect_run_page
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking import OPENING_REMEDY, Status
-from tasks.tracking.opening import NOTE, PARENT, create_run
+from tasks.tracking.charts import own_metrics
+from tasks.tracking.opening import NOTE, PARENT, create_run, link_back
+from tasks.tracking.prefect_link import link_mlflow
 from tasks.tracking.store import TrackedRun, make_client, read_tracking_file, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.view import SavedView, ensure_view
 
 if TYPE_CHECKING:
     from grpo_core.sweep.results import Results
@@ -39,6 +45,12 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     Raises:
         TrackingError: the store or server cannot be used.
     """
+    tracked = _open_parent(stored)
+    link_mlflow(tracked)
+    return tracked
+
+
+def _open_parent(stored: StoredSweep) -> TrackedRun:
     config = stored.plan.configs[0]
     uri = tracking_uri(config, stored.dir.path)
     settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
@@ -48,8 +60,21 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
         known = read_parent(stored.dir)
         if known is not None and _is_there(client, known):
             client.update_run(known.run_id, status="RUNNING")
-            return known
-        return create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params)
+            return replace(known, view=ensure_view(client, known.experiment_id, _view(stored)))
+        return create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params, view=_view(stored))
+
+
+def _view(stored: StoredSweep) -> SavedView:
+    """Return the view of the sweep's runs alone, over each other; MLflow draws none that is folded below its parent."""
+    plan, mark = stored.plan, stored.id.rpartition("-")[2]
+    own = frozenset[str]().union(*map(own_metrics, plan.configs))
+    if not mark.isalnum():  # of another version: the filter would have to quote it
+        return SavedView(own=own)
+    name = f"sweep {visible(stored.name)} {mark}"
+    search = f"tags.{LABEL} LIKE '%-{mark}' AND tags.arm LIKE '%'"
+    return SavedView(
+        id=f"grpo-{mark}", name=name, own=own, search=search, params=tuple(dict.fromkeys((*plan.sweep.axes, KNOBS["seed"])))
+    )
 
 
 def _is_there(client: Any, known: TrackedRun) -> bool:
@@ -73,11 +98,12 @@ def _tags(stored: StoredSweep) -> dict[str, str]:
     from prefect.runtime import flow_run
 
     sweep, preset, path = stored.plan.sweep, stored.plan.preset, str(stored.dir.path.resolve())
+    page = prefect_run_page()
     held = f"{sweep.hold} held; " if sweep.hold else ""
     values = {key: ", ".join(map(str, axis)) if isinstance(axis, tuple) else str(axis) for key, axis in sweep.axes.items()}
     rows = [f"| {for_code(key, in_table=True)} | {for_markdown(text)} |" for key, text in values.items()]
     lines = [
-        f"**{for_markdown(sweep.question or stored.name)}**",
+        f"**{for_markdown(sweep.question or stored.name)}**{link_back(page)}",
         "",
         *("| key | values |", "|---|---|", *rows),
         "",
@@ -90,6 +116,7 @@ def _tags(stored: StoredSweep) -> dict[str, str]:
         "preset": preset,
         "sweep_dir": path,
         "prefect.flow_run_id": str(flow_run.id or ""),
+        "prefect.flow_run_url": page,
         "mlflow.source.name": "grpo",
     }
 

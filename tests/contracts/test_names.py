@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "grpo_core")
 
 ENTRY_POINT = "the entry point of a process, called by nobody else"
-REPEATED = {"main": ENTRY_POINT}
+REPEATED = {"main": ENTRY_POINT, "train": "`grpo train` and its counterpart in Python, `from grpo_core import train`"}
 """Public functions of modules that have a name in common, each with the reason."""
 
 

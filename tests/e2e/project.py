@@ -52,6 +52,11 @@ class Project:
         return self.run("flows.cli", *arguments)
 
     @property
+    def secret(self) -> str:
+        """What Prefect's pages ask for."""
+        return (self.folder / ".grpo" / "prefect" / "secret").read_text().strip()
+
+    @property
     def stack(self) -> Stack:
         """The stack that is up."""
         stack = read_stack(self.folder / ".grpo")

@@ -23,10 +23,14 @@ def refused(grpo: Callable[..., Any], finished_run: Any) -> Callable[..., Any]:
     return run
 
 
-def expect(done: Any, code: int, *parts: str) -> None:
-    """Check exit code and message, and that the message is the last word."""
+def expect(done: Any, code: int, *parts: str, resumes: str = "") -> None:
+    """Check exit code and message, and that the message is the last word; of a begun run, the command that `resumes` it is."""
     assert done.returncode == code, done.stderr
-    message = done.stderr.strip().splitlines()[-1]
+    *_, message, last = ["", *done.stderr.strip().splitlines()]
+    if resumes:
+        assert last == f"resume with: {resumes}"
+    else:
+        message = last
     assert message.startswith("error: "), done.stderr
     for part in parts:
         assert part in done.stderr, (part, done.stderr)
@@ -96,7 +100,14 @@ def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
         cwd=tmp_path,
         PYTHONPATH=f"{Path(__file__).parents[2]}:{tmp_path}",
     )
-    expect(done, 1, "reward my_rewards:explode raised ZeroDivisionError: no luck", "sample 0", "completion")
+    expect(
+        done,
+        1,
+        "reward my_rewards:explode raised ZeroDivisionError: no luck",
+        "sample 0",
+        "completion",
+        resumes="grpo train --resume runs/bad",
+    )
     records = read_journal(tmp_path / "runs" / "bad" / "journal.jsonl")
     assert [record.kind for record in records] == ["start", "end"]
     assert records[-1].data["status"] == "failed"

@@ -62,7 +62,10 @@ def check_end(journal: Path, log: Path) -> None:
     said = log.read_text()
     assert "Traceback" not in said
     _, after = said.split(INTERRUPTED)
-    assert all(line.startswith("step ") for line in after.splitlines()), after
+    *lines, resume = after.splitlines()
+    assert all(line.startswith("step ") for line in lines), after
+    # The folder is where the command ran, so what is printed can be pasted there.
+    assert resume == f"resume with: grpo train --resume runs/{journal.parent.name}"
 
 
 @pytest.mark.parametrize(
@@ -112,3 +115,7 @@ def test_a_sweep_that_is_asked_to_end_lets_its_runs_finish_their_step(
     for journal in journals:
         assert read_journal(journal)[-1].data == {"status": "stopped", "reason": "SIGTERM"}
     assert not (tmp_path / "runs" / "sweep" / "outcomes.jsonl").exists()  # neither has failed: both are to be resumed
+    lines = said.splitlines()
+    assert lines[0] == "folder    runs/sweep"
+    assert sum(line.startswith("interrupted: ") for line in lines) == 1
+    assert lines[-1] == "resume with: grpo sweep --resume runs/sweep"

@@ -60,7 +60,7 @@ def test_up_with_another_port_is_refused_while_it_is_up(project: Project) -> Non
 
 def test_a_run_is_named_and_tagged_by_what_differs(project: Project, finished: str) -> None:
     run = project.flow_run(finished)
-    assert run["name"] == "tiny β=0 G=4 sync=3 seed=0"
+    assert run["name"] == "β=0 sync=3 G=4 seed=0 tiny"
     assert {"grpo", "preset:tiny", "data:reasoning_gym:chain_sum"} <= set(run["tags"])
     assert {"open-run", "prepare-data", "read-prompts", "prepare-model", "train", "monitor", "report"} <= project.task_states(
         finished
@@ -95,7 +95,7 @@ def test_mlflow_names_the_run_and_says_what_differs(project: Project, finished: 
     tracked = json.loads((project.run_dir(finished) / "tracking.json").read_text())
     assert tracked["uri"] == project.stack.mlflow_address
     run = MlflowClient(tracking_uri=tracked["uri"]).get_run(tracked["run_id"])
-    assert run.info.run_name == "tiny β=0 G=4 sync=3 seed=0"
+    assert run.info.run_name == "β=0 sync=3 G=4 seed=0 tiny"
     assert run.info.status == "FINISHED"
     assert "| `loss.beta` | 0.04 | 0.0 |" in run.data.tags["mlflow.note.content"]
     assert "| `reference.sync_steps` | 2 | 3 |" in run.data.tags["mlflow.note.content"]

@@ -1,5 +1,6 @@
 """The shipper against a real MLflow store: every figure once, whatever is replayed, repeated or lost on the way."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,53 @@ def test_a_batch_whose_answer_was_lost_is_not_sent_again(tracked: TrackedRun, re
     ship(Shipper(tracked), replayed)
     assert lost.is_set()
     assert history(tracked) == points([*replayed[:3], replayed[-1]])
+
+
+def sync(journal: Journal, number: int, alpha: float) -> None:
+    figures = {"sync_count": number, "kl_before": 0.1 * number, "kl_after": 0.0, "param_distance": 1.0}
+    journal.append("ref_sync", number, {"step": number, "alpha": alpha, **figures})
+
+
+def synced_table(tracked: TrackedRun) -> list[list[float]]:
+    from mlflow import MlflowClient
+
+    text = MlflowClient(tracking_uri=tracked.uri).download_artifacts(tracked.run_id, "tables/ref_syncs.json")
+    table = json.loads(Path(text).read_text())
+    return [[row[table["columns"].index(column)] for column in ("step", "alpha")] for row in table["data"]]
+
+
+def test_the_table_of_syncs_follows_each_sync_and_forgets_those_that_a_resume_repeats(
+    tracked: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.tracking.sync_table.PAUSE_SECONDS", 0.0)
+    journal = Journal(tmp_path / "journal.jsonl")
+    shipper, seen = Shipper(tracked), []
+    for number, alpha in ((2, 1.0), (4, 1.0)):
+        step(journal, number, 0.1)
+        sync(journal, number, alpha)
+    journal.append("resume", 3, {})
+    step(journal, 4, 0.1)
+    sync(journal, 4, 0.5)
+    journal.close()
+    for record in read_records(tmp_path / "journal.jsonl"):
+        shipper.add(record)
+        shipper.ship_all(10)
+        if record.kind == "ref_sync":
+            seen.append(synced_table(tracked))
+    assert seen == [[[2, 1.0]], [[2, 1.0], [4, 1.0]], [[2, 1.0], [4, 0.5]]]
+
+
+def test_a_table_that_cannot_be_written_holds_up_no_figure(
+    tracked: TrackedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "artifacts").write_text("a file where MLflow puts artifacts")
+    journal = Journal(tmp_path / "journal.jsonl")
+    step(journal, 1, 0.1)
+    sync(journal, 1, 1.0)
+    step(journal, 2, 0.2)
+    journal.close()
+    shipper = Shipper(tracked)
+    ship(shipper, read_records(tmp_path / "journal.jsonl"))
+    assert [point[0] for point in history(tracked)] == [1, 2]
+    assert shipper.last_error == ""
+    assert "the table of reference syncs is not in MLflow yet" in caplog.text

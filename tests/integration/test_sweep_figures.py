@@ -202,7 +202,9 @@ def test_the_table_of_arms(probes: dict[Key, float], tables: Tables) -> None:
     for row in rows:
         of_arm = [probes[int(row["arm"]), seed] for seed in SEEDS]
         interval = stats.ttest_1samp(of_arm, 0).confidence_interval(0.95)
-        cell = f"{fmean(of_arm):.3f} ± {(interval.high - interval.low) / 2:.3f}"
+        half = (interval.high - interval.low) / 2
+        decimals = max(3, 1 - math.floor(math.log10(half)))  # two digits of what is uncertain
+        cell = f"{fmean(of_arm):.{decimals}f} ± {half:.{decimals}f}"
         assert row["the same, exact"] == cell
         assert row["drift"] == cell + (" (over)" if fmean(of_arm) > BOUND else "")
 

@@ -20,6 +20,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 EVIL_HOST = "evil.example"
 """A name that this browser takes to this machine, as a hostile name server could."""
 SECONDS = 180.0
+SETTLE_SECONDS = 0.5
+"""Between scrolling to an element and pressing the mouse on it: pages move what they load."""
 
 
 def chromium() -> str | None:
@@ -65,6 +67,34 @@ class Browser:
         self._ask("Input.insertText", text=text)
         for kind in ("keyDown", "keyUp"):
             self._ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+
+    def write(self, text: str) -> None:
+        """Put text in the place of what the field holds that has the focus."""
+        self._ask("Input.dispatchKeyEvent", type="rawKeyDown", key="a", code="KeyA", modifiers=2, commands=["selectAll"])
+        self._ask("Input.dispatchKeyEvent", type="keyUp", key="a", code="KeyA", modifiers=2)
+        self._ask("Input.insertText", text=text)
+
+    def click(self, element: str) -> None:
+        """Wait for an element, a JavaScript expression, and press the mouse on its middle."""
+        found = f"(element => {{ element && element.scrollIntoView({{block: 'center'}}); return element ? 1 : 0; }})({element})"
+        self.wait_for(found)
+        time.sleep(SETTLE_SECONDS)
+        area = f"(box => [box.x + box.width / 2, box.y + box.height / 2])(({element}).getBoundingClientRect())"
+        x, y = self.evaluate(area)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    def enter_secret(self, secret: str) -> None:
+        """Type a secret where Prefect's page asks for it."""
+        self.wait_for("document.querySelector('input[type=password]') !== null")
+        self.evaluate("document.querySelector('input[type=password]').focus()")
+        self.type(secret)
+
+    def log_in(self, address: str, secret: str) -> None:
+        """Open Prefect's pages and be let in."""
+        self.open(f"{address}/")
+        self.enter_secret(secret)
+        self.wait_for("document.body.innerText.includes('Dashboard')")
 
     def screenshot(self, file: Path) -> None:
         """Write what the page looks like as PNG."""

@@ -161,8 +161,7 @@ def enter(browser: Browser, secret: str) -> None:
     """Type a secret where it is asked for."""
     browser.wait_for("document.querySelector('input[type=password]') !== null")
     assert "Dashboard" not in browser.text()
-    browser.evaluate("document.querySelector('input[type=password]').focus()")
-    browser.type(secret)
+    browser.enter_secret(secret)
 
 
 def test_the_ui_asks_once_for_the_secret(stack_door: Door, browser: Browser, project: Project) -> None:

@@ -31,16 +31,17 @@ def resolved(output: str) -> RunConfig:
 
 
 def test_check_prints_the_resolved_configuration() -> None:
-    done = grpo("check", QUICKSTART, "loss.beta=1e-3", "rollout.group_size=8")
+    done = grpo("check", QUICKSTART, "loss.beta=1e-3", "rollout.group_size=8", "model.dtype=float32")
     assert done.returncode == 0, done.stderr
-    assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, {"loss.beta": 1e-3, "rollout.group_size": 8})
+    wanted = {"loss.beta": 1e-3, "rollout.group_size": 8, "model.dtype": "float32"}
+    assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, wanted)
     assert "advantage_rms_factor: 0.9354" in done.stdout  # sqrt(7 / 8)
     assert "effective beta: 0.001 x mean KL per token" in done.stdout
     assert done.stdout.endswith("0 warning(s); the configuration is valid\n")
 
 
 def test_check_prints_each_warning() -> None:
-    done = grpo("check", QUICKSTART, "reference.sync_steps=500", "rollout.top_k=5")
+    done = grpo("check", QUICKSTART, "reference.sync_steps=500", "rollout.top_k=5", "model.dtype=float32")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("warning: ") == 2
     assert "warning: reference.sync_steps: 500 is beyond training.steps" in done.stdout

@@ -231,6 +231,60 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: byt
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "where", "line", "caret"),
+    [
+        ("loss:\n  beta: [0.1, : 3\n", "line 2, column 15", "  beta: [0.1, : 3", "              ^"),
+        ("loss: {beta: 0.1\nrollout: {}\n", "line 2, column 8", "rollout: {}", "       ^"),
+        ("loss: {beta: ", "line 1, column 14", "loss: {beta: ", "             ^"),
+        ("a: 1\nloss: {\n\n\n", "line 5, column 1", "loss: {", "       ^"),
+        ("loss:\n\tbeta: 1\n", "line 2, column 1", "\\tbeta: 1", "^"),
+        ("x: '\u2028\n\u202ey: @\n", "line 4, column 1", "\\u202ey: @", "          ^"),
+        ("data: {source: 'http://me:s3cret@host': : }", "column 39", "data: {source: 'http://***@host': : }", None),
+    ],
+)
+def test_a_fault_in_yaml_is_shown_with_its_line_and_a_caret(
+    tmp_path: Path, content: str, where: str, line: str, caret: str | None
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    first, *shown = str(caught.value).split("\n")
+    assert first.startswith(f"config {path}: is not valid YAML, ")
+    assert where in first
+    assert first.endswith("give a YAML file")
+    assert shown == [f"  {text}" for text in (line, caret) if text is not None]
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_long_line_is_cut_around_its_fault() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides([f"data.task_args={{a: {'x' * 500}, b: [{'y' * 500}"])
+    *_, line, caret = str(caught.value).split("\n")
+    assert len(line) < 150
+    assert caret.strip() == "^"
+    assert len(caret) <= len(line) + 1
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("evaluation.k=4", "evaluation.k: input should be a list, such as [1, 2], got 4"),
+        ("rewards=exact_answer", "rewards: input should be a list, such as [1, 2], got 'exact_answer'"),
+        ("rewards=[]", "rewards: list should have at least 1 item, not 0, got []"),
+        ("optimizer.adam_betas=[0.9, 0.99, 0.999]", "optimizer.adam_betas: list should have at most 2 items, not 3"),
+        ("loss=0.1", "loss: input should be a section of keys, such as {key: value}, got 0.1"),
+        ("data.task_args=[1]", "data.task_args: input should be a section of keys"),
+        ("data.chat_template=perhaps", "data.chat_template: input should be true or false, got 'perhaps'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_the_words_of_the_file(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, parse_overrides([override]))
+    assert said in str(caught.value)
+
+
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("# nothing\n")

@@ -231,7 +231,7 @@ def test_the_address_of_a_database_is_kept_without_its_password_and_found_in_the
     assert kept == "postgresql://***@127.0.0.1:9/mlflow"
     assert tracking_uri(tiny_config({"tracking.uri": kept}), tmp_path / "run") == kept
     tracked = TrackedRun(uri=kept, experiment_id="1", run_id="2", name="n")
-    assert tracked.ui_command == 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI", then'
+    assert tracked.ui_command == 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"'
     for other in (None, f"postgresql://me:{SECRET}@127.0.0.1:9/other", "http://host"):
         monkeypatch.delenv("MLFLOW_TRACKING_URI") if other is None else monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
         with pytest.raises(TrackingError, match="its password is kept nowhere, and MLFLOW_TRACKING_URI is") as refused:

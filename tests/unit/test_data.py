@@ -3,12 +3,14 @@
 import copy
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub.constants
 import pandas
 import pyarrow
 import pyarrow.parquet
@@ -73,6 +75,25 @@ def test_a_hub_data_set_without_the_split_is_refused(tmp_path: Path, monkeypatch
 def test_a_hub_data_set_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"hub:{tmp_path}/none.*cannot be loaded"):
         read_rows(DataConfig(source=f"hub:{tmp_path}/none"))
+
+
+@pytest.mark.parametrize("is_switched_off", [True, False])
+def test_offline_a_hub_data_set_is_one_message_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_switched_off: bool
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_switched_off)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", is_switched_off)
+    # Port 9 of this machine: nobody listens.
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"hub:nobody/nothing .*cannot be loaded: the hub cannot be reached .*file:<path>"):
+        read_rows(DataConfig(source="hub:nobody/nothing"))
+    assert time.monotonic() - began < 10
+    assert [record.getMessage() for record in caplog.records if "Retry" in record.getMessage()] == []
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is is_switched_off
+    assert datasets.config.HF_HUB_OFFLINE is is_switched_off
 
 
 def test_jsonl_values_stay_what_they_are(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_core.config import load_config
 from grpo_core.machine.hardware import avoid_broken_kernels, kernel_variables, needed_variables
+from grpo_core.run.slow_dtype import slow_dtype_warnings
 
 CPU = """processor	: 0
 model name	: Intel(R) Xeon(R) Processor
@@ -45,3 +47,21 @@ def test_products_in_bfloat16_work_here() -> None:
 
     product = torch.nn.functional.linear(torch.ones(4, 32, dtype=torch.bfloat16), torch.ones(64, 32, dtype=torch.bfloat16))
     assert product.unique().tolist() == [32.0]
+
+
+@pytest.mark.parametrize(("flags", "warned"), [("avx2", True), ("avx2 avx512bw", False), ("avx2 avx_ne_convert", False)])
+def test_bfloat16_without_fast_kernels_is_warned_about(tmp_path: Path, flags: str, warned: bool) -> None:
+    config = load_config("quickstart", {"training.device": "cpu"})
+    cpuinfo = _cpuinfo(tmp_path, 16, flags)
+    assert [
+        text.startswith("model.dtype: bfloat16 is several times slower") for text in slow_dtype_warnings(config, cpuinfo)
+    ] == ([True] if warned else [])
+
+
+@pytest.mark.parametrize("overrides", [{"model.dtype": "float32", "training.device": "cpu"}, {"training.device": "cuda"}])
+def test_float32_and_gpus_need_no_warning_about_bfloat16(tmp_path: Path, overrides: dict[str, object]) -> None:
+    assert slow_dtype_warnings(load_config("quickstart", overrides), _cpuinfo(tmp_path, 16, "avx2")) == ()
+
+
+def test_nothing_is_warned_of_a_machine_without_cpuinfo(tmp_path: Path) -> None:
+    assert slow_dtype_warnings(load_config("quickstart", {"training.device": "cpu"}), tmp_path / "none") == ()

@@ -108,17 +108,18 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
-        ({}, "quickstart β=0.04 G=6 sync=12 seed=0"),
-        ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "quickstart β=0 G=8 sync=10 seed=0"),
-        ({"reference.sync_steps": None, "training.seed": 2}, "quickstart β=0.04 G=6 sync=never seed=2"),
-        ({"training.steps": 20, "tracking.experiment": "x"}, "quickstart β=0.04 G=6 sync=12 seed=0 training.steps=20"),
+        ({}, "β=0.04 G=6 sync=12 seed=0 quickstart"),
+        ({"loss.beta": 0.0, "rollout.group_size": 8, "reference.sync_steps": 10}, "β=0 G=8 sync=10 seed=0 quickstart"),
+        ({"reference.sync_steps": None, "training.seed": 2}, "sync=never seed=2 β=0.04 G=6 quickstart"),
+        ({"training.steps": 20, "tracking.experiment": "x"}, "training.steps=20 β=0.04 G=6 sync=12 seed=0 quickstart"),
+        ({"training.steps": 20, "training.seed": 2}, "seed=2 training.steps=20 β=0.04 G=6 sync=12 quickstart"),
         (
             {"training.steps": 20, "data.size": 500, "model.source": "m" * 40, "optimizer.lr": 1e-4},
-            f"quickstart β=0.04 G=6 sync=12 seed=0 model.source={'m' * 23}… data.size=500 +2 more",
+            f"model.source={'m' * 23}… data.size=500 +2 more β=0.04 G=6 sync=12 seed=0 quickstart",
         ),
     ],
 )
-def test_a_run_is_named_by_what_differs(overrides: dict[str, Any], name: str) -> None:
+def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], name: str) -> None:
     config = load_config("quickstart", overrides)
     assert run_name(config, origin_of(config, "quickstart")) == name
 

@@ -1,15 +1,16 @@
 """Reward functions: what each gives, how they are found, and what happens when one breaks its signature."""
 
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.config import RewardConfig
+from grpo_core.config import RewardConfig, load_config
 from grpo_core.errors import RewardError
-from grpo_core.rewards.base import BUILTIN, Reward, load_rewards, reward_name, score
+from grpo_core.rewards.base import BUILTIN, Reward, load_rewards, reward_name, reward_notes, score
 from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
 from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
 from grpo_core.types import Prompt
@@ -267,3 +268,37 @@ def test_trls_accuracy_reward_runs_unchanged() -> None:
     prompts = [prompt(CHAT, solution=r"\frac{1}{3}")] * 2 + [prompt(CHAT, solution="")]
     scored = score([reward], prompts, [r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}", "7"])
     assert scored.breakdown == {"accuracy_reward": (1.0, 0.0, None)}
+
+
+def test_a_function_that_takes_messages_for_text_is_told_what_it_gets() -> None:
+    def short(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [float(len(completion.strip())) for completion in completions]
+
+    with pytest.raises(RewardError) as caught:
+        score([made_of(short)], [prompt(CHAT)], ["7"])
+    assert "'list' object has no attribute 'strip'" in str(caught.value)
+    assert "data.chat_template: true, a reward function gets each prompt and completion as a list of" in str(caught.value)
+    with pytest.raises(RewardError) as caught:
+        score([made_of(lambda completions, **_: completions[0]["content"])], [prompt()], ["7"])
+    assert "chat_template" not in str(caught.value)  # it got text
+
+
+def test_notes_on_own_functions_are_for_conversations_alone() -> None:
+    own = {"rewards": [{"fn": "exact_answer"}, {"fn": "mine.rewards:short"}]}
+    (note,) = reward_notes(load_config(None, own))
+    assert note.startswith("mine.rewards:short: With data.chat_template: true")
+    assert reward_notes(load_config(None, {**own, "data.chat_template": False})) == ()
+    assert reward_notes(load_config()) == ()
+
+
+def test_functions_beside_the_command_are_found_behind_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    for name in ("rewards_of_this_test", "colorsys"):  # the second is the standard library's
+        (tmp_path / f"{name}.py").write_text("def short(completions, **columns):\n    return [1.0] * len(completions)\n")
+    (reward,) = load_rewards([RewardConfig(fn="rewards_of_this_test:short")])
+    assert score([reward], [prompt()], ["x"]).total == (1.0,)
+    with pytest.raises(RewardError, match="colorsys:short cannot be imported"):
+        load_rewards([RewardConfig(fn="colorsys:short")])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def own_model(model_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the model, by whose path the servers of one test are told from all others."""
+    return shutil.copytree(model_folder, tmp_path / "own-model")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from grpo_core.errors import SamplerError, StaleWeightsError, TrainingError
 from grpo_core.generation.vllm import sampler as sampler_module
 from grpo_core.generation.vllm import weights as weights_module
+from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.proof import Verdict
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.policy import Policy
@@ -91,8 +92,8 @@ def test_a_policy_that_is_not_finite_is_not_sampled_from(sampler: VllmSampler, p
 
 
 def test_weights_that_somebody_else_loads_are_noticed(sampler: VllmSampler, policy: Policy) -> None:
-    client = sampler._client
-    assert client is not None
+    client = sampler._engine
+    assert isinstance(client, VllmClient)
     client._post("/update_weight_version", {"new_version": "theirs"})
     drawn = sampler.sample(PROMPTS[:2], SETTINGS, KEY)  # given again, since the server's are others
     assert drawn.figures["sampler/probe/difference"] < 1e-4

@@ -22,18 +22,18 @@ STEPS = 6
 
 
 @pytest.fixture
-def folder(model_folder: Path, tmp_path: Path) -> Path:
+def folder(own_model: Path, tmp_path: Path) -> Path:
     """A working folder with small.yaml, a run of a few steps with a server of its own."""
     options = {
         "rollout.engine": "vllm",
         "rollout.vllm.kv_cache_gib": 1,
         "model.dtype": "float32",
-        "model.source": str(model_folder),
+        "model.source": str(own_model),
         "training.steps": STEPS,
         "rollout.max_prompt_tokens": 120,
         "reference.sync_steps": 2,
     }
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(apply_overrides(build_values(model_folder), options)))
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(apply_overrides(build_values(own_model), options)))
     return tmp_path
 
 
@@ -48,14 +48,14 @@ def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(line, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def kill_the_server_after(step: int, run: subprocess.Popen[str], run_dir: RunDir, model_folder: Path) -> None:
+def kill_the_server_after(step: int, run: subprocess.Popen[str], run_dir: RunDir, own_model: Path) -> None:
     """Wait for a record of the step, then kill every process of the run's server."""
     deadline = time.monotonic() + 300
     while not (run_dir.journal_file.exists() and f'"kind":"step","step":{step},' in run_dir.journal_file.read_text()):
         assert run.poll() is None, run.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    found = subprocess.run(["pgrep", "-f", f"api_server.*{model_folder}"], capture_output=True, text=True, check=True)
+    found = subprocess.run(["pgrep", "-f", f"api_server.*{own_model}"], capture_output=True, text=True, check=True)
     (process,) = {int(number) for number in found.stdout.split()}
     os.killpg(process, signal.SIGKILL)
 
@@ -69,10 +69,10 @@ def histories(run_dir: RunDir, keys: list[str]) -> dict[str, list[tuple[int, flo
     return {key: [(metric.step, metric.value) for metric in history] for key, history in found.items()}
 
 
-def test_a_server_killed_in_the_middle_costs_nothing_but_time(folder: Path, model_folder: Path) -> None:
+def test_a_server_killed_in_the_middle_costs_nothing_but_time(folder: Path, own_model: Path) -> None:
     run_dir = RunDir(folder / "runs" / "one")
     run = command(folder, "train", "small.yaml", "--run-dir", "runs/one")
-    kill_the_server_after(2, run, run_dir, model_folder)
+    kill_the_server_after(2, run, run_dir, own_model)
     output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output
     assert "memory: vLLM takes up to" in output
@@ -93,5 +93,5 @@ def test_a_server_killed_in_the_middle_costs_nothing_but_time(folder: Path, mode
     assert "the run repeats the same tokens" in output
     assert "identical: " in output
     assert "the same weights, bit for bit" in output
-    left = subprocess.run(["pgrep", "-f", str(model_folder)], capture_output=True, text=True, check=False).stdout
+    left = subprocess.run(["pgrep", "-f", str(own_model)], capture_output=True, text=True, check=False).stdout
     assert left == ""

@@ -134,9 +134,9 @@ def test_servers_of_a_keeper_that_is_killed_are_gone(
     assert are_gone(processes)
 
 
-def test_a_sweep_of_four_runs_on_one_slot_starts_one_server(model_folder: Path, tmp_path: Path) -> None:
+def test_a_sweep_of_four_runs_on_one_slot_starts_one_server(own_model: Path, tmp_path: Path) -> None:
     run = {
-        **build_values(model_folder),
+        **build_values(own_model),
         "rollout": {
             "engine": "vllm",
             "vllm": {"kv_cache_gib": 1},
@@ -169,5 +169,5 @@ def test_a_sweep_of_four_runs_on_one_slot_starts_one_server(model_folder: Path, 
     assert steps["kl/sampler/k3"].max() < 1e-6
     assert steps.groupby(["arm", "seed"]).size().to_dict() == {(arm, seed): 2 for arm in (0, 1) for seed in (1, 2)}
     assert sorted(path.name for path in (folder / "vllm").iterdir()) == ["lock", "server-0.lock", "server-0.log"]
-    found = subprocess.run(["pgrep", "-f", str(model_folder)], capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(["pgrep", "-f", str(own_model)], capture_output=True, text=True, check=False).stdout
     assert found == "", "processes of servers are left"

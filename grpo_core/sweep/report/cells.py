@@ -1,9 +1,10 @@
-"""The tables of the page: headings with units, cells as people read them."""
+"""The tables of the report: what their rows and columns are."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from grpo_core.pages.table import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
     PLUS_MINUS,
@@ -24,26 +25,6 @@ from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""
-WORDY = frozenset(["levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"])
-"""Headings of columns of words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """One table of the page."""
-
-    caption: str
-    head: tuple[str, ...]
-    units: tuple[str, ...]
-    """One per column; empty where a column has none."""
-    rows: tuple[tuple[str, ...], ...]
-    strong: frozenset[int] = frozenset()
-    """Rows to stress."""
-
-    @property
-    def texts(self) -> frozenset[int]:
-        """Columns of words, which stand left; figures stand right."""
-        return frozenset(index for index, name in enumerate(self.head) if name in WORDY or index == 0)
 
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:

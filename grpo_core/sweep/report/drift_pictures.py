@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from grpo_core.run.curves import AFTER_STEP
+from grpo_core.run.figures import scale_kl
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import knob_name, knob_title, level_name
 from grpo_core.sweep.measures import MEASURES
@@ -156,9 +158,7 @@ def kl_curves_figure(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.Da
         axes.tick_params(labelbottom=True)
     keys = [key for key in CURVES if key in steps]
     values = pandas.Series(steps[keys].to_numpy(dtype=float).ravel() if keys else [], dtype=float)
-    positive = values[values.gt(0) & values.lt(math.inf)]
-    if positive.max() > 20 * positive.median():  # a few runs would press all others against the axis
-        grid.flat[0].set_yscale("symlog", linthresh=float(positive.median()))
+    scale_kl(grid.flat[0], values[np.isfinite(values)].to_numpy())  # for all: they share the axis
     handles = [Line2D([], [], color=colour, linestyle=style, label=label) for label, colour, style in (*CURVES.values(), SYNC)]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize="small")
     return figure
@@ -206,7 +206,6 @@ def _kl_panel(axes: Axes, arms: Sequence[int], steps: pandas.DataFrame, syncs: p
                 known = run[["step", key]].dropna().sort_values("step")
                 axes.plot(known["step"], known[key], style, color=colour, linewidth=1, alpha=0.25 if crowded else 0.75)
     if len(syncs) and not crowded:
-        # Half a step later: the sync happens after its step and holds from the next one.
         for step in sorted(set(syncs.loc[syncs["arm"].isin(arms), "step"])):
-            axes.axvline(step + 0.5, color=SYNC[1], linestyle=SYNC[2], linewidth=1)
+            axes.axvline(step + AFTER_STEP, color=SYNC[1], linestyle=SYNC[2], linewidth=1)
     axes.grid(alpha=0.3)

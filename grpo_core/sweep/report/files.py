@@ -45,8 +45,12 @@ class SweepReport:
     """The plain words, one line each."""
 
 
-def make_report(stored: StoredSweep) -> tuple[Results, SweepReport]:
+def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Results, SweepReport]:
     """Write tables, figures and page of a sweep, finished or not; return the tables and what was written.
+
+    Args:
+        stored: the sweep.
+        comparison: page of the comparison of its runs, relative to the report's folder; the report links to it.
 
     Raises:
         FolderError: the folder is not ours.
@@ -59,7 +63,12 @@ def make_report(stored: StoredSweep) -> tuple[Results, SweepReport]:
         _storable(getattr(results, name)).to_parquet(folder / f"{name}.parquet", index=False)
     results.runs.to_csv(folder / "runs.csv", index=False)
     return results, write_report(
-        _facts(stored, results.notes), results.runs, results.steps, results.syncs, folder=stored.dir.report
+        _facts(stored, results.notes),
+        results.runs,
+        results.steps,
+        results.syncs,
+        folder=stored.dir.report,
+        comparison=comparison,
     )
 
 
@@ -96,7 +105,13 @@ def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
 
 
 def write_report(
-    facts: SweepFacts, runs: pandas.DataFrame, steps: pandas.DataFrame, syncs: pandas.DataFrame, folder: Path
+    facts: SweepFacts,
+    runs: pandas.DataFrame,
+    steps: pandas.DataFrame,
+    syncs: pandas.DataFrame,
+    folder: Path,
+    *,
+    comparison: str | None = None,
 ) -> SweepReport:
     """Write report.html, its pictures, effects.parquet, interactions.parquet and differences.parquet into `folder`.
 
@@ -107,6 +122,7 @@ def write_report(
         steps: a row per arm, seed and step, with metrics under their registry names.
         syncs: a row per arm, seed and reference sync, as `sync_table` gives it.
         folder: made if it is not there; files of the same names are replaced.
+        comparison: page of the comparison of the runs, relative to `folder`; None = there is none.
 
     Raises:
         ValueError: `runs` lacks a required column, or holds a seed of an arm twice.
@@ -125,7 +141,7 @@ def write_report(
     for name, table in tables.items():
         table.to_parquet(paths[name], index=False)
     page = folder / "report.html"
-    page.write_text(render_page(findings, words, pictured), encoding="utf-8")
+    page.write_text(render_page(findings, words, pictured, comparison), encoding="utf-8")
     return SweepReport(page=page, figures=tuple(picture.path for picture in pictured), tables=paths, answer=words)
 
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
-from grpo_core.plain_text import visible
+from grpo_core.pages.environment import page_environment
+from grpo_core.pages.table import Table
 from grpo_core.sweep.arms import GROUP_SIZE
 from grpo_core.sweep.display import PLUS_MINUS, counted, knob_name, knob_title, level_name, significant
 from grpo_core.sweep.report import cells
@@ -39,7 +38,7 @@ class PageSection:
     title: str
     words: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    tables: tuple[cells.Table, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 TITLES = {
@@ -59,24 +58,21 @@ TITLES = {
 """Sections after those of each knob: anchor -> title; the pictures of a section carry its anchor."""
 
 
-def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Picture]) -> str:
-    """Return the page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("grpo_core.sweep.report", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if isinstance(value, str) else value,
-    )
+def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Picture], comparison: str | None = None) -> str:
+    """Return the page as HTML, with a link to the comparison of the runs where there is one."""
     anchors = {picture.section for picture in pictures}
     by_section = {anchor: tuple(picture for picture in pictures if picture.section == anchor) for anchor in anchors}
     sections = (*_knob_sections(findings, by_section), *_sections(findings, by_section))
-    return environment.get_template("report.html.j2").render(
-        facts=findings.facts,
-        plan=_plan(findings),
-        answer=answer,
-        sections=[section for section in sections if section.tables or section.pictures or section.words],
+    return (
+        page_environment("grpo_core.sweep.report")
+        .get_template("report.html.j2")
+        .render(
+            facts=findings.facts,
+            plan=_plan(findings),
+            answer=answer,
+            comparison=comparison,
+            sections=[section for section in sections if section.tables or section.pictures or section.words],
+        )
     )
 
 
@@ -175,7 +171,7 @@ def _family_note(findings: Findings) -> str:
     )
 
 
-def _filled(*tables: cells.Table) -> tuple[cells.Table, ...]:
+def _filled(*tables: Table) -> tuple[Table, ...]:
     return tuple(table for table in tables if table.rows)
 
 
@@ -204,7 +200,8 @@ INTERACTION_NOTE = (
     "depend on each other. Paired within seeds, at equal settings of the remaining knobs."
 )
 DRIFT_NOTE = (
-    "A line is a seed, or in panels with several arms a run. Lines across: reference syncs, which hold from the next step."
+    "A line is a seed, or in panels with several arms a run. Dotted vertical lines mark reference syncs, which hold from the "
+    "next step."
 )
 CURVES_NOTE = (
     "A line is the mean of the complete runs at a level; pruned arms and runs that have not finished do not enter. Within a "

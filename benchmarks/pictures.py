@@ -1,0 +1,104 @@
+"""Make the pictures of the README again: real runs, real servers, Chromium.
+
+    make pictures                        # about 15 minutes on two cores
+    make pictures ARGS="--steps 20 --out /tmp/pictures"
+
+It works in a folder of its own, starts a stack there and ends it. Needs Chromium.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo_core.run.folder import RunDir
+from tasks.tracking.store import read_tracked
+from tests.e2e.project import Project
+from tests.security.browser import Browser, chromium, running_browser
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+BETAS = (0.1, 1.0, 4.0)
+SWEEP = """
+question: Which β and sync period get the most sums right, and how far do they drift for it?
+base: sums_tiny_cpu
+overrides: {{training.steps: {steps}, probe.every_steps: 5, evaluation.samples: 4}}
+axes:
+  loss.beta: [0.1, 4.0]
+  reference.sync_steps: [null, 5]
+seeds: [0, 1]
+objective: {{metric: eval/heldout/pass_at_1}}
+runs: {{concurrency: 2}}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write compare.png, prefect.png, mlflow.png and sweep.png; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder to write to")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each run")
+    options = parser.parse_args(arguments)
+    if chromium() is None:
+        print("Chromium is not installed; install the package chromium")
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="grpo-pictures-") as folder, _stack(Path(folder)) as project:
+        runs = [_train(project, beta, options.steps) for beta in BETAS]
+        _command(project, "compare", *runs, "--out", "compare")
+        _sweep(project, options.steps)
+        with running_browser() as browser:
+            _take(project, browser, options.out)
+        shutil.copy(project.folder / "compare" / "kl.png", options.out / "compare.png")
+    return 0
+
+
+@contextmanager
+def _stack(folder: Path) -> Iterator[Project]:
+    project = Project(folder)
+    _command(project, "up", "--slots", "2")
+    try:
+        yield project
+    finally:
+        project.grpo("down")
+
+
+def _train(project: Project, beta: float, steps: int) -> str:
+    run_dir = f"runs/beta_{beta:g}"
+    overrides = (f"loss.beta={beta}", f"training.steps={steps}", "probe.every_steps=5", "evaluation.every_steps=10")
+    _command(project, "train", "sums_tiny_cpu", *overrides, "--run-dir", run_dir)
+    return run_dir
+
+
+def _sweep(project: Project, steps: int) -> None:
+    (project.folder / "sweep.yaml").write_text(SWEEP.format(steps=steps))
+    _command(project, "sweep", "sweep.yaml", "--sweep-dir", "runs/sweep")
+
+
+def _command(project: Project, *arguments: str) -> str:
+    print("grpo", *arguments, flush=True)
+    done = project.grpo(*arguments)
+    if done.returncode:
+        raise SystemExit(f"grpo {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _take(project: Project, browser: Browser, out: Path) -> None:
+    """Write a screenshot of Prefect's page of a run, of MLflow's charts of the runs, and of the report of the sweep."""
+    stack = project.stack
+    browser.log_in(stack.prefect_address, project.secret)
+    run = project.api("POST", "/flow_runs/filter", {"limit": 1, "sort": "START_TIME_DESC"})[0]
+    browser.open(f"{stack.prefect_address}/runs/flow-run/{run['id']}")
+    browser.wait_for("document.body.innerText.includes('Completed')")
+    browser.screenshot(out / "prefect.png")
+    browser.open(read_tracked(RunDir(project.folder / "runs" / f"beta_{BETAS[0]:g}")).charts_address)
+    browser.wait_for("document.body.innerText.includes('kl/ref/k3')")
+    browser.screenshot(out / "mlflow.png")
+    browser.open((project.folder / "runs" / "sweep" / "report" / "report.html").as_uri())
+    browser.wait_for("document.body.innerText.includes('β')")
+    browser.screenshot(out / "sweep.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The verbs of the `grpo` command that only look: at a configuration, at a run, at the stack, at a folder of runs."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli.completion import ConfigName, Overrides
+from flows.cli.stack import StackFolder
+from flows.stack.servers import folder_here
+from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings, messages_to_stderr
+from grpo_core.config import check_consistency, load_config, parse_overrides
+from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
+from grpo_core.config.repeatability import repeatability
+from grpo_core.config.yaml_text import dump_yaml
+from grpo_core.errors import ConfigError, name_of
+from grpo_core.run.flow_folder import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from grpo_core.sweep.listing import Listed
+
+SHOWN_METRICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds")
+
+
+def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the resolved configuration and every warning, without loading a model."""
+    from grpo_core.rewards.base import reward_notes
+    from grpo_core.run.slow_dtype import slow_dtype_warnings
+
+    resolved = load_config(config, parse_overrides(overrides or []))
+    factor, notes = advantage_rms_factor(resolved), reward_notes(resolved)
+    warnings = (*check_consistency(resolved), *slow_dtype_warnings(resolved))
+    if as_json:
+        derived = {
+            "advantage_rms_factor": factor,
+            "effective_beta": weight_of_kl(resolved),
+            "repeats": repeatability(resolved).what,
+        }
+        echo_json({"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings})
+        return
+    echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
+    meaning = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
+    echo()
+    echo(f"advantage_rms_factor: {meaning}")
+    echo(f"effective beta: {weight_of_kl(resolved)}")
+    echo(f"repeats: {repeatability(resolved).what}")
+    for note in notes:
+        echo(f"note: {note}")
+    echo_warnings(warnings, err=False)
+    echo(f"{len(warnings)} warning(s); the configuration is valid")
+
+
+def status(
+    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run or sweep; left out: the local stack.")] = None,
+    folder: StackFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print where a run or sweep is and how it is resumed, or how the local stack is."""
+    if run_dir is None:
+        _show_stack(folder or folder_here(), as_json)
+    elif (run_dir / "sweep.json").exists():
+        _show_sweep(run_dir, as_json)
+    else:
+        _show_run(run_dir, as_json)
+
+
+def _show_stack(folder: Path, as_json: bool) -> None:
+    from flows.stack.control import stack_status
+    from flows.stack.prefect_api import count_flow_runs
+    from grpo_core.generation.vllm.load import describe_kept_server
+    from grpo_core.generation.vllm.records import record_files
+
+    with messages_to_stderr(as_json):
+        stack, conditions = stack_status(folder)
+        counts = count_flow_runs(stack) if stack else None
+        records = record_files(stack.vllm_folder) if stack and stack.vllm else ()
+        servers = {record.stem: describe_kept_server(record) for record in records}
+    if stack is None:
+        if as_json:
+            echo_json({"folder": str(folder), "services": [], "vllm_servers": {}, "runs": None})
+        else:
+            echo(f"nothing is up in {folder}; start it with `grpo up`")
+        raise typer.Exit(1)
+    addresses = {"prefect": stack.prefect_address, "mlflow": stack.mlflow_address}
+    pids = {name: process.pid for name, process in stack.processes.items()}
+    if as_json:
+        services = [
+            {"name": name, "condition": condition, "pid": pids.get(name), "address": addresses.get(name)}
+            for name, condition in conditions.items()
+        ]
+        echo_json({"folder": str(folder), "services": services, "vllm_servers": servers, "runs": counts})
+    else:
+        for name, condition in conditions.items():
+            echo(f"{name:8} {condition:10} process {pids.get(name, '-'):<8} {addresses.get(name, '')}")
+        for name, condition in servers.items():
+            echo(f"{name:8} {condition}")
+        known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
+        echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
+    if set(conditions.values()) != {"ready"}:
+        echo("`grpo up` starts what is missing", err=as_json)
+        raise typer.Exit(1)
+
+
+def _show_run(run_dir: Path, as_json: bool) -> None:
+    from grpo_core.run.folder import RunDir
+    from grpo_core.run.summary import run_status
+    from grpo_core.sweep.status import command_that_resumes
+
+    now, resume = run_status(RunDir(run_dir)), command_that_resumes(run_dir)
+    if as_json:
+        last = {"step": now.last.step, "time": now.last.time, "metrics": dict(now.last.metrics)} if now.last else None
+        echo_json({"run_dir": str(run_dir), **asdict(now), "last": last, "resume": resume})
+        return
+    echo(f"{run_dir}: {now.state}, step {now.step} of {now.steps}, {now.num_syncs} reference sync(s)")
+    if now.reason:
+        echo(f"reason: {now.reason}")
+    if now.last is not None:
+        echo(f"last record: {now.last.time}")
+        for key in SHOWN_METRICS:
+            if key in now.last.metrics:
+                echo(f"  {key:20} {now.last.metrics[key]:.4g}")
+    for line in (*(f"alert: {alert}" for alert in now.alerts), *now.notes):
+        echo(line)
+    _show_resume(resume)
+
+
+def _show_sweep(sweep_dir: Path, as_json: bool) -> None:
+    from grpo_core.sweep.folder import SweepDir
+    from grpo_core.sweep.status import sweep_status
+
+    now = sweep_status(SweepDir(sweep_dir))
+    if as_json:
+        echo_json({"sweep_dir": str(sweep_dir), **asdict(now)})
+        return
+    under_way = f", {now.under_way} begun" if now.under_way else ""
+    counts = "".join(f", {count} {outcome}" for outcome, count in now.outcomes.items())
+    echo(f"{sweep_dir}: {now.state}, {now.ended} of {now.total} runs have ended{counts}{under_way}")
+    _show_resume(now.resume)
+
+
+def _show_resume(command: str | None) -> None:
+    from flows.cli.folders import RESUME
+
+    if command is not None:
+        echo(f"{RESUME}{command}")
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one sweep.")] = RUNS_FOLDER, as_json: AsJson = False
+) -> None:
+    """List runs and sweeps, the newest first: state, steps done (a sweep's: runs), best held-out accuracy, size, start."""
+    from grpo_core.sweep.listing import list_folders
+
+    if not folder.is_dir() and folder != RUNS_FOLDER:
+        raise ConfigError(f"{name_of(str(folder), 300)}: is no folder; give the folder of runs, or of one sweep")
+    listed = list_folders(folder)
+    if as_json:
+        echo_json([_as_values(entry) for entry in listed])
+        return
+    if not listed:
+        echo(f"no runs in {folder}")
+        return
+    rows = [("FOLDER", "STATE", "PRESET", "DONE", "ACCURACY", "SIZE", "STARTED"), *map(_cells, listed)]
+    for line in _aligned(rows):
+        echo(line)
+    for entry in listed:
+        if entry.fault is not None:
+            echo(f"{entry.path}: {entry.fault}", err=True)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _cells(entry: "Listed") -> tuple[str, ...]:
+    from grpo_core.plain_text import visible
+    from grpo_core.run.disk_need import shown_bytes
+
+    done = "" if entry.fault is not None or not entry.total else f"{entry.done}/{entry.total}"
+    runs_of = " runs" if entry.kind == "sweep" and done else ""
+    return (
+        visible(str(entry.path)),
+        visible(entry.state),
+        visible(f"{entry.preset} (sweep)" if entry.kind == "sweep" else entry.preset),
+        f"{done}{runs_of}",
+        "" if entry.accuracy is None else f"{entry.accuracy:.3f}",
+        shown_bytes(entry.bytes),
+        entry.started.astimezone().strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def _as_values(entry: "Listed") -> dict[str, Any]:
+    return {**asdict(entry), "path": str(entry.path), "started": entry.started.isoformat()}

@@ -1,0 +1,88 @@
+"""The verbs of the `grpo` command that are about sweeps."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.completion import Overrides, complete_sweep
+from flows.cli.folders import working_in, working_in_new
+from flows.stack.servers import use_stack
+from flows.terminal import AsJson, echo, echo_json, echo_result, messages_to_stderr
+from grpo_core.config import parse_overrides
+from grpo_core.errors import ConfigError
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import describe_plan, load_sweep
+
+if TYPE_CHECKING:
+    from tasks.sweep.stages import SweepSummary
+
+
+def sweep(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            help="A file in configs/sweeps/ by name, or a path.",
+            metavar="FILE",
+            show_default=False,
+            autocompletion=complete_sweep,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    sweep_dir: Annotated[Path | None, typer.Option(help="Folder of the sweep; a new one under runs/ if left out.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+) -> None:
+    """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
+    values = parse_overrides(overrides or [])
+    if resume is None and retry_failed:
+        raise ConfigError("--retry-failed: has no effect without --resume SWEEP_DIR")
+    if resume is not None:
+        _resume(resume, retry_failed, [value for value in (file, sweep_dir, *(overrides or [])) if value is not None])
+        return
+    if file is None:
+        raise ConfigError("give a FILE (of configs/sweeps/, or a path), or --resume SWEEP_DIR")
+    plan = load_sweep(file, values)  # refused before anything is made or started
+    if dry_run:
+        for line in describe_plan(plan):
+            echo(line)
+        return
+    with working_in_new(sweep_dir, Path(file).stem, "sweep") as folder:
+        use_stack()
+        from flows.sweep import grpo_sweep
+
+        _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(folder)))
+
+
+def _resume(sweep_dir: Path, retry_failed: bool, given: list[object]) -> None:
+    if given:
+        raise ConfigError(f"--resume {sweep_dir}: the sweep keeps its own settings; leave out {given[0]}")
+    SweepDir(sweep_dir).read()  # refused before anything is started
+    with working_in(sweep_dir):
+        use_stack()
+        from flows.sweep import resume_sweep
+
+        _show_sweep(resume_sweep(sweep_dir=str(sweep_dir), retry_failed=retry_failed))
+
+
+def _show_sweep(summary: "SweepSummary") -> None:
+    echo()
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    places = (("runs", counts), ("report", str(summary.page)), *summary.tracked.places)
+    echo_result(summary.answer, places, summary.problems)
+
+
+def report_on_sweep(
+    sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")], as_json: AsJson = False
+) -> None:
+    """Write tables, figures and the report of a sweep from its journals, and upload them to MLflow where it is tracked."""
+    with messages_to_stderr(as_json):
+        from tasks.sweep.stages import report_again
+
+        page, answer, problems = report_again(sweep_dir)
+    if as_json:
+        echo_json({"sweep_dir": str(sweep_dir), "report": str(page), "answer": answer, "problems": problems})
+    else:
+        echo_result(answer, [("report", str(page))], problems)

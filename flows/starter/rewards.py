@@ -1,0 +1,15 @@
+"""Reward functions of this experiment. Each is named in config.yaml, under `rewards`.
+
+A reward function gets a batch of completions and returns a number for each: the higher, the better; None where a completion
+cannot be scored. Columns of the data arrive by name, one value a completion: `answer` is that of each completion's prompt.
+"""
+
+
+def right_number(prompts: list[str], completions: list[str], answer: list[str], **columns: list[object]) -> list[float]:
+    """Return 1 for a completion that is the right number and nothing else, 0 for any other."""
+    return [float(completion.strip() == number) for completion, number in zip(completions, answer, strict=True)]
+
+
+def only_a_number(prompts: list[str], completions: list[str], **columns: list[object]) -> list[float]:
+    """Return 1 for a completion that is a number, right or wrong, 0 for any other."""
+    return [float(completion.strip().lstrip("-").isdecimal()) for completion in completions]

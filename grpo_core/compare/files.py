@@ -1,0 +1,95 @@
+"""A comparison on disk: the page, pictures, CSV tables and one JSON document, in a folder of its own."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from grpo_core.compare.comparison import RunComparison, as_document
+from grpo_core.compare.page import render_comparison
+from grpo_core.compare.tables import csv_tables
+from grpo_core.errors import FolderError, raised_as
+from grpo_core.machine.disk import write_whole
+from grpo_core.run.flow_folder import FlowDir, Place, places
+
+PAGE = "compare.html"
+TABLES = (
+    *("runs", "curves", "syncs", "settings", "first_differences"),
+    *("paired_over_seeds", "paired_over_prompts"),
+)
+NAME_CHARACTERS = 40
+
+
+@dataclass(frozen=True)
+class ComparisonDir(FlowDir):
+    """The folder of one comparison; another one in it replaces it."""
+
+    what: ClassVar[str] = "comparison folder"
+    option: ClassVar[str] = "--out"
+    kinds: ClassVar[tuple[str, ...]] = ("comparison",)
+
+    page = Place(PAGE)
+    """The diagrams, with zoom, and all tables."""
+    document = Place("comparison.json")
+    """What `grpo compare --json` prints."""
+    kl_picture = Place("kl.png")
+    learning_picture = Place("learning.png")
+
+    files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"), *(f"{name}.csv" for name in TABLES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenComparison:
+    """What was written."""
+
+    page: Path
+    document: Path
+    pictures: tuple[Path, ...]
+    tables: tuple[Path, ...]
+
+
+def write_comparison(
+    comparison: RunComparison, folder: Path, *, reload_seconds: float | None = None, pictures: bool = True
+) -> WrittenComparison:
+    """Write a comparison into a folder that is empty, new, or holds an earlier comparison.
+
+    Args:
+        comparison: what was found.
+        folder: where to.
+        reload_seconds: how often the page loads itself again; None = never.
+        pictures: whether the PNG files are drawn again.
+
+    Raises:
+        FolderError: the folder holds something else, or cannot be written.
+    """
+    place = ComparisonDir(folder)
+    place.mark("comparison")
+    with raised_as(FolderError, f"comparison folder {folder}: cannot be written ({{cause}}); give another --out", OSError):
+        document = as_document(comparison)
+        tables = []
+        for name, table in csv_tables(document).items():
+            tables.append(folder / f"{name}.csv")
+            write_whole(tables[-1], table.to_csv(index=False).encode(errors="backslashreplace"))
+        write_whole(place.document, as_json_text(document))
+        drawn: list[Path] = []
+        if pictures:
+            from grpo_core.compare.pictures import save_pictures
+
+            drawn = save_pictures(comparison, folder)
+        write_whole(place.page, render_comparison(comparison, reload_seconds))
+    return WrittenComparison(page=place.page, document=place.document, pictures=tuple(drawn), tables=tuple(tables))
+
+
+def as_json_text(document: dict[str, Any]) -> str:
+    """Return a comparison's document as JSON text."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def comparison_name(comparison: RunComparison) -> str:
+    """Return what the folder of a comparison is called after its time: the keys in which its runs differ.
+
+    Letters, digits and dashes: it is part of a path.
+    """
+    keys = "-".join(setting.key.rpartition(".")[2] for setting in comparison.settings)
+    return re.sub(r"[^A-Za-z0-9]+", "-", keys)[:NAME_CHARACTERS].strip("-") or "runs"

@@ -1,0 +1,118 @@
+"""Pictures of a comparison, as PNG: the curves of all runs over each other, syncs marked, one legend below."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from grpo_core.compare.comparison import RunComparison
+from grpo_core.compare.panels import ComparisonPanel, Segment, panels_with, sync_segments
+from grpo_core.compare.runs import ComparedRun
+from grpo_core.plain_text import visible
+from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, Curve
+from grpo_core.run.figures import DPI, SMOOTHED, draw_band, draw_curve, start_kl_at_zero
+from grpo_core.sweep.report.files import take_literally
+
+STYLES: dict[str, Literal["-", "--", ":", "-."]] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+MOST_BANDS = 4
+"""Runs whose standard errors are shaded; more of them would hide each other."""
+LEGEND_CHARACTERS = 60
+WIDTH, PANEL_HEIGHT, LEGEND_LINE = 10.0, 2.7, 0.2
+"""In inches."""
+
+
+def save_pictures(comparison: RunComparison, folder: Path) -> list[Path]:
+    """Write kl.png and learning.png into a folder, each where there is something to be seen; return their paths."""
+    panels = panels_with(key for key in CURVE_KINDS if comparison.has(key))
+    pictures = {
+        "kl": [panel for panel in panels if panel.is_kl],
+        "learning": [panel for panel in panels if not panel.is_kl],
+    }
+    saved = []
+    for name, of_picture in pictures.items():
+        path = folder / f"{name}.png"
+        if of_picture:
+            comparison_figure(comparison, of_picture).savefig(path, dpi=DPI)
+            saved.append(path)
+        else:
+            path.unlink(missing_ok=True)  # of an earlier comparison in this folder
+    return saved
+
+
+def comparison_figure(comparison: RunComparison, panels: Sequence[ComparisonPanel]) -> Figure:
+    """Return panels over the same steps, one below the other, with one legend for all."""
+    runs = comparison.runs
+    columns = _legend_columns([compared.label for compared in runs])
+    lines = -(-(len(runs) + 1) // columns)
+    figure = Figure(figsize=(WIDTH, PANEL_HEIGHT * len(panels) + LEGEND_LINE * lines + 0.5), layout="constrained")
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    segments = sync_segments([compared.curves.syncs.steps.tolist() for compared in runs])
+    for axes, panel in zip(grid, panels, strict=True):
+        _draw_panel(axes, panel, runs, segments)
+    grid[-1].set_xlabel("step")
+    figure.legend(handles=_handles(runs), loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+    take_literally(figure)
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: ComparisonPanel, runs: Sequence[ComparedRun], segments: Sequence[list[Segment]]) -> None:
+    drawn: list[Curve] = []
+    for compared, marks in zip(runs, segments, strict=True):
+        look: dict[str, Any] = {"color": compared.colour, "linewidth": 1.6, "markersize": 3.5}
+        curve = compared.curves.get(panel.line)
+        if panel.is_kl and len(runs) <= MOST_BANDS:
+            draw_band(axes, curve, color=compared.colour, alpha=0.15)
+        draw_curve(axes, curve, None, style=_style(compared, curve), smooth=panel.smooth, **look)
+        _draw_evaluations(axes, compared, panel.points)
+        for step, low, high in marks:
+            axes.axvline(step + AFTER_STEP, low, high, color=compared.colour, linestyle=":", linewidth=1.3, alpha=0.8)
+        drawn += [curve] if curve is not None else []
+    if panel.is_kl:
+        start_kl_at_zero(axes, drawn)
+    note = f" (thick: mean of {SMOOTHED} steps)" if panel.smooth else ""
+    axes.set_title(f"{panel.title}{note}", loc="left", fontsize="medium", fontweight="bold")
+    axes.set_ylabel(panel.unit)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.02)
+
+
+def _style(compared: ComparedRun, curve: Curve | None) -> str:
+    """Return the line of a run; a curve of few points, such as a probe's, has markers, without which it could not be seen."""
+    few = curve is not None and (len(curve) <= 3 or len(curve) < (curve.steps[-1] - curve.steps[0]) / 2)
+    return f"{STYLES[compared.dash]}{'o' if few else ''}"
+
+
+def _draw_evaluations(axes: Axes, compared: ComparedRun, metric: str | None) -> None:
+    curve = compared.curves.get(metric) if metric else None
+    if curve is None:
+        return
+    axes.plot(curve.steps, curve.values, "s", color=compared.colour, markersize=6, markeredgecolor="white", zorder=3)
+    if curve.low is not None and curve.high is not None:
+        bars = np.clip(np.vstack([curve.values - curve.low, curve.high - curve.values]), 0, None)
+        axes.errorbar(curve.steps, curve.values, yerr=bars, fmt="none", color=compared.colour, elinewidth=1, alpha=0.6)
+
+
+def _handles(runs: Sequence[ComparedRun]) -> list[Line2D]:
+    lines = [
+        Line2D([], [], color=compared.colour, linestyle=STYLES[compared.dash], linewidth=2, label=_shortened(compared.label))
+        for compared in runs
+    ]
+    sync = Line2D([], [], color="0.4", linestyle=":", label="reference sync, in the run's colour")
+    return [*lines, *([sync] if any(len(compared.curves.syncs) for compared in runs) else [])]
+
+
+def _shortened(label: str) -> str:
+    text = visible(label)
+    # matplotlib leaves out of the legend what begins with an underscore
+    text = f" {text}" if text.startswith("_") else text
+    return text if len(text) <= LEGEND_CHARACTERS else f"{text[: LEGEND_CHARACTERS - 1]}…"
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    widest = max(min(len(label), LEGEND_CHARACTERS) for label in labels)
+    return max(1, min(5, len(labels) + 1, int(WIDTH * 11 / (widest + 8))))

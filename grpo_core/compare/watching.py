@@ -1,0 +1,54 @@
+"""A comparison that is written again while its runs train."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from grpo_core.compare.comparison import RunComparison, compare_sources
+from grpo_core.compare.files import WrittenComparison, write_comparison
+from grpo_core.compare.runs import Source
+
+LOOK_SECONDS = 5.0
+"""Between two looks at the runs' journals."""
+RELOAD_SECONDS = 10.0
+"""Between two times that the page loads itself."""
+
+Show = Callable[[RunComparison], None]
+
+
+def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show: Show) -> WrittenComparison:
+    """Write a comparison each time that a run has new figures, until all runs have ended or a KeyboardInterrupt comes.
+
+    The last page that is written, also after an interrupt, loads itself no more.
+
+    Args:
+        given: folders of runs and sweeps; a run that a sweep begins later is taken in.
+        first: the comparison as it is now.
+        folder: where to.
+        show: is given each comparison that was written.
+
+    Raises:
+        KeyboardInterrupt: as it came, once the last page is written.
+        GrpoError: a comparison cannot be made or written.
+    """
+    comparison = first
+    seen: list[tuple[str, int, str]] | None = None
+    try:
+        while not comparison.have_ended:
+            if (now := _progress(comparison)) != seen:
+                write_comparison(comparison, folder, reload_seconds=RELOAD_SECONDS, pictures=seen is None)
+                show(comparison)
+                seen = now
+            time.sleep(LOOK_SECONDS)
+            comparison = compare_sources(given)
+        comparison = compare_sources(given)  # a run whose process ended between two looks may have written its last records
+    except KeyboardInterrupt:
+        write_comparison(comparison, folder)
+        raise
+    return write_comparison(comparison, folder)
+
+
+def _progress(comparison: RunComparison) -> list[tuple[str, int, str]]:
+    """Return what changes when the page must: the runs, how many records each has, and its state."""
+    runs = [(str(one.run.path), len(one.run.records), one.run.state) for one in comparison.runs]
+    return runs + [(one.source.given, 0, one.fault) for one in comparison.unread]

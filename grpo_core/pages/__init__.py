@@ -1,0 +1,1 @@
+"""What all HTML pages of the project share: their template environment, style, and tables."""

@@ -1,0 +1,177 @@
+"""Curves of a run over its steps, with its reference syncs: what the run's report, `grpo compare` and a notebook plot.
+
+The arrays are the journal's own figures: nothing is smoothed, joined or filled in. A curve holds the steps at which its metric
+was measured and no others; a figure that was not finite stays in it as NaN or infinity.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo_core.run.journal import Record
+from grpo_core.run.tables import sync_table
+
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
+AFTER_STEP = 0.5
+"""A sync happens after its step and holds from the next one: its mark is half a step later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveKind:
+    """What one curve shows."""
+
+    key: str
+    """The metric of METRICS.md."""
+    title: str
+    unit: str
+    error: str | None = None
+    """The metric that is its standard error."""
+
+
+CURVE_KINDS = {
+    kind.key: kind
+    for kind in (
+        CurveKind(key="kl/ref/k3", title="KL to the reference", unit="nats per token", error="kl/ref/se"),
+        CurveKind(key="kl/init/k3", title="KL to the initial policy", unit="nats per token", error="kl/init/se"),
+        CurveKind(
+            key="kl/probe/full_init",
+            title="Exact KL to the initial policy, on the probe",
+            unit="nats per token",
+            error="kl/probe/se_init",
+        ),
+        CurveKind(
+            key="kl/probe/full", title="Exact KL to the reference, on the probe", unit="nats per token", error="kl/probe/se"
+        ),
+        CurveKind(key="reward/mean", title="Reward", unit="reward per completion"),
+        CurveKind(key="completion/tokens/mean", title="Completion length", unit="tokens"),
+        CurveKind(key="eval/heldout/greedy_accuracy", title="Held-out accuracy", unit="share of prompts"),
+        CurveKind(key="eval/heldout_sample/greedy_accuracy", title="Held-out accuracy, on a sample", unit="share of prompts"),
+        CurveKind(key="policy/entropy", title="Entropy", unit="nats per token"),
+        CurveKind(key="group/zero_std_frac", title="Groups with equal rewards", unit="share of groups"),
+        CurveKind(key="group/best_mean", title="Best reward of a group", unit="reward per completion"),
+        CurveKind(key="completion/truncated_frac", title="Truncated completions", unit="share of completions"),
+    )
+}
+"""What reports and comparisons draw, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """One metric over steps."""
+
+    key: str
+    steps: Steps
+    """Ascending; of an evaluation before training 0."""
+    values: Floats
+    low: Floats | None = None
+    """Of a KL: one standard error below; of an evaluation: the lower end of its 95 % interval. None where it is not known."""
+    high: Floats | None = None
+
+    def __len__(self) -> int:
+        """Return how often the metric was measured."""
+        return len(self.steps)
+
+    def averaged(self, window: int) -> Floats:
+        """Return at each step the mean of the last `window` steps, of those in which the metric was measured."""
+        means = [self.values[(self.steps > step - window) & (self.steps <= step)].mean() for step in self.steps]
+        return np.asarray(means, dtype=float)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SyncMarks:
+    """The reference syncs of a run, in their order."""
+
+    steps: Steps
+    """After which each happened."""
+    kl_before: Floats
+    """KL to the reference just before, in nats per token."""
+    kl_after: Floats
+
+    @property
+    def places(self) -> Floats:
+        """Where each is marked on an axis of steps."""
+        return self.steps.astype(np.float64) + AFTER_STEP
+
+    def __len__(self) -> int:
+        """Return how many there were."""
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunCurves:
+    """The curves of one run."""
+
+    curves: Mapping[str, Curve]
+    """By metric; a metric that the run never measured is not in it."""
+    syncs: SyncMarks
+    last_step: int
+    """The last one that was finished; 0 where there is none."""
+
+    def get(self, key: str) -> Curve | None:
+        """Return the curve of a metric; None where the run never measured it."""
+        return self.curves.get(key)
+
+
+def read_curves(records: Sequence[Record], keys: Iterable[str] = tuple(CURVE_KINDS)) -> RunCurves:
+    """Return curves of a run.
+
+    Args:
+        records: its history, as `read_journal` or `Run.records` gives it.
+        keys: metrics of METRICS.md.
+
+    Raises:
+        JournalError: the record of a sync lacks a figure.
+    """
+    found = {key: read_curve(records, key) for key in keys}
+    syncs = sync_table(records)
+    return RunCurves(
+        curves={key: curve for key, curve in found.items() if len(curve)},
+        syncs=SyncMarks(
+            steps=syncs["step"].to_numpy(dtype=np.int64),
+            kl_before=syncs["kl_before"].to_numpy(dtype=float),
+            kl_after=syncs["kl_after"].to_numpy(dtype=float),
+        ),
+        last_step=max((record.step for record in records if record.kind == "step"), default=0),
+    )
+
+
+def read_curve(records: Sequence[Record], key: str) -> Curve:
+    """Return one metric over the steps at which it was measured; of length 0 where it never was."""
+    # A dictionary: an evaluation that was repeated after a crash has two records at its step, and the last one counts.
+    measured = {record.step: record for record in records if key in record.metrics}
+    found = [measured[step] for step in sorted(measured)]
+    steps = np.asarray([record.step for record in found], dtype=np.int64)
+    values = np.asarray([record.metrics[key] for record in found], dtype=float)
+    low, high = _bounds(found, key)
+    return Curve(key=key, steps=steps, values=values, low=low, high=high)
+
+
+def _bounds(records: Sequence[Record], key: str) -> tuple[Floats | None, Floats | None]:
+    """Return the ends of the bars of a curve, (None, None) where no record holds them; NaN where one record does not."""
+    kind = CURVE_KINDS.get(key)
+    pairs = [_of_standard_error(record, key, kind.error if kind else None) or _of_estimate(record, key) for record in records]
+    if not any(pairs):
+        return None, None
+    ends = np.asarray([pair or (np.nan, np.nan) for pair in pairs], dtype=float)
+    return ends[:, 0], ends[:, 1]
+
+
+def _of_standard_error(record: Record, key: str, error: str | None) -> tuple[float, float] | None:
+    if error is None or error not in record.metrics:
+        return None
+    value, size = record.metrics[key], record.metrics[error]
+    return value - size, value + size
+
+
+def _of_estimate(record: Record, key: str) -> tuple[float, float] | None:
+    """Return the 95 % interval of an evaluation; older journals hold none."""
+    estimates = record.data.get("estimates")
+    found = estimates.get(key) if isinstance(estimates, dict) else None
+    try:
+        return (float(found["low"]), float(found["high"])) if isinstance(found, dict) else None
+    except (LookupError, TypeError, ValueError):
+        return None

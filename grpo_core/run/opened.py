@@ -1,0 +1,153 @@
+"""A run, opened for reading: its figures, syncs, evaluations and completions as tables."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas
+
+from grpo_core.config import run_name
+from grpo_core.errors import JournalError, cause
+from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Record
+from grpo_core.run.summary import run_state
+from grpo_core.run.tables import step_table, sync_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PROBE = "kl/probe/"
+EVALUATION_COLUMNS = ("step", "set", "policy", "num_prompts")
+
+
+class Run:
+    """One run as its folder holds it at the moment of opening; a run under way is opened again to see its newest steps.
+
+    Steps that a resume took back are left out: what remains is one history, as `run/journal.py` defines it.
+
+    Example:
+        run = Run("runs/20260101-100000-quickstart")
+        run.steps.plot(x="step", y=["kl/ref/k3", "kl/init/k3"])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the run in a folder and check its journal.
+
+        Raises:
+            JournalError: there is no such folder, it holds no run, or the run's journal is damaged.
+            ConfigError: config.json was edited after the run had begun.
+        """
+        _refuse_no_run(path)
+        self.dir = RunDir(Path(path).expanduser())
+        """Where each of its files lies."""
+        self.config = self.dir.read_config()
+        """The resolved configuration."""
+        journal = check_run(self.dir)
+        self.records: tuple[Record, ...] = tuple(journal.history)
+        """The history of the run, record by record."""
+        self.notes = journal.notes
+        """What a reader of its figures should know: an older version wrote them, or the journal was repaired."""
+        self.state, self.reason = run_state(self.records, self.dir)
+        """`not started`, `running`, `finished`, `stopped`, `failed` or `died`; and why it stopped or failed, if it did."""
+
+    def __repr__(self) -> str:
+        """Return `Run('runs/one'): β=0.04 ..., finished, step 30 of 30`."""
+        return f"Run({str(self.path)!r}): {self.name}, {self.state}, step {self.last_step} of {self.config.training.steps}"
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.dir.path
+
+    @cached_property
+    def name(self) -> str:
+        """What the run is called in MLflow and Prefect."""
+        return self.config.tracking.run_name or run_name(self.config, self.dir.read_origin())
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was finished; 0 where there is none."""
+        return max((record.step for record in self.records if record.kind == "step"), default=0)
+
+    @cached_property
+    def steps(self) -> pandas.DataFrame:
+        """One row a step: the column `step`, then the metrics of METRICS.md; without rows before the first step."""
+        return step_table(self.records).reset_index()
+
+    @cached_property
+    def syncs(self) -> pandas.DataFrame:
+        """One row a reference sync: step, alpha, sync_count, kl_before, kl_after (nats per token), param_distance."""
+        return sync_table(self.records)
+
+    @cached_property
+    def probes(self) -> pandas.DataFrame:
+        """One row a step at which the exact KL on the probe set was measured: `step`, then the metrics `kl/probe/...`."""
+        columns = [column for column in self.steps.columns if str(column).startswith(PROBE)]
+        return self.steps[["step", *columns]].dropna(subset=columns, how="all").reset_index(drop=True)
+
+    @cached_property
+    def evaluations(self) -> pandas.DataFrame:
+        """One row an evaluation: step, set, policy, num_prompts, its metrics, and each one's 95 % interval.
+
+        The policy is `base` (before training), `final`, or `training` (at that step). Intervals are in the columns
+        `<metric>/low` and `<metric>/high`, where the journal holds them.
+        """
+        rows = [_evaluation(record) for record in self.records if record.kind == "eval"]
+        return pandas.DataFrame(rows, columns=list(dict.fromkeys((*EVALUATION_COLUMNS, *(key for row in rows for key in row)))))
+
+    @cached_property
+    def completions(self) -> pandas.DataFrame:
+        """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps.
+
+        Raises:
+            JournalError: a table cannot be read.
+        """
+        done = {record.step for record in self.records if record.kind == "step"}
+        files = {step: self.dir.completions / f"step_{step:06d}.parquet" for step in sorted(done)}
+        tables = [_read_table(file) for file in files.values() if file.exists()]
+        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
+
+    def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":
+        """Return a figure of the run's report: its KL and entropy (`drift`), or its reward and accuracy, over steps."""
+        from grpo_core.run.figures import drift_figure, reward_figure
+
+        return {"drift": drift_figure, "reward": reward_figure}[what](self.records)
+
+    def curves(self, *keys: str) -> RunCurves:
+        """Return metrics as arrays over steps, with the syncs: those of reports and `grpo compare`, or the named ones."""
+        return read_curves(self.records, keys or tuple(CURVE_KINDS))
+
+
+def _refuse_no_run(path: str | Path) -> None:
+    """Refuse what is obviously no run, with what to give instead."""
+    folder = Path(path).expanduser()
+    if not str(path).strip() or not folder.exists():
+        raise JournalError(f"run {str(path)!r}: there is no such folder; give the folder of a run, as `grpo train` prints it")
+    if not folder.is_dir():
+        raise JournalError(f"run {path}: is a file; give the folder of a run")
+    if (folder / "sweep.json").exists():  # the name is `sweep/folder.py`'s, a layer above
+        raise JournalError(f"run {path}: is the folder of a sweep; give one of the runs in {folder / 'runs'}")
+
+
+def _evaluation(record: Record) -> dict[str, Any]:
+    facts, estimates = record.data, record.data.get("estimates")
+    intervals = {
+        f"{key}/{end}": found[end]
+        for key, found in (estimates if isinstance(estimates, dict) else {}).items()
+        if isinstance(found, dict)
+        for end in ("low", "high")
+        if end in found
+    }
+    named = {"set": facts.get("set"), "policy": facts.get("policy", "training"), "num_prompts": facts.get("num_prompts")}
+    return {"step": record.step, **named, **record.metrics, **intervals}
+
+
+def _read_table(file: Path) -> pandas.DataFrame:
+    try:
+        return pandas.read_parquet(file)
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these
+        raise JournalError(
+            f"{file}: not a table of completions ({cause(error)}); remove it, and the others can be read"
+        ) from error

@@ -1,0 +1,52 @@
+"""Which runs can be resumed, and the command that does it, ready to be pasted into a shell."""
+
+from pathlib import Path
+
+from grpo_core.errors import GrpoError
+from grpo_core.machine.locks import lock_holder
+from grpo_core.plain_text import shell_word
+from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import last_event
+from grpo_core.run.process_state import process_runs
+
+
+def resume_command(run_dir: RunDir, *, has_prompts: bool = False) -> str | None:
+    """Return the command that resumes a run; None where it is complete, under way, or cannot be resumed.
+
+    A run is complete once its training has reached its last step and its report is written.
+
+    Args:
+        run_dir: the folder; it need not be a run's.
+        has_prompts: only where its prompts are frozen: what a run that failed before that needs is another configuration.
+    """
+    try:
+        if not run_dir.config_file.exists() or _is_held(run_dir) or _is_evaluation(run_dir):
+            return None
+        if has_prompts and not (run_dir.path / PROMPTS_MANIFEST).exists():
+            return None
+        last = last_event(check_run(run_dir).history)
+        engine = run_dir.read_config().training.engine
+    except (GrpoError, OSError):  # the journal is damaged: its message says what to do first
+        return None
+    if last is not None and last.kind == "end" and last.data.get("status") == "finished":
+        # Without a flow's mark the training was started by hand, and nothing is to follow it.
+        is_complete = (run_dir.report / "report.md").exists() or not run_dir.flow_run_file.exists()
+    else:
+        is_complete = engine != "native" and run_dir.checkpoints.exists()  # begins at the first step or not at all
+    return None if is_complete else f"grpo train --resume {path_argument(run_dir.path)}"
+
+
+def path_argument(path: Path) -> str:
+    """Return a path as an argument of a command in a shell, which is not taken for an option."""
+    text = str(path)
+    return shell_word(f"./{text}" if text.startswith("-") else text)
+
+
+def _is_held(run_dir: RunDir) -> bool:
+    return lock_holder(run_dir.lock_file) is not None or process_runs(run_dir.process_file)
+
+
+def _is_evaluation(run_dir: RunDir) -> bool:
+    marker = run_dir.marker()
+    return (marker.kind if marker else run_dir.older_kind()) == "evaluation"

@@ -1,0 +1,217 @@
+"""Train from Python, for example in a notebook: no Prefect and no MLflow, and the same folder that `grpo train` makes.
+
+The steps run in a process of their own, as everywhere; this one prepares the folder, starts that process and shows how far it
+is. What it leaves can be resumed and evaluated by `grpo` and logged to MLflow by `grpo track`.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_core.config import (
+    Origin,
+    RunConfig,
+    apply_overrides,
+    changes_between,
+    check_consistency,
+    load_config,
+    origin_of,
+    parse_overrides,
+    validate_config,
+)
+from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
+from grpo_core.data.prepare import prepare
+from grpo_core.evaluation.plan import is_evaluated
+from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
+from grpo_core.run.begin import begun_run
+from grpo_core.run.child import finish_child, run_watched
+from grpo_core.run.flow_folder import holding
+from grpo_core.run.folder import RunDir
+from grpo_core.run.inputs import note_inputs
+from grpo_core.training.process import MODULES
+from grpo_core.training.progress import Bar, follow
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from grpo_core.run.opened import Run
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+
+
+def train(
+    config: RunConfig | Path | str = "quickstart",
+    *,
+    overrides: Mapping[str, Any] | Iterable[str] = (),
+    run_dir: Path | str | None = None,
+    evaluate: bool = True,
+    progress: bool = True,
+) -> "Run":
+    """Train a policy and return its run.
+
+    Ctrl-C (in a notebook: Interrupt) lets the step under way finish and writes a checkpoint before KeyboardInterrupt is raised;
+    `resume_training` or `grpo train --resume` continues such a run. A second Ctrl-C ends it at once.
+
+    Args:
+        config: a configuration, the name of a preset, or the path of a YAML file.
+        overrides: applied over it: `{"loss.beta": 0.1}`, or `["loss.beta=0.1"]` as on the command line.
+        run_dir: folder of the run; None = a new one under `runs/`.
+        evaluate: whether the policy is evaluated on the held-out prompts, before and after.
+        progress: whether a progress bar and the warnings are shown.
+
+    Raises:
+        ConfigError: the configuration is refused; nothing was started.
+        JournalError: the folder already holds a run, or is not ours.
+        TrainingError: the training failed; the message is its cause.
+    """
+    resolved, origin = _configure(config, overrides)
+    with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
+        folder.create(resolved, origin)
+    return _run(folder, evaluate, progress)
+
+
+def resume_training(run_dir: Path | str, *, evaluate: bool = True, progress: bool = True) -> "Run":
+    """Resume an interrupted run from its newest checkpoint, as if it had never stopped, and return it.
+
+    Args:
+        run_dir: folder of the run; its configuration stays as it is.
+        evaluate: whether the policy is evaluated on the held-out prompts, before and after, where that is missing.
+        progress: whether a progress bar is shown.
+
+    Raises:
+        JournalError: the folder holds no run, or one whose journal is damaged.
+        TrainingError: the training failed; the message is its cause.
+    """
+    from grpo_core.run.integrity import check_run
+
+    folder = RunDir(Path(run_dir))
+    folder.read_config()
+    check_run(folder)
+    return _run(folder, evaluate, progress)
+
+
+def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:
+    changes = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    if isinstance(config, RunConfig):
+        resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
+        return resolved, Origin(changes=changes_between(RunConfig(), resolved))
+    resolved = load_config(config, changes)
+    return resolved, origin_of(resolved, str(config))
+
+
+def _run(run_dir: RunDir, evaluate: bool, progress: bool) -> "Run":
+    """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
+    from grpo_core.run.opened import Run
+
+    config = run_dir.read_config()
+    with holding(run_dir), Bar(config.training, run_dir.path.name, shown=progress) as bar:
+        for warning in check_consistency(config):
+            bar.say(f"warning: {warning}")
+        for leftover in (run_dir.stop_file, run_dir.process_file):
+            leftover.unlink(missing_ok=True)
+        model, digest = _prepare(run_dir, bar)
+        if evaluate:
+            _evaluate(run_dir, "base", bar, evaluation_identity(run_dir, model, digest, HELD_OUT, 0))
+        if Run(run_dir.path).state != "finished":
+            _train(run_dir, bar)
+        if evaluate:
+            _evaluate(run_dir, "final", bar)
+        run = Run(run_dir.path)
+        if run.state == "stopped":
+            bar.say(f"stopped early: {run.reason}; resume_training({str(run_dir.path)!r}) continues the run")
+        return run
+
+
+def _prepare(run_dir: RunDir, bar: Bar) -> tuple[Path, str]:
+    """Freeze the prompts, find the model, load the rewards once; return the model's folder and the digest of its weights."""
+    from grpo_core.policy.loading import weights_digest
+    from grpo_core.policy.sources.find import resolve_model
+    from grpo_core.policy.sources.scratch import is_made
+    from grpo_core.rewards.base import load_rewards
+
+    config = run_dir.read_config()
+    load_rewards(config.rewards)
+    if not is_made(config.model.source):
+        bar.say(f"making the model {config.model.source}, once: about half a minute on one core")
+    has_prompts = (run_dir.data / MANIFEST_FILE).exists()
+    manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
+    folder = resolve_model(config.model.source, config.model.trust_remote_code)
+    digest = weights_digest(folder)
+    note_inputs(run_dir, manifest.digest, digest, bar.say)
+    return folder, digest
+
+
+def _evaluate(run_dir: RunDir, policy: str, bar: Bar, identity: str | None = None) -> None:
+    """Evaluate a policy on the held-out prompts; what an earlier run has evaluated just like that is used again."""
+    if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, 0):
+        return
+    bar.stage(f"evaluating {policy}")
+    with evaluated_once(identity, _pause, bar.say) if identity is not None else contextlib.nullcontext():
+        if identity is not None and use_kept(run_dir, policy, identity):
+            return
+        arguments = [str(run_dir.path), "--policy", policy, "--set", HELD_OUT, "--step", "0"]
+        python = run_dir.read_config().training.python
+        log_file = run_dir.log_file(f"evaluate-{policy}")
+        with _told_how_to_resume(run_dir, bar):
+            run_watched(
+                "grpo_core.evaluation",
+                arguments,
+                log_file,
+                look=_pause,
+                stop=finish_child,
+                report=bar.say,
+                python=python,
+                import_from=sys.path[:1],
+            )
+        if identity is not None:
+            keep_evaluation(run_dir, policy, identity)
+
+
+def _train(run_dir: RunDir, bar: Bar) -> None:
+    config = run_dir.read_config()
+    bar.stage("training")
+    look = follow(run_dir, bar)
+
+    def pause_and_look() -> None:
+        _pause()
+        look()
+
+    def stop(child: "subprocess.Popen[bytes]") -> None:
+        text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
+        finish_child(child, lambda: bar.say(text))
+
+    with _told_how_to_resume(run_dir, bar):
+        try:
+            run_watched(
+                MODULES[config.training.engine],
+                [str(run_dir.path)],
+                run_dir.log_file("train"),
+                look=pause_and_look,
+                stop=stop,
+                report=bar.say,
+                python=config.training.python,
+                state_file=run_dir.process_file,
+                import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
+            )
+        finally:
+            look()  # what the process wrote before it ended
+
+
+@contextlib.contextmanager
+def _told_how_to_resume(run_dir: RunDir, bar: Bar) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        bar.say(f"resume_training({str(run_dir.path)!r}) continues this run")
+        raise
+
+
+def _pause() -> None:
+    time.sleep(POLL_SECONDS)

@@ -1,0 +1,100 @@
+"""The commands of the documentation: where they stand, and what a test does with each."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+ELSEWHERE = {"coming_from_trl.md": "tests/e2e/test_coming_from_trl.py follows it"}
+"""Pages whose commands another test runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What is done with the commands that a pattern matches, from their first to their last character."""
+
+    pattern: str
+    phrase: str = ""
+    """A regular expression that is found in what the command prints; of a command that is not run, unused."""
+    code: int = 0
+    """Its exit code."""
+    instead: dict[str, str] = field(default_factory=dict)
+    """What of the command is replaced by what."""
+    not_run: str = ""
+    """Why it is not run; its verb and its options are looked up instead."""
+
+
+RUN, STOPPED, DAMAGED, SWEEP = "runs/<run>", "runs/stopped", "runs/damaged", "runs/<sweep>"
+SERVERS = "starts servers, which tests/e2e/test_stack.py does"
+LONG = "takes many minutes"
+VLLM = "needs vLLM"
+
+RULES = (
+    Rule(pattern=r"make train.*", phrase=r"held-out greedy accuracy"),
+    Rule(pattern=r"make (up|down)", not_run=SERVERS),
+    Rule(pattern=r"make (test|test-all|test-slow|check|format|mutants|torture)", not_run=LONG),
+    Rule(pattern=r"make (vllm|test-vllm|torture-vllm).*", not_run=VLLM),
+    Rule(pattern=r"make pictures.*", not_run=LONG),
+    Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
+    Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
+    Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),
+    Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
+    Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
+    Rule(pattern=r"grpo check .*", phrase="the configuration is valid"),
+    Rule(pattern=r"grpo import-config .*", phrase="keys of TRL 1.16: .* mapped", instead={"trl_or_roll": "settings"}),
+    Rule(pattern=r"grpo status <run>|grpo status runs/<run>", phrase="finished", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo status", phrase="nothing is up"),
+    Rule(pattern=r"grpo runs( .*)?", phrase="finished", instead={SWEEP: "runs/sweep"}),
+    Rule(pattern=r"grpo init \S+", phrase="config.yaml"),
+    Rule(pattern=r"grpo compare .*--watch", not_run="ends with the runs that it watches"),
+    Rule(pattern=r"grpo compare .*", phrase="html", instead={RUN: "runs/one", "runs/<other>": STOPPED}),
+    Rule(pattern=r"grpo evaluate .*", phrase="greedy accuracy", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo reproduce \S+ training\.seed=1", phrase="not identical|differs", code=4, instead={RUN: "runs/one"}),
+    Rule(
+        pattern=r"grpo reproduce .*",
+        phrase="identical: [0-9]+ figures",
+        instead={"<MLflow run id or runs/<run>>": "runs/one", RUN: "runs/one"},
+    ),
+    Rule(pattern=r"grpo track .*", phrase="MLflow +sqlite", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo clean( .*)?", phrase="", instead={"runs/x": "runs/one"}),
+    Rule(pattern=r"grpo sweep .*--check", phrase="the sweep is valid"),
+    Rule(pattern=r"grpo sweep --resume .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
+    Rule(pattern=r"grpo sweep .*", phrase="report +"),
+    Rule(pattern=r"grpo report .*", phrase="report +.*runs/sweep/", instead={SWEEP: "runs/sweep"}),
+    Rule(pattern=r"grpo (up|down).*", not_run=SERVERS),
+    Rule(pattern=r"prefect deployment run .*", not_run="needs the stack, which tests/e2e/test_stack.py starts"),
+    Rule(pattern=r"prefect flow-run .*", not_run="needs the stack, as above"),
+    Rule(pattern=r"mlflow ui .*", not_run="a server that does not end"),
+    Rule(pattern=r"PYTHON -m pip install .*", not_run="changes an environment"),
+    Rule(pattern=r"\. \.venv/bin/activate", not_run="changes the shell alone"),
+    Rule(pattern=r"python -m grpo_core\.run\.references .*", phrase="", instead={"runs/two": "runs/stopped"}),
+)
+
+
+def commands_of(page: Path) -> list[str]:
+    """Return the commands of a page's `sh` blocks, without their comments."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [command for line in lines if (command := re.split(r"(?:^|\s{1,})#\s", line)[0].strip())]
+
+
+def all_commands() -> dict[str, list[str]]:
+    """Return {command: the pages that hold it}, of pages whose commands no other test runs."""
+    found: dict[str, list[str]] = {}
+    for page in PAGES:
+        for command in commands_of(page) if page.name not in ELSEWHERE else ():
+            found.setdefault(command, []).append(page.name)
+    return found
+
+
+def rule_of(command: str) -> Rule | None:
+    """Return the first rule that matches a command, None where there is none."""
+    return next((rule for rule in RULES if re.fullmatch(rule.pattern, command)), None)
+
+
+def as_run(command: str, rule: Rule) -> str:
+    """Return a command with what its rule replaces."""
+    for text, other in rule.instead.items():
+        command = command.replace(text, other)
+    return command

@@ -1,0 +1,225 @@
+"""The page of `grpo compare` in a real Chromium, opened from its file; and the command itself, while runs train."""
+
+import html
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.run.journal import Journal
+from tests.compared import evaluate, step_figures, write_compared
+from tests.security.browser import Browser, chromium, running_browser
+
+ROOT = Path(__file__).parents[2]
+GRPO = [sys.executable, "-m", "flows.cli"]
+SECONDS = 240
+HOSTILE = "<img src=x onerror=document.title='attacked'>"
+DRAWN = "document.body.dataset.drawn === 'yes'"
+CHART = "document.querySelectorAll('.chart > div')[{}]"
+
+
+def grpo(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*GRPO, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three runs, one of which is damaged."""
+    folder = tmp_path_factory.mktemp("compared")
+    for name, beta in (("zero", 0.0), ("small", 0.04)):
+        write_compared(folder / name, {"loss.beta": beta, "reference.sync_steps": 4 if beta else None})
+    damaged = write_compared(folder / "damaged", steps=3)
+    damaged.journal_file.write_text(damaged.journal_file.read_text().replace('"loss/total":0', '"loss/total":1', 1))
+    return folder
+
+
+# The command
+
+
+def test_json_is_one_document_with_the_arrays_of_the_journals(folder: Path) -> None:
+    done = grpo("compare", "zero", "small", "--json", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert [run["label"] for run in document["runs"]] == ["β=0 sync=never", "β=0.04 sync=4"]
+    curve = document["runs"][1]["curves"]["kl/ref/k3"]
+    expected = [step_figures(step, seed=0, beta=0.04, syncs=(4, 8, 12))["kl/ref/k3"] for step in curve["steps"]]
+    assert curve["values"] == expected
+    assert document["runs"][1]["syncs"]["steps"] == [4, 8, 12]
+    assert not (folder / "runs").exists()
+
+
+def test_the_last_line_is_the_page_and_a_damaged_run_is_named(folder: Path) -> None:
+    done = grpo("compare", "zero", "small", "damaged", cwd=folder)
+    assert done.returncode == 1
+    assert "warning: not compared: damaged: " in done.stderr
+    page = Path(done.stdout.splitlines()[-1])
+    assert page.parent.parent == Path("runs/comparisons")
+    assert (folder / page).read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no such folder"),
+        (["zero", "--json", "--watch"], "--json prints one document"),
+        (["zero", "--out", "small"], "is the folder of a run; give another --out"),
+        (["a" * 32], "set MLFLOW_TRACKING_URI to the run's store"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(folder: Path, arguments: list[str], message: str) -> None:
+    done = grpo("compare", *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.proof
+def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
+    run = write_compared(tmp_path / "run", {"training.steps": 4}, steps=2, end=None)
+    # The process of the test stands for the training: while it lives, the run has not ended.
+    run.process_file.write_text(json.dumps({"pid": os.getpid(), "returncode": None, "left": False}))
+    with _watching(tmp_path) as (process, page):
+        _wait_for(lambda: page.exists() and '"last_step": 2' in page.read_text())
+        assert '"reload_seconds": 10.0' in page.read_text()
+        journal = Journal(run.journal_file)
+        for step in (3, 4):
+            journal.append("step", step, {"metrics": step_figures(step, seed=0, beta=0.04, syncs=())})
+        _wait_for(lambda: '"last_step": 4' in page.read_text())
+        evaluate(journal, "final", 4, [True, False])
+        journal.append("end", 4, {"status": "finished", "reason": None})
+        journal.close()
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert output.splitlines()[-1] == str(page.relative_to(tmp_path))
+    assert '"reload_seconds": null' in page.read_text()
+    assert '"state": "finished"' in page.read_text()
+
+
+@pytest.mark.proof
+def test_ctrl_c_ends_watching_with_130_and_a_page_that_reloads_no_more(tmp_path: Path) -> None:
+    run = write_compared(tmp_path / "run", steps=2, end=None)
+    run.process_file.write_text(json.dumps({"pid": os.getpid(), "returncode": None, "left": False}))
+    with _watching(tmp_path) as (process, page):
+        _wait_for(lambda: page.exists() and '"last_step": 2' in page.read_text())
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert output.splitlines()[-1] == str(page.relative_to(tmp_path))
+    assert '"reload_seconds": null' in page.read_text()
+
+
+class _watching:  # noqa: N801
+    """A `grpo compare run --watch --out out` in a folder; killed at the end if it still runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> tuple["subprocess.Popen[str]", Path]:
+        self._process = subprocess.Popen(
+            [*GRPO, "compare", "run", "--watch", "--out", "out"],
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self._process, self._folder / "out" / "compare.html"
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def opened(folder: Path) -> Iterator[tuple[Browser, dict[str, Any]]]:
+    """A browser with the page of four runs, one with a hostile name, and the JSON document of the same runs."""
+    if chromium() is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    for name in (HOSTILE, "again"):  # with the same settings they are told apart by their folders
+        write_compared(folder / name, {"loss.beta": 0.1, "tracking.run_name": HOSTILE})
+    done = grpo("compare", "zero", "small", HOSTILE, "again", "--out", "page", "--json", cwd=folder)
+    with running_browser() as browser:
+        browser.open((folder / "page" / "compare.html").as_uri())
+        browser.wait_for(DRAWN)
+        yield browser, json.loads(done.stdout)
+
+
+@pytest.mark.proof
+def test_the_page_draws_the_arrays_of_the_document(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, document = opened
+    assert browser.evaluate("document.querySelectorAll('.chart > div svg.main-svg').length") >= 5
+    buttons = browser.evaluate("[...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title).join(', ')")
+    assert "Zoom" in buttons
+    assert "loud" not in buttons  # plotly's own button would send the figures to its servers
+    drawn = json.loads(
+        browser.evaluate(
+            f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.yaxis !== 'y2' && one.fill !== 'toself')"
+            ".map((one) => [one.name, Array.from(one.x), Array.from(one.y)]))"
+        )
+    )
+    curves = [(html.escape(run["label"], quote=False), run["curves"]["kl/ref/k3"]) for run in document["runs"]]
+    assert drawn == [[label, curve["steps"], curve["values"]] for label, curve in curves]
+    syncs = json.loads(
+        browser.evaluate(
+            f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.yaxis === 'y2')"
+            ".map((one) => [one.name, one.line.dash, one.line.color, Array.from(one.x).filter((x) => x !== null)]))"
+        )
+    )
+    assert [(name, dash) for name, dash, _, _ in syncs] == [("β=0.04 sync=4", "dot")]
+    assert syncs[0][2] == document["runs"][1]["colour"]
+    assert sorted(set(syncs[0][3])) == [4.5, 8.5, 12.5]
+
+
+@pytest.mark.proof
+def test_a_click_hides_a_run_with_its_syncs_and_zoom_is_kept(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, _ = opened
+    visible = f"JSON.stringify({CHART.format(0)}.data.filter((one) => one.visible).map((one) => one.name))"
+    browser.evaluate("document.querySelectorAll('.runs button')[1].click()")
+    browser.wait_for(f"!{visible}.includes('β=0.04')")
+    assert browser.evaluate("document.querySelectorAll('.runs button')[1].getAttribute('aria-pressed')") == "false"
+    browser.evaluate(f"Plotly.relayout({CHART.format(0)}, {{'xaxis.range[0]': 2, 'xaxis.range[1]': 6}}).then(() => 1)")
+    browser.wait_for(f"{CHART.format(3)}.layout.xaxis.range && {CHART.format(3)}.layout.xaxis.range[1] === 6")
+    browser.evaluate("window.isOld = true; location.reload()")
+    browser.wait_for(
+        f"!window.isOld && {DRAWN} && {CHART.format(1)}.layout.xaxis.range && {CHART.format(1)}.layout.xaxis.range[0] === 2"
+    )
+    assert "β=0.04" not in browser.evaluate(visible)
+    browser.evaluate("document.querySelectorAll('.runs button')[1].click()")
+    browser.wait_for(f"{visible}.includes('β=0.04')")
+
+
+@pytest.mark.proof
+def test_a_hostile_name_is_shown_and_does_nothing(opened: tuple[Browser, dict[str, Any]]) -> None:
+    browser, document = opened
+    assert HOSTILE in document["runs"][2]["label"]
+    chart = CHART.format(0)
+    number = browser.evaluate(
+        f"{chart}.data.findIndex((one) => one.name.includes('onerror') && one.yaxis !== 'y2' && !one.fill)"
+    )
+    browser.evaluate(f"Plotly.Fx.hover({chart}, [{{curveNumber: {number}, pointNumber: 3}}]); 1")
+    browser.wait_for(f"{chart}.querySelector('.hoverlayer').textContent.includes('<img src=x')")
+    assert HOSTILE in browser.text()
+    assert browser.evaluate("document.querySelectorAll('img[onerror]').length") == 0
+    assert browser.evaluate("document.title").startswith("Comparison")

@@ -1,0 +1,160 @@
+"""The saved view of an experiment in a real MLflow store: there for every run, written once, and a user's own left alone."""
+
+import base64
+import json
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.metrics import REGISTRY
+from tasks.tracking import open_tracking
+from tasks.tracking.store import TrackedRun, make_client
+from tasks.tracking.view import SavedView, ensure_view, updated_view, written_view
+
+TAG = "mlflow.sharedViewState.grpo"
+PINNED = ["kl/ref/k3", "kl/init/k3", "kl/probe/full_init", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"]
+
+
+@pytest.fixture
+def opened(tiny_run: Any, tmp_path: Path) -> TrackedRun:
+    """A run in a SQLite store."""
+    run_dir = tiny_run({"tracking.uri": f"sqlite:///{tmp_path / 'mlflow.db'}", "tracking.experiment": "viewed"})
+    return open_tracking.fn(run_dir.path)
+
+
+def state(value: str) -> Any:
+    envelope = json.loads(value)
+    assert {"name", "createdAt", "updatedAt", "state"} <= envelope.keys()
+    return json.loads(zlib.decompress(base64.b64decode(envelope["state"].removeprefix("deflate;"))))
+
+
+def tag_of(tracked: TrackedRun) -> str:
+    return str(make_client(tracked.uri).get_experiment(tracked.experiment_id).tags[TAG])
+
+
+def test_the_view_has_what_is_asked_first_on_top_and_the_rest_folded_by_area(opened: TrackedRun) -> None:
+    assert opened.view == "grpo"
+    found = state(tag_of(opened))
+    knobs = [f"params.`{key}`" for key in ("loss.beta", "rollout.group_size", "reference.sync_steps", "training.seed")]
+    reached = [f"metrics.`{key}`" for key in ("eval/heldout/greedy_accuracy", "kl/probe/full_init", "reward/mean")]
+    assert found["selectedColumns"] == [*knobs, *reached]
+    top, *others = found["compareRunSections"]
+    assert (top["display"], {section["display"] for section in others}) == (True, {False})
+    charts = found["compareRunCharts"]
+    assert [chart["metricKey"] for chart in charts if chart["metricSectionId"] == top["uuid"]] == PINNED
+    (parallel,) = (chart for chart in charts if chart["type"] == "PARALLEL")
+    assert parallel["selectedMetrics"] == ["sweep/objective"]
+    # Whatever has no chart here, MLflow adds to sections of its own, which are open.
+    assert {metric.key for metric in REGISTRY if "<" not in metric.key} <= {chart.get("metricKey") for chart in charts}
+    assert {chart["metricSectionId"] for chart in charts} <= {section["uuid"] for section in found["compareRunSections"]}
+    assert len({chart["uuid"] for chart in charts}) == len(charts)
+
+
+def test_an_experiment_of_before_gets_the_view_and_the_next_run_writes_nothing(tiny_run: Any, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = make_client(uri)
+    experiment = client.create_experiment("viewed")
+    run_dir = tiny_run({"tracking.uri": uri, "tracking.experiment": "viewed"})
+    tracked = open_tracking.fn(run_dir.path)
+    assert (tracked.experiment_id, tracked.view) == (experiment, "grpo")
+    before = client.get_experiment(experiment)
+    assert open_tracking.fn(run_dir.path) == tracked
+    after = client.get_experiment(experiment)
+    assert after.tags == before.tags
+    assert after.last_update_time == before.last_update_time
+
+
+def test_a_view_of_an_older_version_is_replaced_and_one_that_somebody_saved_is_not(opened: TrackedRun) -> None:
+    client, view = make_client(opened.uri), SavedView(own=frozenset())
+    current = tag_of(opened)
+    older = {**json.loads(current), "state": "deflate;" + base64.b64encode(zlib.compress(b"{}")).decode()}
+    client.set_experiment_tag(opened.experiment_id, TAG, json.dumps(older))
+    assert ensure_view(client, opened.experiment_id, view) == "grpo"
+    assert tag_of(opened) == current  # with the metrics that the older one knew
+
+    saved = json.dumps({key: value for key, value in older.items() if key != "grpo"})  # as MLflow's page writes it
+    mine = "mlflow.sharedViewState.0123"
+    for tag in (TAG, mine):
+        client.set_experiment_tag(opened.experiment_id, tag, saved)
+    assert ensure_view(client, opened.experiment_id, view) == "grpo"
+    tags = client.get_experiment(opened.experiment_id).tags
+    assert (tags[TAG], tags[mine]) == (saved, saved)
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", "null", '"text"', '{"state": 1, "grpo": 5}'])
+def test_what_is_no_view_is_replaced(broken: str) -> None:
+    view = SavedView(own=frozenset({"reward/mine/mean"}))
+    assert updated_view(broken, view) == written_view(view)
+
+
+def test_the_view_knows_the_rewards_of_all_runs_and_stays_within_mlflows_bound() -> None:
+    first = written_view(SavedView(own=frozenset({"reward/one/mean"})))
+    both = state(updated_view(first, SavedView(own=frozenset({"reward/two/mean"}))))
+    metrics = {chart.get("metricKey"): chart["metricSectionId"] for chart in both["compareRunCharts"]}
+    assert metrics["reward/one/mean"] == metrics["reward/two/mean"] == metrics["reward/std"]
+    many = frozenset(f"reward/{'m' * 90}{number}/mean" for number in range(300))
+    assert len(written_view(SavedView(own=many))) < 5000
+
+
+def test_a_store_that_refuses_tags_ends_no_run_and_its_link_names_no_view(
+    opened: TrackedRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing:
+        """A client whose user may log runs and not change experiments."""
+
+        def get_experiment(self, experiment_id: str) -> Any:
+            return make_client(opened.uri).get_experiment(experiment_id)
+
+        def set_experiment_tag(self, *_: Any) -> None:
+            raise PermissionError("403: not\nallowed\x1b[2J")
+
+    assert ensure_view(Refusing(), opened.experiment_id, SavedView(id="other", own=frozenset())) == ""
+    assert r"(403: not allowed\x1b[2J); its charts open without it" in caplog.text
+    without = TrackedRun(uri="http://host/mlflow/", experiment_id="1", run_id="2", name="n")
+    assert (
+        without.charts_address == "http://host/mlflow/#/experiments/1/runs?workflowType=machine_learning&compareRunsMode=CHART"
+    )
+
+
+def test_runs_that_start_together_make_one_experiment_with_one_view(tiny_run: Any, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    make_client(uri)
+    values = {"tracking.uri": uri, "tracking.experiment": "viewed"}
+    folders = [tiny_run({**values, "training.seed": seed}, name=f"run{seed}").path for seed in range(4)]
+    found: list[TrackedRun] = []
+    threads = [threading.Thread(target=lambda path=path: found.append(open_tracking.fn(path))) for path in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert {(tracked.experiment_id, tracked.view) for tracked in found} == {(found[0].experiment_id, "grpo")}
+    tags = make_client(uri).get_experiment(found[0].experiment_id).tags
+    assert [tag for tag in tags if tag.startswith("mlflow.sharedViewState.")] == [TAG]
+
+
+@pytest.mark.parametrize(
+    ("uri", "base"),
+    [
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("https://host/team/mlflow/", "https://host/team/mlflow"),
+        ("HTTP://host:80//", "http://host:80"),
+        ("https://***@host/mlflow?x=1#y", "https://host/mlflow"),
+    ],
+)
+def test_links_of_servers(uri: str, base: str) -> None:
+    tracked = TrackedRun(uri=uri, experiment_id="1", run_id="2", name="n", view="grpo")
+    assert tracked.address == f"{base}/#/experiments/1/runs/2?workflowType=machine_learning"
+    assert tracked.charts_address.startswith(f"{base}/#/experiments/1/runs?workflowType=machine_learning&")
+    assert tracked.charts_address.endswith("&viewStateShareKey=grpo")
+    assert tracked.places == (("MLflow", tracked.address), ("charts", tracked.charts_address))
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////tmp/mlflow.db", "file:///tmp/mlruns", "postgresql://host/mlflow"])
+def test_a_store_has_no_link_but_the_command_that_shows_it(uri: str) -> None:
+    tracked = TrackedRun(uri=uri, experiment_id="1", run_id="2", name="n", view="grpo")
+    assert not tracked.has_pages
+    assert tracked.places[0] == ("MLflow", f"mlflow ui --backend-store-uri {uri}, then")

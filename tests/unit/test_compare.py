@@ -1,0 +1,346 @@
+"""Several runs side by side: names, colours, settings, first differences, paired differences, page, pictures and tables."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from matplotlib.image import imread
+from scipy import stats
+
+from grpo_core.compare.colours import distinct_colours
+from grpo_core.compare.comparison import RunComparison, as_document, compare_sources
+from grpo_core.compare.files import write_comparison
+from grpo_core.compare.page import render_comparison
+from grpo_core.compare.panels import PANELS, sync_segments
+from grpo_core.compare.pictures import comparison_figure
+from grpo_core.compare.runs import MOST_RUNS, Source
+from grpo_core.errors import ConfigError, FolderError, JournalError
+from grpo_core.run.journal import Journal, read_journal
+from tests.compared import STEPS, write_compared
+from tests.unit.test_hostile_report import Page
+
+BETAS = (0.0, 0.04, 0.1)
+
+
+def compared(*folders: Path, title: str | None = None) -> RunComparison:
+    """Compare the runs in some folders."""
+    return compare_sources([Source(given=str(folder), path=folder) for folder in folders], title)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three β with two seeds each, all with the same prompts; β=0 has no reference sync."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        write_compared(
+            folder / f"beta-{beta:g}-seed-{seed}",
+            {"loss.beta": beta, "training.seed": seed, "reference.sync_steps": 5 if beta else None},
+            correct=[True, beta > 0, False, seed > 0],
+        ).path
+        for beta in BETAS
+        for seed in (0, 1)
+    ]
+
+
+# Names, settings, colours
+
+
+def test_lines_are_called_by_what_differs_first(sweep: list[Path]) -> None:
+    labels = [run.label for run in compared(*sweep).runs]
+    assert labels[:3] == ["β=0 sync=never seed=0", "β=0 sync=never seed=1", "β=0.04 sync=5 seed=0"]
+    assert len(set(labels)) == len(labels)
+    assert [run.label for run in compared(sweep[2], sweep[4]).runs] == ["β=0.04", "β=0.1"]
+
+
+def test_only_differing_keys_are_in_the_table_of_settings(sweep: list[Path]) -> None:
+    comparison = compared(sweep[0], sweep[3])
+    found = {setting.key: setting.values for setting in comparison.settings}
+    assert found == {"loss.beta": (0.0, 0.04), "reference.sync_steps": (None, 5), "training.seed": (0, 1)}
+    page = render_comparison(comparison)
+    assert "never" in page[page.index("What differs") :]
+
+
+def test_runs_with_the_same_settings_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    folders = [write_compared(tmp_path / name / "run", steps=2).path for name in "ab"]
+    labels = [run.label for run in compared(*folders).runs]
+    assert len(set(labels)) == 2
+    assert all("run" in label for label in labels)
+    other = write_compared(tmp_path / "c", steps=2).path
+    assert [run.label.rpartition(" · ")[2] for run in compared(folders[0], other).runs] == ["run", "c"]
+
+
+@pytest.mark.parametrize("count", [2, 8, 9, 20, 54, 60])
+def test_colours_can_be_told_apart(count: int) -> None:
+    colours = [tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5)) for colour in distinct_colours(count)]
+    nearest = min(math.dist(one, other) for place, one in enumerate(colours) for other in colours[:place])
+    assert nearest > (40 if count <= 8 else 8)
+    # Neither vanishes on white nor on black: between the luminances of both.
+    lights = [(0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255 for red, green, blue in colours]
+    assert min(lights) > 0.2
+    assert max(lights) < 0.85
+
+
+# Syncs
+
+
+def test_runs_that_sync_after_the_same_step_share_the_height() -> None:
+    assert sync_segments([[10], [], [10, 20], [10]]) == [
+        [(10, 0.0, 1 / 3)],
+        [],
+        [(10, 1 / 3, 2 / 3), (20, 0.0, 1.0)],
+        [(10, 2 / 3, 1.0)],
+    ]
+
+
+def test_each_sync_is_a_dotted_line_in_the_colour_of_its_run(sweep: list[Path]) -> None:
+    comparison = compared(sweep[0], sweep[2])
+    axes = comparison_figure(comparison, PANELS[:1]).axes[0]
+    dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert [line.get_xdata()[0] for line in dotted] == [5.5, 10.5]
+    assert {line.get_color() for line in dotted} == {comparison.runs[1].colour}
+
+
+# First differences
+
+
+def test_the_first_difference_names_step_figure_and_both_values(tmp_path: Path) -> None:
+    first = write_compared(tmp_path / "first", steps=6)
+    figures = {4: {"loss/total": 9.0}, 5: {"reward/mean": 0.123}, 2: {"time/step_seconds": 99.0}}
+    other = write_compared(tmp_path / "other", steps=8, figures=figures)
+    (found,) = compared(first.path, other.path).firsts
+    assert (found.shared_steps, found.first is not None, found.first_completions is not None) == (6, True, True)
+    assert found.first is not None
+    assert found.first_completions is not None
+    assert (found.first.step, found.first.key, found.first.before, found.first.now) == (4, "loss/total", 0.04 + 0.04, 9.0)
+    assert (found.first_completions.step, found.first_completions.key) == (5, "reward/mean")
+
+
+def test_runs_that_share_all_figures_are_said_to(tmp_path: Path) -> None:
+    folders = [write_compared(tmp_path / name, steps=steps).path for name, steps in (("a", 6), ("b", 4))]
+    comparison = compared(*folders)
+    (found,) = comparison.firsts
+    assert (found.shared_steps, found.first) == (4, None)
+    assert "none: every figure is the same" in render_comparison(comparison)
+
+
+def test_a_figure_that_an_older_version_does_not_have_is_no_difference(tmp_path: Path) -> None:
+    first = write_compared(tmp_path / "first", steps=3)
+    older = tmp_path / "older"
+    shutil.copytree(first.path, older)
+    journal = older / "journal.jsonl"
+    records = [record for record in read_journal(journal) if record.kind in ("start", "step")]
+    journal.unlink()
+    shutil.rmtree(older / "eval")
+    again = Journal(journal)
+    for record in records:
+        metrics = {key: value for key, value in record.metrics.items() if not key.startswith("kl/init")}
+        again.append(record.kind, record.step, {"metrics": metrics} if metrics else {})
+    again.close()
+    comparison = compared(first.path, older)
+    assert comparison.firsts[0].first is None
+    assert comparison.runs[1].curves.get("kl/init/k3") is None
+    assert comparison.runs[1].curves.get("kl/ref/k3") is not None
+    render_comparison(comparison)
+
+
+# Paired differences
+
+
+def test_differences_are_paired_by_seed_with_student_s_interval(sweep: list[Path]) -> None:
+    comparison = compared(*sweep)
+    found = {(one.metric, one.group): one for one in comparison.over_seeds}
+    one = found["reward/mean", "β=0.1 sync=5"]
+    rewards = {
+        (beta, seed): pandas.Series(
+            [0.3 + 0.02 * step + 0.05 * math.sin(step + seed) - beta / 10 for step in range(3, STEPS + 1)]
+        ).mean()
+        for beta in (0.0, 0.1)
+        for seed in (0, 1)
+    }
+    differences = [rewards[0.1, seed] - rewards[0.0, seed] for seed in (0, 1)]
+    assert (one.estimate.seeds, one.seeds, one.against) == (2, (0, 1), "β=0 sync=never")
+    assert one.estimate.mean == pytest.approx(sum(differences) / 2)
+    # Every seed shows the same difference here, -β/10; lengths and accuracy do not depend on β and on the seed alike.
+    assert one.estimate.spread == "constant"
+    drift = found["kl/init/k3", "β=0.1 sync=5"]
+    assert drift.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(3, 13)) / 10)
+    exact = found["kl/probe/full_init", "β=0.1 sync=5"]
+    assert exact.estimate.mean == pytest.approx(1.1 * 0.02 * 12 * (1 / 2 - 1))
+
+
+def test_the_interval_is_that_of_scipy(tmp_path: Path) -> None:
+    ends = {(0.0, 0): 1.0, (0.0, 1): 2.0, (0.0, 2): 4.0, (0.1, 0): 1.5, (0.1, 1): 2.1, (0.1, 2): 4.9}
+    folders = [
+        write_compared(
+            tmp_path / f"{beta}-{seed}",
+            {"loss.beta": beta, "training.seed": seed},
+            steps=1,
+            figures={1: {"reward/mean": end}},
+        ).path
+        for (beta, seed), end in ends.items()
+    ]
+    found = next(one for one in compared(*folders).over_seeds if one.metric == "reward/mean")
+    differences = [ends[0.1, seed] - ends[0.0, seed] for seed in (0, 1, 2)]
+    expected = stats.ttest_1samp(differences, 0)
+    interval = expected.confidence_interval(0.95)
+    assert (found.estimate.low, found.estimate.high) == pytest.approx((interval.low, interval.high))
+    assert found.estimate.p == pytest.approx(expected.pvalue)
+
+
+def test_runs_with_other_prompts_or_seeds_are_not_paired(tmp_path: Path) -> None:
+    first = write_compared(tmp_path / "first", {"loss.beta": 0.0}, steps=2)
+    other = write_compared(tmp_path / "prompts", {"loss.beta": 0.1}, steps=2, prompts="3 + 3 = ")
+    seed = write_compared(tmp_path / "seed", {"loss.beta": 0.1, "training.seed": 5}, steps=2)
+    comparison = compared(first.path, other.path, seed.path)
+    assert (comparison.over_seeds, comparison.over_prompts) == ((), ())
+    assert "no difference is paired" in render_comparison(comparison)
+
+
+def test_accuracy_is_paired_over_prompts(sweep: list[Path]) -> None:
+    comparison = compared(*sweep)
+    found = {(one.label, one.against): one for one in comparison.over_prompts}
+    one = found["β=0.1 sync=5 seed=1", "β=0 sync=never seed=1"]
+    assert (one.num_prompts, one.estimate.value) == (4, 0.25)
+    half = stats.t.ppf(0.975, 3) * stats.sem([0, 1, 0, 0])
+    assert (one.estimate.low, one.estimate.high) == pytest.approx((0.25 - half, 0.25 + half))
+
+
+def test_runs_of_different_lengths_are_compared_where_both_are(tmp_path: Path) -> None:
+    short = write_compared(tmp_path / "short", {"loss.beta": 0.0}, steps=4)
+    long = write_compared(tmp_path / "long", {"loss.beta": 0.1}, steps=12)
+    found = next(one for one in compared(short.path, long.path).over_seeds if one.metric == "kl/init/k3")
+    assert found.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(1, 5)) / 4)
+
+
+# What is given
+
+
+def test_a_run_given_twice_is_shown_once_and_said(sweep: list[Path]) -> None:
+    comparison = compared(sweep[0], sweep[2], sweep[0])
+    assert len(comparison.runs) == 2
+    assert comparison.notes == (f"{sweep[0]} is given twice and shown once",)
+
+
+def test_a_damaged_run_is_named_and_the_others_are_compared(sweep: list[Path], tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(sweep[0], damaged)
+    lines = (damaged / "journal.jsonl").read_text().splitlines(keepends=True)
+    (damaged / "journal.jsonl").write_text("".join([*lines[:3], *lines[4:]]))
+    comparison = compared(sweep[0], damaged, sweep[2])
+    assert [run.source.path for run in comparison.runs] == [sweep[0], sweep[2]]
+    (unread,) = comparison.unread
+    assert (unread.source.path, "a line is missing" in unread.fault) == (damaged, True)
+    assert f"not compared: {damaged}" in render_comparison(comparison)
+    assert as_document(comparison)["not_read"] == [{"run": str(damaged), "fault": unread.fault}]
+    with pytest.raises(JournalError, match="none of the runs can be read"):
+        compared(damaged)
+
+
+def test_the_folder_of_a_sweep_stands_for_its_runs(sweep: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "sweep.json").write_text("{}")
+    for number, folder in enumerate(sweep[:3]):
+        shutil.copytree(folder, tmp_path / "runs" / f"arm-{number:03d}-seed-0")
+    assert [run.run.path.name for run in compared(tmp_path).runs] == ["arm-000-seed-0", "arm-001-seed-0", "arm-002-seed-0"]
+
+
+def test_too_many_runs_are_refused_and_of_a_sweep_some_are_shown(tmp_path: Path) -> None:
+    model = write_compared(tmp_path / "model", steps=1).path
+    folders = []
+    for number in range(MOST_RUNS + 1):
+        folders.append(tmp_path / "sweep" / "runs" / f"arm-{number:03d}-seed-{number % 2}")
+        shutil.copytree(model, folders[-1])
+    with pytest.raises(ConfigError, match=f"{MOST_RUNS + 1} runs are given; at most {MOST_RUNS}"):
+        compared(*folders)
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    comparison = compared(tmp_path / "sweep")
+    assert len(comparison.runs) == MOST_RUNS
+    assert f"has {MOST_RUNS + 1} runs; shown are {MOST_RUNS} of them, the lowest seeds first" in comparison.notes[0]
+    assert {run.run.path.name for run in comparison.runs} == {one.name for one in folders} - {"arm-059-seed-1"}
+
+
+def test_an_evaluation_is_refused(tmp_path: Path, sweep: list[Path]) -> None:
+    evaluation = write_compared(tmp_path / "evaluation", steps=0)
+    evaluation.set_kind("evaluation")
+    comparison = compared(sweep[0], evaluation.path)
+    assert "is an evaluation" in comparison.unread[0].fault
+
+
+# Page, pictures, tables
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "overrides"),
+    [(0, None, {}), (1, None, {}), (1, "finished", {"reference.sync_steps": 1}), (5, "stopped", {"loss.beta": 0.0})],
+)
+def test_short_runs_and_runs_under_way_are_drawn(
+    tmp_path: Path, sweep: list[Path], steps: int, end: str | None, overrides: dict[str, Any]
+) -> None:
+    run = write_compared(tmp_path / "run", overrides, steps=steps, end=end)
+    for folders in ([run.path], [sweep[0], run.path]):
+        written = write_comparison(compared(*folders), tmp_path / "out")
+        assert written.page.read_text().startswith("<!DOCTYPE html>")
+        for picture in written.pictures:
+            assert imread(picture).shape[0] > 200
+
+
+def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+    figures = {2: {"kl/ref/k3": math.nan}, 3: {"kl/ref/k3": math.inf, "reward/mean": -math.inf}}
+    run = write_compared(tmp_path / "run", steps=5, figures=figures)
+    written = write_comparison(compared(run.path), tmp_path / "out")
+    curve = json.loads(written.document.read_text())["runs"][0]["curves"]["kl/ref/k3"]
+    assert curve["steps"] == [1, 2, 3, 4, 5]
+    assert [value is None for value in curve["values"]] == [False, True, True, False, False]
+
+
+def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Path) -> None:
+    written = write_comparison(compared(*sweep), tmp_path / "out")
+    curves = pandas.read_csv(tmp_path / "out" / "curves.csv")
+    one = curves[(curves["run"] == "β=0.04 sync=5 seed=1") & (curves["metric"] == "kl/init/k3")]
+    records = read_journal(sweep[3] / "journal.jsonl")
+    assert one["value"].tolist() == [record.metrics["kl/init/k3"] for record in records if record.kind == "step"]
+    syncs = pandas.read_csv(tmp_path / "out" / "syncs.csv")
+    assert syncs.groupby("run")["step"].apply(list).to_dict() == {
+        f"β={beta:g} sync=5 seed={seed}": [5, 10] for beta in BETAS[1:] for seed in (0, 1)
+    }
+    for table in written.tables:
+        pandas.read_csv(table) if table.stat().st_size > 1 else None
+    assert {path.name for path in written.pictures} == {"kl.png", "learning.png"}
+
+
+def test_a_folder_of_something_else_is_not_written_into(sweep: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(FolderError, match="--out"):
+        write_comparison(compared(sweep[0]), tmp_path)
+    with pytest.raises(FolderError, match="is the folder of a run"):
+        write_comparison(compared(sweep[0]), sweep[1])
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[2J\u202e${1}`%{x}"
+
+
+def test_a_hostile_name_is_text(tmp_path: Path) -> None:
+    runs = [write_compared(tmp_path / name, {"tracking.run_name": HOSTILE}, steps=2).path for name in ("a", "<b>")]
+    page = render_comparison(compared(*runs, title=HOSTILE))
+    read = Page(page)
+    assert "img" not in read.tags
+    assert not [name for name in read.attributes if name.startswith("on")]
+    assert read.tags.count("script") == 3
+    assert "{{7*7}}" in read.text
+    assert "\x1b" not in page[: page.index("/**")]
+    data = re.search(r'<script type="application/json" id="comparison">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])["document"]["runs"][0]["name"] == HOSTILE
+    write_comparison(compared(*runs), tmp_path / "out")
+
+
+def test_the_page_asks_for_nothing_from_a_network(sweep: list[Path]) -> None:
+    read = Page(render_comparison(compared(*sweep[:2])))
+    assert "src" not in read.attributes
+    assert read.attributes.get("href", set()) == set()
+    assert any("default-src 'none'" in content for content in read.attributes["content"])

@@ -1,0 +1,116 @@
+"""Prefect's form of each deployment: what is stored as its parameters' schema, and what the server makes of parameters."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.names import generate_slug
+from prefect.utilities.schema_tools.validation import is_valid
+
+from flows.form import name_or_path
+from grpo_core.config import load_config
+from grpo_core.config.presets import preset_names
+from tasks.process.given_name import is_invented
+
+ENTRYPOINTS = sorted(
+    {
+        deployment["entrypoint"]
+        for deployment in yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())["deployments"]
+    }
+)
+PRESETS = preset_names()
+
+
+def flow_of(entrypoint: str) -> Any:
+    module, _, name = entrypoint.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def schema_of(entrypoint: str) -> dict[str, Any]:
+    return parameter_schema(flow_of(entrypoint)).model_dump(exclude_unset=True)
+
+
+@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+def test_every_field_has_its_meaning_and_none_is_of_type_none(entrypoint: str) -> None:
+    schema = schema_of(entrypoint)
+    for name, field in schema["properties"].items():
+        assert field["description"], name
+        assert field.get("default", "") is not None, name
+        kinds = field.get("anyOf", [field])
+        assert all(kind["type"] in ("string", "number", "integer", "object", "boolean") for kind in kinds), name
+    assert [field["position"] for field in schema["properties"].values()] == list(range(len(schema["properties"])))
+
+
+@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+def test_what_may_be_left_out_is_what_the_function_does_without(entrypoint: str) -> None:
+    import inspect
+
+    parameters = inspect.signature(flow_of(entrypoint).fn).parameters.values()
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    assert schema_of(entrypoint).get("required", []) == required
+
+
+def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
+    field = schema_of("flows.train.grpo")["properties"]["config"]
+    texts, presets = field["anyOf"]
+    assert presets["enum"] == PRESETS
+    assert "enum" not in texts
+    assert field["default"] == "quickstart"
+
+
+def test_an_optional_field_names_the_value_of_every_preset() -> None:
+    fields = schema_of("flows.train.grpo")["properties"]
+    for preset in PRESETS:
+        config = load_config(preset)
+        for name, value in {"beta": config.loss.beta, "group_size": config.rollout.group_size}.items():
+            _, _, values = fields[name]["description"].partition("Left empty: the preset's value, ")
+            groups = dict(group.split(" (") for group in values.removesuffix(").").split("), "))
+            assert preset in groups[f"{value:g}"].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "accepted"),
+    [
+        ({}, True),
+        ({"config": "mine/run.yaml", "beta": 0.1}, True),
+        ({"config": "sums_tiny_cpu", "ref_sync_steps": 0}, True),
+        # What a client of before sends for a field that it leaves empty: the preset's value.
+        ({"beta": None, "group_size": None, "ref_sync_steps": None, "seed": None, "run_dir": None}, True),
+        ({"config": None}, False),
+        ({"config": ""}, False),
+        ({"config": 5}, False),
+        ({"beta": -1}, False),
+        ({"group_size": "8"}, False),
+    ],
+)
+def test_what_the_server_accepts(parameters: dict[str, Any], accepted: bool) -> None:
+    assert is_valid(parameters, schema_of("flows.train.grpo")) == accepted
+
+
+def test_calls_keep_the_defaults_of_the_function() -> None:
+    knobs = {"beta": None, "group_size": None, "ref_sync_steps": None, "seed": None}
+    given = flow_of("flows.train.grpo").validate_parameters({"beta": None})
+    assert given == {"config": "quickstart", **knobs, "overrides": {}, "run_dir": None}
+
+
+def test_without_presets_there_is_a_path_alone() -> None:
+    assert [kind["title"] for kind in name_or_path([], "Preset")["anyOf"]] == ["Path of a file"]
+
+
+def test_names_that_prefects_server_invents_are_known_and_those_of_people_are_not() -> None:
+    assert [name for name in (generate_slug(2) for _ in range(500)) if not is_invented(name)] == []
+    given = [
+        "lower beta",
+        "no-kl",
+        "beta-test",
+        "tiny-reward",
+        "β=0 G=8 sync=10 seed=0 quickstart",
+        "First-try",
+        "run1",
+        "a-b",
+        "",
+    ]
+    assert [name for name in given if is_invented(name)] == []

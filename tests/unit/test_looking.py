@@ -1,0 +1,218 @@
+"""`grpo status`, `grpo runs`, `--json`: what they print of runs that finished, died, are a stranger's, or are hostile."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_core.config import Origin
+from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
+from grpo_core.run.journal import Journal
+from grpo_core.run.resuming import path_argument, resume_command
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., RunDir]
+
+
+def grpo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run the command; return its exit code and what it printed."""
+    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from flows.cli.app import main; main()"
+    return subprocess.run([sys.executable, "-c", command, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_config: Callable[..., Any]) -> Make:
+    """Return a function that makes the folder of a run with a journal of `steps` steps and, if it has one, an end."""
+
+    def run(name: str, steps: int = 2, end: str | None = None, accuracy: float | None = None, **overrides: Any) -> RunDir:
+        run_dir = RunDir(tmp_path / "runs" / name)
+        run_dir.create(tiny_config(overrides), Origin(preset="tiny"))
+        (run_dir.path / PROMPTS_MANIFEST).parent.mkdir()
+        (run_dir.path / PROMPTS_MANIFEST).write_text("{}")
+        run_dir.flow_run_file.write_text("\n")
+        journal = Journal(run_dir.journal_file)
+        journal.append("start", 0, {})
+        journal.append("eval", 0, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": 0.9}})
+        for step in range(1, steps + 1):
+            journal.append("step", step, {"metrics": {"reward/mean": 0.25, "kl/ref/k3": float("nan")}})
+        if accuracy is not None:
+            journal.append("eval", steps, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": accuracy}})
+        if end is not None:
+            journal.append("end", steps, {"status": end, "reason": None})
+        journal.close()
+        if end == "finished":
+            run_dir.report.mkdir()
+            (run_dir.report / "report.md").write_text("")
+        return run_dir
+
+    return run
+
+
+@pytest.mark.parametrize("end", [None, "stopped", "failed"])
+def test_the_last_line_of_a_run_that_did_not_finish_resumes_it(make: Make, end: str | None) -> None:
+    run_dir = make("one", end=end)
+    done = grpo("status", str(run_dir.path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"resume with: grpo train --resume {run_dir.path}"
+
+
+def test_a_finished_run_has_nothing_to_resume_unless_its_report_is_missing(make: Make) -> None:
+    run_dir = make("one", steps=4, end="finished")
+    assert "resume with" not in grpo("status", str(run_dir.path)).stdout
+    (run_dir.report / "report.md").unlink()  # killed in the evaluation after the last step
+    assert resume_command(run_dir) == f"grpo train --resume {run_dir.path}"
+    run_dir.flow_run_file.unlink()  # a training that was started by hand has no report
+    assert resume_command(run_dir) is None
+
+
+def test_a_run_that_a_process_works_on_is_not_to_be_resumed(make: Make) -> None:
+    run_dir = make("one")
+    assert resume_command(run_dir) is not None
+    holder = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(run_dir.lock_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert resume_command(run_dir) is None
+        (row,) = json.loads(grpo("runs", str(run_dir.path.parent), "--json").stdout)
+        assert (row["state"], row["resume"]) == ("running", None)
+        process.communicate(b"\n")
+    assert resume_command(run_dir) is not None
+
+
+def test_a_run_that_cannot_be_resumed_has_no_command(make: Make, tmp_path: Path) -> None:
+    damaged = make("damaged")
+    lines = damaged.journal_file.read_bytes().splitlines(keepends=True)
+    damaged.journal_file.write_bytes(b"".join([lines[0], *lines[2:]]))
+    other_engine = make("trl", **{"training.engine": "trl", "reference.sync_steps": None})
+    other_engine.checkpoints.mkdir()
+    assert [resume_command(run_dir) for run_dir in (damaged, other_engine, RunDir(tmp_path / "none"))] == [None] * 3
+
+
+def test_without_prompts_only_an_interruption_is_to_be_resumed(make: Make) -> None:
+    run_dir = make("one")
+    (run_dir.path / PROMPTS_MANIFEST).unlink()
+    assert resume_command(run_dir, has_prompts=True) is None
+    assert resume_command(run_dir) is not None
+
+
+@pytest.mark.parametrize("name", ["my runs", "it's $HOME", 'a"b`c', "a\nb\x1b[2Jc", "-x", "β", "back\\slash\tand tab"])
+def test_a_path_is_one_word_that_a_shell_reads_back(name: str) -> None:
+    word = path_argument(Path(name))
+    assert word.isprintable()
+    done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert Path(done.stdout.decode()) == Path(name)
+
+
+def test_the_command_of_a_hostile_path_can_be_pasted(make: Make) -> None:
+    run_dir = make("a b\nresume with: rm -rf 'x'\x1b[2J")
+    (line,) = [line for line in grpo("status", str(run_dir.path)).stdout.split("\n") if line.startswith("resume with: ")]
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line.removeprefix('resume with: ')}"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    assert words[:-1] == ["grpo", "train", "--resume", str(run_dir.path)]
+
+
+def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_path: Path) -> None:
+    for name, facts in {"old": {"steps": 4, "end": "finished", "accuracy": 0.5}, "new": {}}.items():
+        make(name, **facts)
+        time.sleep(1.1)  # a marker's time is in seconds
+    stranger = tmp_path / "runs" / "stranger"
+    stranger.mkdir()
+    (stranger / "config.json").write_text("{}")
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "runs" / "old")
+    done = grpo("runs", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    head, *rows = (line.split() for line in done.stdout.splitlines())
+    assert head == ["FOLDER", "STATE", "PRESET", "DONE", "ACCURACY", "SIZE", "STARTED"]
+    # 0.9 was the initial policy's.
+    assert [row[:4] for row in rows] == [["runs/new", "died", "tiny", "2/4"], ["runs/old", "finished", "tiny", "4/4"]]
+    assert rows[1][4] == "0.500"
+    listed = json.loads(grpo("runs", "--json", cwd=tmp_path).stdout)
+    assert [(row["path"], row["accuracy"]) for row in listed] == [("runs/new", None), ("runs/old", 0.5)]
+    assert listed[1]["bytes"] == sum(file.stat().st_size for file in (tmp_path / "runs" / "old").rglob("*") if file.is_file())
+    assert shlex.split(listed[0]["resume"]) == ["grpo", "train", "--resume", "runs/new"]
+
+
+def test_a_damaged_run_and_one_of_a_newer_version_are_rows_too(make: Make, tmp_path: Path) -> None:
+    make("damaged").config_file.write_text("{")
+    newer = make("newer")
+    (newer.path / ".grpo-folder").write_text('{"kind": "run", "format": 99}')
+    done = grpo("runs", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.count("damaged") == 3  # a name and two states
+    assert "newer: " in done.stderr
+    assert "update grpo-flow" in done.stderr
+
+
+def test_no_runs_is_no_error_and_no_folder_is_one(tmp_path: Path) -> None:
+    assert grpo("runs", cwd=tmp_path).stdout == "no runs in runs\n"
+    assert grpo("runs", "--json", cwd=tmp_path).stdout == "[]\n"
+    done = grpo("runs", "nowhere", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_status_as_json_is_one_document_in_which_nothing_acts(make: Make) -> None:
+    run_dir = make("one", end="stopped", **{"tracking.run_name": "x\x9b2J"})
+    done = grpo("status", str(run_dir.path), "--json")
+    document = json.loads(done.stdout)
+    assert done.stdout.isascii()
+    assert (document["state"], document["step"], document["steps"]) == ("stopped", 2, 4)
+    assert document["last"]["metrics"] == {"reward/mean": 0.25, "kl/ref/k3": "nan"}
+    assert document["resume"] == f"grpo train --resume {run_dir.path}"
+
+
+def test_status_of_no_stack_as_json_keeps_its_exit_code(tmp_path: Path) -> None:
+    done = grpo("status", "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["services"] == []
+
+
+def test_check_as_json_holds_the_configuration_and_every_warning(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({"rewards": [{"fn": "mine:short"}], "loss": {"beta": 0.1}, "rollout": {"top_k": 5}})
+    )
+    done = grpo("check", str(tmp_path / "mine.yaml"), "--json")
+    document = json.loads(done.stdout)
+    assert document["config"]["loss"]["beta"] == 0.1
+    assert len(document["warnings"]) == 1
+    assert "mine:short" in document["notes"][0]  # data.chat_template is on: it gets messages
+    assert json.loads(grpo("check", str(tmp_path / "mine.yaml"), "data.chat_template=false", "--json").stdout)["notes"] == []
+    refused = grpo("check", str(tmp_path / "mine.yaml"), "loss.bta=1", "--json")
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_a_reader_that_leaves_is_no_traceback(make: Make, tmp_path: Path) -> None:
+    for number in range(3):
+        make(f"run-{number}")
+    command = f"{sys.executable} -c 'from flows.cli.app import main; main()' runs {shlex.quote(str(tmp_path / 'runs'))}"
+    line = f"{command} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version_is_printed_and_debug_is_listed() -> None:
+    assert grpo("--version").stdout.startswith("grpo-flow ")
+    assert "--debug" in grpo("--help").stdout
+
+
+def test_a_shell_completes_verbs_presets_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.cli.completion import complete_config, complete_override, complete_sweep
+
+    assert "quickstart" in complete_config("quick")
+    assert complete_sweep("beta_group_sync_t") == ["beta_group_sync_tiny"]
+    assert complete_override("loss.bet") == ["loss.beta="]
+    monkeypatch.setenv("_GRPO_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "grpo tr")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    command = "import sys; sys.argv = ['grpo']; from flows.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["train", "track"]
