@@ -21,6 +21,7 @@ from tests.security.browser import Browser, chromium, running_browser
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BETAS = (0.1, 1.0, 4.0)
+PAGE = (1280, 900)
 SWEEP = """
 question: Which β and sync period get the most sums right, and how far do they drift for it?
 base: sums_tiny_cpu
@@ -87,6 +88,7 @@ def _command(project: Project, *arguments: str) -> str:
 def _take(project: Project, browser: Browser, out: Path) -> None:
     """Write a screenshot of Prefect's page of a run, of MLflow's charts of the runs, and of the report of the sweep."""
     stack = project.stack
+    browser.resize(*PAGE)
     browser.log_in(stack.prefect_address, project.secret)
     run = project.api("POST", "/flow_runs/filter", {"limit": 1, "sort": "START_TIME_DESC"})[0]
     browser.open(f"{stack.prefect_address}/runs/flow-run/{run['id']}")

@@ -23,7 +23,7 @@ from grpo_core.config import apply_overrides
 from tests.e2e.conftest import Finished
 from tests.e2e.pages import ELSEWHERE, PAGES, ROOT, all_commands, as_run, commands_of, rule_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 COMMANDS = all_commands()
 RUN = [command for command in COMMANDS if (rule := rule_of(command)) is not None and not rule.not_run]
 LOOKED_UP = [command for command in COMMANDS if (rule := rule_of(command)) is not None and rule.not_run]
@@ -108,6 +108,7 @@ def copied(project: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(project, tmp_path / "project"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_of_the_documentation_runs(command: str, copied: Path, shell: Callable[..., Finished]) -> None:
     rule = rule_of(command)
@@ -131,6 +132,7 @@ def under_make(command: str) -> str:
     return lines[-1].removeprefix(".venv/bin/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", LOOKED_UP)
 def test_what_a_command_names_exists(command: str, copied: Path, shell: Callable[..., Finished]) -> None:
     words = [word for word in shlex.split(command) if word != "--watch"]

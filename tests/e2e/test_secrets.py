@@ -187,12 +187,12 @@ class Page(html.parser.HTMLParser):
 OURS = {"h1", "h2", "p", "ul", "li", "a", "img", "code", "strong", "table", "thead", "tbody", "tr", "th", "td"}
 
 
-def expect_plain(markdown: str, address: str) -> Page:
-    """Check that a page holds our own markup alone."""
+def expect_plain(markdown: str, *addresses: str) -> Page:
+    """Check that a page holds our own markup alone, and leads only to the servers."""
     page = Page(markdown)
     assert set(page.tags) <= OURS
     for found in page.addresses:
-        assert found.startswith((address, "data:image/png;base64,")) or found in ("reward.png", "kl.png")
+        assert found.startswith((*addresses, "data:image/png;base64,")) or found in ("reward.png", "kl.png")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page.text)
     return page
 
@@ -208,10 +208,15 @@ def test_markdown_of_reports_artifacts_and_descriptions_shows_the_text(told: Tol
     assert run.data.tags["arm"] == NAME
     trained, evaluated = ((told.folder / "runs" / name / "report/report.md").read_text() for name in ("one", "two"))
     artifacts = httpx.post(f"{prefect_api}/artifacts/filter", json={}, timeout=30).json()
-    shown = [found["data"] for found in artifacts if isinstance(found["data"], str) and told.address in found["data"]]
-    assert len(shown) == 2
-    pages = [expect_plain(text, told.address) for text in (trained, evaluated, run.data.tags["mlflow.note.content"], *shown)]
-    assert [page.tags.count("h1") for page in pages] == [1, 1, 0, 1, 1]
+    told_of = [found for found in artifacts if isinstance(found["data"], str) and told.address in found["data"]]
+    links = [found["data"] for found in told_of if found["key"] == "mlflow"]
+    reports = [found["data"] for found in told_of if found["key"] != "mlflow"]
+    assert (len(links), len(reports)) == (3, 2)
+    expected = ((trained, 1), (evaluated, 1), (run.data.tags["mlflow.note.content"], 0), *((text, 1) for text in reports))
+    pages = [expect_plain(text, told.address, prefect_api.removesuffix("/api")) for text, _ in expected]
+    assert [page.tags.count("h1") for page in pages] == [headings for _, headings in expected]
+    for text in links:
+        assert set(expect_plain(text, told.address).tags) == {"ul", "li", "a"}
     name = " ".join(visible(NAME).split())
     assert name in " ".join(pages[0].text.split())
     assert name in " ".join(pages[2].text.split())

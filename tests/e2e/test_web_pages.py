@@ -105,6 +105,7 @@ def test_the_printed_link_shows_the_curves_of_the_saved_view(project: Project, s
     assert submitted["state_type"] == "COMPLETED"
     tracked = tracked_of(project)
     address = f"{project.stack.mlflow_address}/#/experiments/{tracked['experiment_id']}/runs"
+    browser.resize(1600, 2400)
     browser.open(f"{address}?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=grpo")
     for title in ("kl/ref/k3", "kl/init/k3", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"):
         browser.wait_for(f"document.body.innerText.includes({json.dumps(title)})")

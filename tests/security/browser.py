@@ -96,6 +96,10 @@ class Browser:
         self.enter_secret(secret)
         self.wait_for("document.body.innerText.includes('Dashboard')")
 
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the page in pixels: some pages draw only what is in sight."""
+        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def screenshot(self, file: Path) -> None:
         """Write what the page looks like as PNG."""
         file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot")["data"]))
