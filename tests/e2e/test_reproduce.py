@@ -1,4 +1,4 @@
-"""`grpo reproduce`: a tracked run is repeated from what MLflow holds of it."""
+"""`grpo reproduce` and `grpo compare` of a tracked run: what they need, they take from what MLflow holds of it."""
 
 import json
 import shutil
@@ -34,6 +34,25 @@ def test_a_run_is_repeated_from_mlflow_alone_and_identical(
     assert "identical: " in report.read_text()
     # The first run's evaluation is kept for others; to repeat it is what a reproduction is for.
     assert (report.parents[1] / "evaluate-base.log").exists()
+
+
+def test_a_run_is_compared_by_its_id_wherever_its_folder_is(
+    grpo: Any, finished_run: Any, tracked: dict[str, str], tmp_path: Path
+) -> None:
+    def curves(name: str) -> Any:
+        done = grpo("compare", name, "--json", cwd=tmp_path, MLFLOW_TRACKING_URI=tracked["uri"])
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["runs"][0]["curves"]
+
+    run_dir = finished_run[0]
+    expected = curves(str(run_dir))
+    assert expected["kl/init/k3"]["steps"] == [1, 2, 3, 4]
+    assert curves(tracked["run_id"]) == expected
+    hidden = run_dir.rename(run_dir.with_name("hidden"))  # nothing but MLflow is left of it
+    try:
+        assert curves(tracked["run_id"]) == expected
+    finally:
+        hidden.rename(run_dir)
 
 
 @pytest.mark.slow
