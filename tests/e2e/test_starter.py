@@ -15,6 +15,13 @@ pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
+def started_with(cwd: Path, name: str) -> list[str]:
+    """Write a folder and return the arguments of the command that is printed to start with."""
+    written = init(cwd, name)
+    assert written.returncode == 0, written.stderr
+    return written.stdout.splitlines()[-1].removeprefix("start with: grpo ").split()
+
+
 def init(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "flows.cli", "init", *arguments],
@@ -26,11 +33,8 @@ def init(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["first", "exp/second-one"])
-def test_what_is_written_trains_as_it_is(grpo: Callable[..., Any], tmp_path: Path, name: str) -> None:
-    written = init(tmp_path, name)
-    assert written.returncode == 0, written.stderr
-    command = written.stdout.splitlines()[-1].removeprefix("start with: grpo ").split()
+def test_what_is_written_trains_as_it_is(grpo: Callable[..., Any], tmp_path: Path) -> None:
+    command = started_with(tmp_path, "first")
     checked = grpo("check", command[1], "--json", cwd=tmp_path)
     assert json.loads(checked.stdout)["warnings"] == []
     done = grpo(*command, "training.steps=3", "evaluation.every_steps=null", cwd=tmp_path)
@@ -39,6 +43,12 @@ def test_what_is_written_trains_as_it_is(grpo: Callable[..., Any], tmp_path: Pat
     rewards = json.loads((tmp_path / folder / "config.json").read_text())["rewards"]
     assert [reward["fn"].rpartition(":")[2] for reward in rewards] == ["right_number", "only_a_number"]
     assert "step 3/3" in done.stdout
+
+
+def test_a_folder_in_another_one_is_written_and_valid(grpo: Callable[..., Any], tmp_path: Path) -> None:
+    command = started_with(tmp_path, "exp/second-one")
+    assert command == ["train", "exp/second-one/config.yaml"]
+    assert grpo("check", command[1], cwd=tmp_path).returncode == 0
 
 
 def test_an_existing_folder_stays_as_it_is(tmp_path: Path) -> None:
