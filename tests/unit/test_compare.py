@@ -120,6 +120,26 @@ def test_the_first_difference_names_step_figure_and_both_values(tmp_path: Path) 
     assert (found.first_completions.step, found.first_completions.key) == (5, "reward/mean")
 
 
+@pytest.mark.parametrize(
+    "scoring",
+    [
+        {"rewards": [{"fn": "exact_answer"}]},
+        {"rewards": [{"fn": "reasoning_gym", "weight": 2.0}]},
+    ],
+)
+def test_a_reward_that_is_scored_otherwise_is_no_sign_of_other_completions(tmp_path: Path, scoring: dict[str, Any]) -> None:
+    first = write_compared(tmp_path / "first", steps=6)
+    rewards = {step: {"reward/mean": 2.0} for step in range(1, 7)}
+    other = write_compared(tmp_path / "other", scoring, steps=6, figures=rewards)
+    longer = {5: {"completion/tokens/mean": 30.0}}
+    later = write_compared(tmp_path / "later", scoring, steps=6, figures={**rewards, 5: {**rewards[5], **longer[5]}})
+    to_other, to_later = compared(first.path, other.path, later.path).firsts
+    assert to_other.first is not None
+    assert (to_other.first.step, to_other.first.key, to_other.first_completions) == (1, "reward/mean", None)
+    assert to_later.first_completions is not None
+    assert (to_later.first_completions.step, to_later.first_completions.key) == (5, "completion/tokens/mean")
+
+
 def test_runs_that_share_all_figures_are_said_to(tmp_path: Path) -> None:
     folders = [write_compared(tmp_path / name, steps=steps).path for name, steps in (("a", 6), ("b", 4))]
     comparison = compared(*folders)
