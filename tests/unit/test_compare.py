@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from grpo_core.compare.pictures import comparison_figure
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.run.journal import Journal, read_journal
-from tests.compared import STEPS, write_compared
+from tests.compared import STEPS, step_figures, write_compared
 from tests.unit.test_hostile_report import Page
 
 BETAS = (0.0, 0.04, 0.1)
@@ -228,6 +229,41 @@ def test_accuracy_is_paired_over_prompts(sweep: list[Path]) -> None:
     assert (one.num_prompts, one.estimate.value) == (4, 0.25)
     half = stats.t.ppf(0.975, 3) * stats.sem([0, 1, 0, 0])
     assert (one.estimate.low, one.estimate.high) == pytest.approx((0.25 - half, 0.25 + half))
+
+
+def test_an_evaluation_before_the_last_step_is_not_that_of_the_final_policy(tmp_path: Path) -> None:
+    ended = write_compared(tmp_path / "ended", {"loss.beta": 0.0}, steps=6)
+    longer = write_compared(tmp_path / "longer", {"loss.beta": 0.1}, steps=6, end="stopped")
+    pair = compared(ended.path, longer.path)
+    assert len(pair.over_prompts) == 1
+    assert "eval/heldout/greedy_accuracy" in {one.metric for one in pair.over_seeds}
+    with closing(Journal(longer.journal_file)) as journal:  # stopped and evaluated, then resumed and killed
+        journal.append("resume", 6, {})
+        journal.append("step", 7, {"metrics": step_figures(7, seed=0, beta=0.1, syncs=())})
+    pair = compared(ended.path, longer.path)
+    assert pair.over_prompts == ()
+    assert "eval/heldout/greedy_accuracy" not in {one.metric for one in pair.over_seeds}
+    assert "reward/mean" in {one.metric for one in pair.over_seeds}
+
+
+@pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])
+def test_of_runs_that_repeat_each_other_the_longer_one_is_paired(tmp_path: Path, order: tuple[str, str]) -> None:
+    first = write_compared(tmp_path / "first", {"loss.beta": 0.0}, steps=12)
+    for name, steps in (("short", 4), ("long", 12)):
+        write_compared(tmp_path / name, {"loss.beta": 0.1}, steps=steps)
+    found = compared(first.path, *(tmp_path / name for name in order))
+    drift = next(one for one in found.over_seeds if one.metric == "kl/init/k3")
+    assert drift.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(3, 13)) / 10)
+    assert [one.label.rpartition(" ")[2] for one in found.over_prompts] == ["long"]
+
+
+def test_groups_that_differ_in_a_fifth_key_have_names_of_their_own(tmp_path: Path) -> None:
+    keys = {"loss.beta": 0.1, "reference.sync_steps": 5, "rollout.group_size": 4, "optimizer.lr": 1e-4}
+    paths = [write_compared(tmp_path / "first", steps=2).path]
+    for clip in (0.1, 0.3):
+        paths.append(write_compared(tmp_path / f"clip-{clip}", {**keys, "loss.clip_eps": clip}, steps=2).path)
+    found = {one.group for one in compared(*paths).over_seeds}
+    assert found == {f"β=0.1 G=4 sync=5 clip_eps={clip} lr=0.0001" for clip in (0.1, 0.3)}
 
 
 def test_runs_of_different_lengths_are_compared_where_both_are(tmp_path: Path) -> None:
