@@ -102,7 +102,7 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
     if not (source.path / SWEEP_FILE).exists():
         return [source]
     sweep_dir = SweepDir(source.path)
-    begun = sorted(file.parent for file in sweep_dir.runs.glob("arm-*-seed-*/config.json"))
+    begun = begun_runs(sweep_dir)
     if not begun:
         raise SweepError(f"sweep dir {source.path}: none of its runs has begun, so there is nothing to compare yet")
     if len(begun) > MOST_RUNS:
@@ -113,6 +113,11 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
         )
         begun = sorted(first)
     return [Source(given=str(path), path=path) for path in begun]
+
+
+def begun_runs(sweep_dir: SweepDir) -> list[Path]:
+    """Return the folders of a sweep's runs that have begun."""
+    return sorted(file.parent for file in sweep_dir.runs.glob("arm-*-seed-*/config.json"))
 
 
 def _seed_of(path: Path) -> int:
