@@ -40,7 +40,7 @@ class RunComparison:
     over_seeds: tuple[SeedDifference, ...]
     over_prompts: tuple[PromptDifference, ...]
     have_ended: bool
-    """Whether no run can get longer by itself."""
+    """Whether no run can get longer, and no sweep larger, by itself."""
 
     def has(self, metric: str) -> bool:
         """Return whether any run has measured a metric."""

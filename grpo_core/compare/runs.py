@@ -8,8 +8,10 @@ from pathlib import Path
 from grpo_core.compare.colours import dash_of, distinct_colours
 from grpo_core.compare.settings import Setting, differing_settings, name_lines
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
+from grpo_core.machine.locks import lock_holder
 from grpo_core.machine.marker import read_marker
 from grpo_core.run.curves import RunCurves
+from grpo_core.run.folder import RunDir
 from grpo_core.run.opened import Run
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 
@@ -28,6 +30,8 @@ class Source:
     path: Path
     is_downloaded: bool = False
     """Whether the folder is a copy that MLflow gave, which is removed again."""
+    sweep: Path | None = None
+    """Folder of the sweep that was given and that this run is one of."""
 
     @property
     def place(self) -> str:
@@ -74,8 +78,9 @@ class OpenedRuns:
 
     @property
     def have_ended(self) -> bool:
-        """Whether no run can get longer by itself."""
-        return all(compared.run.state in ENDED for compared in self.runs)
+        """Whether no run can get longer, and no sweep larger, by itself."""
+        sources = [one.source for one in (*self.runs, *self.unread)]
+        return all(compared.run.state in ENDED for compared in self.runs) and not any(map(is_worked_on, sources))
 
 
 def find_sources(given: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[str, ...]]:
@@ -112,7 +117,17 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
             "give the folders of other runs to see these"
         )
         begun = sorted(first)
-    return [Source(given=str(path), path=path) for path in begun]
+    return [Source(given=str(path), path=path, sweep=source.path) for path in begun]
+
+
+def is_worked_on(source: Source) -> bool:
+    """Return whether a flow or a training works on a run, or a flow on the sweep that it was given as a part of.
+
+    Between two processes of a run, such as the training and the final evaluation, its flow alone shows that it is under way.
+    """
+    run_dir = RunDir(source.path.expanduser())
+    files = [run_dir.lock_file, run_dir.journal_file, *([SweepDir(source.sweep).lock_file] if source.sweep else [])]
+    return any(lock_holder(file) is not None for file in files)
 
 
 def begun_runs(sweep_dir: SweepDir) -> list[Path]:
