@@ -79,7 +79,7 @@ class OpenedRuns:
     @property
     def have_ended(self) -> bool:
         """Whether no run can get longer, and no sweep larger, by itself."""
-        sources = [one.source for one in (*self.runs, *self.unread)]
+        sources = [*(one.source for one in self.runs), *(one.source for one in self.unread)]
         return all(compared.run.state in ENDED for compared in self.runs) and not any(map(is_worked_on, sources))
 
 
