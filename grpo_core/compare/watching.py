@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_core.compare.comparison import RunComparison, compare_sources
-from grpo_core.compare.files import WrittenComparison, write_comparison
+from grpo_core.compare.files import write_comparison
 from grpo_core.compare.runs import Source, find_sources, is_worked_on
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import process_runs
@@ -18,7 +18,7 @@ RELOAD_SECONDS = 10.0
 Show = Callable[[RunComparison], None]
 
 
-def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show: Show) -> WrittenComparison:
+def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show: Show) -> None:
     """Write a comparison each time that a run has new figures, until all runs have ended or a KeyboardInterrupt comes.
 
     The last page that is written, also after an interrupt, loads itself no more.
@@ -49,7 +49,7 @@ def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show
     except KeyboardInterrupt:
         write_comparison(comparison, folder)
         raise
-    return write_comparison(comparison, folder)
+    write_comparison(comparison, folder)
 
 
 def _progress(comparison: RunComparison) -> list[tuple[str, int, str]]:

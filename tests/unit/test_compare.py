@@ -14,8 +14,8 @@ from matplotlib.image import imread
 from scipy import stats
 
 from grpo_core.compare.colours import distinct_colours
-from grpo_core.compare.comparison import RunComparison, as_document, compare_sources
-from grpo_core.compare.files import write_comparison
+from grpo_core.compare.comparison import RunComparison, compare_sources
+from grpo_core.compare.files import ComparisonDir, write_comparison
 from grpo_core.compare.page import render_comparison
 from grpo_core.compare.panels import PANELS, sync_segments
 from grpo_core.compare.pictures import comparison_figure
@@ -292,7 +292,7 @@ def test_a_damaged_run_is_named_and_the_others_are_compared(sweep: list[Path], t
     (unread,) = comparison.unread
     assert (unread.source.path, "a line is missing" in unread.fault) == (damaged, True)
     assert f"not compared: {damaged}" in render_comparison(comparison)
-    assert as_document(comparison)["not_read"] == [{"run": str(damaged), "fault": unread.fault}]
+    assert comparison.document["not_read"] == [{"run": str(damaged), "fault": unread.fault}]
     with pytest.raises(JournalError, match="none of the runs can be read"):
         compared(damaged)
 
@@ -339,23 +339,23 @@ def test_short_runs_and_runs_under_way_are_drawn(
 ) -> None:
     run = write_compared(tmp_path / "run", overrides, steps=steps, end=end)
     for folders in ([run.path], [sweep[0], run.path]):
-        written = write_comparison(compared(*folders), tmp_path / "out")
-        assert written.page.read_text().startswith("<!DOCTYPE html>")
-        for picture in written.pictures:
+        page = write_comparison(compared(*folders), tmp_path / "out")
+        assert page.read_text().startswith("<!DOCTYPE html>")
+        for picture in (tmp_path / "out").glob("*.png"):
             assert imread(picture).shape[0] > 200
 
 
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     figures = {2: {"kl/ref/k3": math.nan}, 3: {"kl/ref/k3": math.inf, "reward/mean": -math.inf}}
     run = write_compared(tmp_path / "run", steps=5, figures=figures)
-    written = write_comparison(compared(run.path), tmp_path / "out")
-    curve = json.loads(written.document.read_text())["runs"][0]["curves"]["kl/ref/k3"]
+    write_comparison(compared(run.path), tmp_path / "out")
+    curve = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"][0]["curves"]["kl/ref/k3"]
     assert curve["steps"] == [1, 2, 3, 4, 5]
     assert [value is None for value in curve["values"]] == [False, True, True, False, False]
 
 
 def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Path) -> None:
-    written = write_comparison(compared(*sweep), tmp_path / "out")
+    write_comparison(compared(*sweep), tmp_path / "out")
     curves = pandas.read_csv(tmp_path / "out" / "curves.csv")
     one = curves[(curves["run"] == "β=0.04 sync=5 seed=1") & (curves["metric"] == "kl/init/k3")]
     records = read_journal(sweep[3] / "journal.jsonl")
@@ -364,9 +364,13 @@ def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Pa
     assert syncs.groupby("run")["step"].apply(list).to_dict() == {
         f"β={beta:g} sync=5 seed={seed}": [5, 10] for beta in BETAS[1:] for seed in (0, 1)
     }
-    for table in written.tables:
+    for table in (tmp_path / "out").glob("*.csv"):
         pandas.read_csv(table) if table.stat().st_size > 1 else None
-    assert {path.name for path in written.pictures} == {"kl.png", "learning.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(ComparisonDir.files) - {
+        "lock",
+        "flow_run",
+        "tracking.json",
+    }
 
 
 def test_a_folder_of_something_else_is_not_written_into(sweep: list[Path], tmp_path: Path) -> None:
