@@ -274,3 +274,11 @@ def test_a_comparison_that_fails_leaves_the_report_and_its_fault_is_named(tmp_pa
     page, _, problems = report_again(sweep_dir.path)
     assert problems == ()
     assert 'href="compare/compare.html"' in page.read_text()
+
+
+def test_the_command_that_resumes_interrupted_runs_has_the_folder(tmp_path: Path, store: Store) -> None:
+    sweep_dir = write_sweep(tmp_path / "my sweeps", store, STEPS, axes={"loss.beta": [0.1, 1.0]}, seeds=[0])
+    first, _ = sweep_dir.outcomes_file.read_text().splitlines(keepends=True)
+    sweep_dir.outcomes_file.write_text(first)
+    _, answer, _ = report_again(sweep_dir.path)
+    assert answer[-1].endswith(f"`grpo sweep --resume '{sweep_dir.path}'` resumes them")
