@@ -55,8 +55,9 @@ def compare(
 
 def _write(given: "tuple[Source, ...]", comparison: "RunComparison", folder: Path, *, watch: bool) -> None:
     from grpo_core.compare.files import write_comparison
+    from grpo_core.compare.watching import is_under_way
 
-    if watch and not comparison.have_ended:
+    if watch and is_under_way(given, comparison):
         _watch(given, comparison, folder)
     else:
         echo(str(write_comparison(comparison, folder)))

@@ -41,7 +41,7 @@ class RunComparison:
     over_seeds: tuple[SeedDifference, ...]
     over_prompts: tuple[PromptDifference, ...]
     have_ended: bool
-    """Whether no run can get longer, and no sweep larger, by itself."""
+    """Whether no run can get longer by itself."""
 
     @cached_property
     def document(self) -> dict[str, Any]:

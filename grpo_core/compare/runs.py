@@ -30,8 +30,6 @@ class Source:
     path: Path
     is_downloaded: bool = False
     """Whether the folder is a copy that MLflow gave, which is removed again."""
-    sweep: Path | None = None
-    """Folder of the sweep that was given and that this run is one of."""
 
     @property
     def place(self) -> str:
@@ -78,9 +76,9 @@ class OpenedRuns:
 
     @property
     def have_ended(self) -> bool:
-        """Whether no run can get longer, and no sweep larger, by itself."""
-        sources = [*(one.source for one in self.runs), *(one.source for one in self.unread)]
-        return all(compared.run.state in ENDED for compared in self.runs) and not any(map(is_worked_on, sources))
+        """Whether no run can get longer by itself."""
+        paths = [*(one.source.path for one in self.runs), *(one.source.path for one in self.unread)]
+        return all(compared.run.state in ENDED for compared in self.runs) and not any(map(is_worked_on, paths))
 
 
 def find_sources(given: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[str, ...]]:
@@ -117,17 +115,16 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
             "give the folders of other runs to see these"
         )
         begun = sorted(first)
-    return [Source(given=str(path), path=path, sweep=source.path) for path in begun]
+    return [Source(given=str(path), path=path) for path in begun]
 
 
-def is_worked_on(source: Source) -> bool:
-    """Return whether a flow or a training works on a run, or a flow on the sweep that it was given as a part of.
+def is_worked_on(path: Path) -> bool:
+    """Return whether a flow or a training works on the run, or a flow on the sweep, in a folder.
 
     Between two processes of a run, such as the training and the final evaluation, its flow alone shows that it is under way.
     """
-    run_dir = RunDir(source.path.expanduser())
-    files = [run_dir.lock_file, run_dir.journal_file, *([SweepDir(source.sweep).lock_file] if source.sweep else [])]
-    return any(lock_holder(file) is not None for file in files)
+    run_dir = RunDir(path.expanduser())  # the lock of a sweep has the same name
+    return any(lock_holder(file) is not None for file in (run_dir.lock_file, run_dir.journal_file))
 
 
 def begun_runs(sweep_dir: SweepDir) -> list[Path]:

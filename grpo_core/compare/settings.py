@@ -83,7 +83,7 @@ def name_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         groups: of each the values of the keys in which any runs differ, the seed left out.
     """
-    return _numbered([_name_of(values) or "the same settings" for values in groups])
+    return _numbered([_name_of(values) or arm_name(values) or "the same settings" for values in groups])
 
 
 def _shown(settings: Sequence[Setting]) -> list[Setting]:

@@ -203,7 +203,8 @@ RUNS_NOTE = (
 SETTINGS_NOTE = "Only keys that differ; where a run is tracked and what it is called there is left out."
 FIRST_NOTE = (
     "Journals are compared figure by figure, in the order in which they were written; times and memory are left out. Before "
-    "its completions differ, a run has sampled the same tokens, and differs only in what it made of them."
+    "its completions differ, a run has sampled the same tokens, and differs only in what it made of them. The reward shows "
+    "other completions only where both runs have the same rewards."
 )
 PAIRED_NOTE = (
     (

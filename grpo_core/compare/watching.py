@@ -18,8 +18,13 @@ RELOAD_SECONDS = 10.0
 Show = Callable[[RunComparison], None]
 
 
+def is_under_way(given: Sequence[Source], comparison: RunComparison) -> bool:
+    """Return whether a run of a comparison can get longer by itself, or one of the sweeps that were given can begin a run."""
+    return not comparison.have_ended or any(is_worked_on(source.path) for source in given)
+
+
 def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show: Show) -> None:
-    """Write a comparison each time that a run has new figures, until all runs have ended or a KeyboardInterrupt comes.
+    """Write a comparison each time that a run has new figures, until a KeyboardInterrupt or all runs and sweeps have ended.
 
     The last page that is written, also after an interrupt, loads itself no more.
 
@@ -37,7 +42,7 @@ def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show
     shown: list[tuple[str, int, str]] | None = None
     compared: list[object] | None = None
     try:
-        while not comparison.have_ended:
+        while is_under_way(given, comparison):
             if (now := _progress(comparison)) != shown:
                 write_comparison(comparison, folder, reload_seconds=RELOAD_SECONDS, pictures=shown is None)
                 show(comparison)
@@ -67,7 +72,7 @@ def _traces(given: Sequence[Source]) -> list[object]:
 def _trace(source: Source) -> object:
     run_dir = RunDir(source.path.expanduser())
     stamps = [_stamp(file) for file in (run_dir.config_file, run_dir.journal_file)]
-    return source, stamps, process_runs(run_dir.process_file), is_worked_on(source)
+    return source, stamps, process_runs(run_dir.process_file), is_worked_on(run_dir.path)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -266,6 +266,13 @@ def test_groups_that_differ_in_a_fifth_key_have_names_of_their_own(tmp_path: Pat
     assert found == {f"β=0.1 G=4 sync=5 clip_eps={clip} lr=0.0001" for clip in (0.1, 0.3)}
 
 
+def test_a_group_without_the_keys_that_differ_is_named_by_that(tmp_path: Path) -> None:
+    one, two = [{"fn": "format"}], [{"fn": "format"}, {"fn": "length"}]
+    paths = [write_compared(tmp_path / str(len(rewards)), {"rewards": rewards}, steps=2).path for rewards in (two, one)]
+    found = {(one.group, one.against) for one in compared(*paths).over_seeds}
+    assert found == {("fn=(absent) weight=(absent) args=(absent)", "fn=length weight=1 args={}")}
+
+
 def test_runs_of_different_lengths_are_compared_where_both_are(tmp_path: Path) -> None:
     short = write_compared(tmp_path / "short", {"loss.beta": 0.0}, steps=4)
     long = write_compared(tmp_path / "long", {"loss.beta": 0.1}, steps=12)

@@ -60,6 +60,8 @@ def test_watching_a_sweep_lasts_until_the_sweep_has_ended(tmp_path: Path, watch:
     run_of(sweep_dir, 0)
     with ExitStack() as flow:
         flow.enter_context(holding(sweep_dir))
+        given = Source(given="sweep", path=sweep_dir.path)
+        assert compare_sources([given]).have_ended  # as the report says that the sweep's own flow writes
         ended = watch(sweep_dir.path, nothing, lambda: run_of(sweep_dir, 1), flow.close)
     assert len(ended.runs) == 2
     assert '"folder": "' + str(sweep_dir.run_dir(1, 0).path) in (tmp_path / "out" / "compare.html").read_text()
