@@ -34,7 +34,7 @@ def compare(
         raise ConfigError("--json prints one document, which --watch would print again and again; leave out one of them")
     for name in runs:
         refuse_credentials("RUN", name)
-    from grpo_core.compare.comparison import as_document, compare_sources
+    from grpo_core.compare.comparison import compare_sources
     from grpo_core.compare.files import write_comparison
     from tasks.comparing import located_runs
 
@@ -48,18 +48,19 @@ def compare(
             _show_runs(comparison)
             _write(given, comparison, out or _new_folder(comparison), watch=watch)
     if as_json:
-        echo_json(as_document(comparison))
+        echo_json(comparison.document)
     if comparison.unread:
         raise typer.Exit(1)
 
 
 def _write(given: "tuple[Source, ...]", comparison: "RunComparison", folder: Path, *, watch: bool) -> None:
     from grpo_core.compare.files import write_comparison
+    from grpo_core.compare.watching import is_under_way
 
-    if watch and not comparison.have_ended:
+    if watch and is_under_way(given, comparison):
         _watch(given, comparison, folder)
     else:
-        echo(str(write_comparison(comparison, folder).page))
+        echo(str(write_comparison(comparison, folder)))
 
 
 def _watch(given: "tuple[Source, ...]", comparison: "RunComparison", folder: Path) -> None:

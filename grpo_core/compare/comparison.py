@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from grpo_core.compare.differences import RunDifference, first_differences
@@ -41,6 +42,15 @@ class RunComparison:
     over_prompts: tuple[PromptDifference, ...]
     have_ended: bool
     """Whether no run can get longer by itself."""
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The comparison as JSON values: what `grpo compare --json` prints and the page draws.
+
+        A figure that is not finite is null. A configuration that does not have a key has null for it, and the key among
+        `absent`.
+        """
+        return _as_document(self)
 
     def has(self, metric: str) -> bool:
         """Return whether any run has measured a metric."""
@@ -83,11 +93,7 @@ def _title(labels: Sequence[str]) -> str:
     return f"Comparison of {len(labels)} runs" if len(labels) > TITLED_RUNS else f"Comparison: {', '.join(labels)}"
 
 
-def as_document(comparison: RunComparison) -> dict[str, Any]:
-    """Return a comparison as JSON values: what `grpo compare --json` prints and the page draws.
-
-    A figure that is not finite is null. A configuration that does not have a key has null for it, and the key among `absent`.
-    """
+def _as_document(comparison: RunComparison) -> dict[str, Any]:
     return {
         "version": VERSION,
         "title": comparison.title,

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_core.compare.runs import ComparedRun
-from grpo_core.run.comparison import COMPARED, FigureDifference, differences, identity
-from grpo_core.run.journal import Record
+from grpo_core.run.comparison import FigureDifference, differences, shared_records
 
-OF_COMPLETIONS = ("reward/mean", "completion/tokens/mean", "completion/tokens/max")
+LENGTHS = ("completion/tokens/mean", "completion/tokens/max")
 """Figures that depend on the completions alone: once one differs, the runs have sampled other tokens."""
+REWARD = "reward/mean"
+"""Depends on the completions, and on `rewards`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +34,24 @@ def first_differences(runs: Sequence[ComparedRun]) -> tuple[RunDifference, ...]:
 
 
 def _difference(first: ComparedRun, other: ComparedRun) -> RunDifference:
-    old, new = (_by_identity(compared.run.records) for compared in (first, other))
-    shared = [key for key in old if key in new]
-    found: list[FigureDifference] = []
-    for key in shared:
-        found += [one for one in differences(old[key], new[key]) if one.before is not None and one.now is not None]
-        if any(one.key in OF_COMPLETIONS for one in found):
+    of_completions, found = _of_completions(first, other), list[FigureDifference]()
+    shared = shared_records(first.run.records, other.run.records)
+    for old, new in shared:
+        found += [one for one in differences(old, new) if one.before is not None and one.now is not None]
+        if any(one.key in of_completions for one in found):
             break
     return RunDifference(
         label=other.label,
         against=first.label,
-        shared_steps=sum(kind == "step" for kind, _, _ in shared),
+        shared_steps=sum(old.kind == "step" for old, _ in shared),
         first=next(iter(found), None),
-        first_completions=next((one for one in found if one.key in OF_COMPLETIONS), None),
+        first_completions=next((one for one in found if one.key in of_completions), None),
     )
 
 
-def _by_identity(records: Sequence[Record]) -> dict[tuple[str, int, str], Record]:
-    return {identity(record): record for record in records if record.kind in COMPARED}
+def _of_completions(first: ComparedRun, other: ComparedRun) -> tuple[str, ...]:
+    """Return the figures by which the completions of two runs are compared.
+
+    The reward is one of them where both runs have the same `rewards`: others give the same completions another score.
+    """
+    return (*LENGTHS, REWARD) if first.run.config.rewards == other.run.config.rewards else LENGTHS

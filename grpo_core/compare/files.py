@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_core.compare.comparison import RunComparison, as_document
+from grpo_core.compare.comparison import RunComparison
 from grpo_core.compare.page import render_comparison
 from grpo_core.compare.tables import csv_tables
 from grpo_core.errors import FolderError, raised_as
@@ -18,6 +18,7 @@ TABLES = (
     *("runs", "curves", "syncs", "settings", "first_differences"),
     *("paired_over_seeds", "paired_over_prompts"),
 )
+PICTURES = ("kl", "learning")
 NAME_CHARACTERS = 40
 
 
@@ -33,26 +34,17 @@ class ComparisonDir(FlowDir):
     """The diagrams, with zoom, and all tables."""
     document = Place("comparison.json")
     """What `grpo compare --json` prints."""
-    kl_picture = Place("kl.png")
-    learning_picture = Place("learning.png")
 
-    files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"), *(f"{name}.csv" for name in TABLES))
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenComparison:
-    """What was written."""
-
-    page: Path
-    document: Path
-    pictures: tuple[Path, ...]
-    tables: tuple[Path, ...]
+    files: ClassVar[tuple[str, ...]] = (
+        *(*FlowDir.files, *places(vars(), "file")),
+        *(*(f"{name}.csv" for name in TABLES), *(f"{name}.png" for name in PICTURES)),
+    )
 
 
 def write_comparison(
     comparison: RunComparison, folder: Path, *, reload_seconds: float | None = None, pictures: bool = True
-) -> WrittenComparison:
-    """Write a comparison into a folder that is empty, new, or holds an earlier comparison.
+) -> Path:
+    """Write a comparison into a folder that is empty, new, or holds an earlier comparison; return its page.
 
     Args:
         comparison: what was found.
@@ -66,19 +58,15 @@ def write_comparison(
     place = ComparisonDir(folder)
     place.mark("comparison")
     with raised_as(FolderError, f"comparison folder {folder}: cannot be written ({{cause}}); give another --out", OSError):
-        document = as_document(comparison)
-        tables = []
-        for name, table in csv_tables(document).items():
-            tables.append(folder / f"{name}.csv")
-            write_whole(tables[-1], table.to_csv(index=False).encode(errors="backslashreplace"))
-        write_whole(place.document, as_json_text(document))
-        drawn: list[Path] = []
+        for name, table in csv_tables(comparison.document).items():
+            write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode(errors="backslashreplace"))
+        write_whole(place.document, as_json_text(comparison.document))
         if pictures:
             from grpo_core.compare.pictures import save_pictures
 
-            drawn = save_pictures(comparison, folder)
+            save_pictures(comparison, folder)
         write_whole(place.page, render_comparison(comparison, reload_seconds))
-    return WrittenComparison(page=place.page, document=place.document, pictures=tuple(drawn), tables=tuple(tables))
+    return place.page
 
 
 def as_json_text(document: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from grpo_core.compare.comparison import RunComparison, as_document
+from grpo_core.compare.comparison import RunComparison
 from grpo_core.compare.panels import panels_with, sync_segments
 from grpo_core.compare.tables import page_sections
 from grpo_core.pages.environment import page_environment
@@ -30,7 +30,7 @@ def render_comparison(comparison: RunComparison, reload_seconds: float | None = 
         comparison: what it shows.
         reload_seconds: how often the page loads itself again, keeping zoom and hidden runs; None = never.
     """
-    document = as_document(comparison)
+    document = comparison.document
     drawing = {
         "panels": [asdict(panel) for panel in panels_with(document["metrics"])],
         "segments": sync_segments([run["syncs"]["steps"] for run in document["runs"]]),

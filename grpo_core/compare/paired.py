@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 
 from grpo_core.compare.runs import ComparedRun
-from grpo_core.compare.settings import ABSENT, NOT_COMPARED, SEED, Setting
+from grpo_core.compare.settings import NOT_COMPARED, SEED, Setting, name_groups
 from grpo_core.config.origin import flatten
 from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
@@ -22,7 +22,6 @@ from grpo_core.evaluation.results import HELD_OUT, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.metrics import find_metric
 from grpo_core.run.curves import Curve
-from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.statistics.paired import PairedEstimate, holm, paired_estimate
 
 LAST_STEPS = 10
@@ -67,25 +66,24 @@ class PromptDifference:
 
 
 def group_runs(runs: Sequence[ComparedRun], settings: Sequence[Setting]) -> tuple[RunGroup, ...]:
-    """Return the runs by their settings without the seed; of several with one seed, which repeat each other, the first."""
-    groups: dict[str, RunGroup] = {}
+    """Return the runs by their settings without the seed; of several with one seed, which repeat each other, the longest."""
+    members: dict[str, dict[Shared, ComparedRun]] = {}
+    values: dict[str, dict[str, Any]] = {}
     for index, compared in enumerate(runs):
         shared = _shared(compared)
         if shared is None:
             continue
         key = repr([(name, value) for name, value in flatten(compared.run.config).items() if _is_setting(name)])
-        values = {one.key: one.values[index] for one in settings if one.key != SEED and one.values[index] is not ABSENT}
-        group = groups.setdefault(key, RunGroup(name=_group_name(values), runs={}))
-        group.runs.setdefault(shared, compared)
-    return tuple(groups.values())
+        values.setdefault(key, {one.key: one.values[index] for one in settings if one.key != SEED})
+        group = members.setdefault(key, {})
+        if shared not in group or compared.run.last_step > group[shared].run.last_step:
+            group[shared] = compared
+    names = name_groups(list(values.values()))
+    return tuple(RunGroup(name=name, runs=group) for name, group in zip(names, members.values(), strict=True))
 
 
 def _is_setting(key: str) -> bool:
     return key != SEED and not key.startswith(NOT_COMPARED)
-
-
-def _group_name(values: dict[str, Any]) -> str:
-    return arm_name(dict(list(values.items())[:4])) or "the same settings"
 
 
 def _shared(compared: ComparedRun) -> Shared | None:
@@ -135,15 +133,16 @@ def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[floa
     """Return a metric of two runs at the end of what both have done; None where one of them does not have it, finite, there.
 
     Of a metric of every step, the mean over the last `LAST_STEPS` steps in which both have it; of a probe, the last one that
-    both have; of an evaluation, that after training, which both must have finished.
+    both have; of the held-out accuracy, that of the final policies.
     """
     curves = [compared.curves.get(metric) for compared in (one, other)]
     known = [_values(curve) for curve in curves if curve is not None]
     if len(known) < 2:
         return None
     if metric == ACCURACY:
-        last = [max(values) for values in known]
-        ends = (known[0][last[0]], known[1][last[1]]) if min(last) > 0 else (math.nan, math.nan)
+        if not (is_evaluated_at_end(one) and is_evaluated_at_end(other)):
+            return None
+        ends = (known[0][one.run.last_step], known[1][other.run.last_step])
     else:
         shared = sorted(known[0].keys() & known[1].keys())
         found = find_metric(metric)
@@ -154,6 +153,12 @@ def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[floa
             return None
         ends = (_mean([known[0][step] for step in steps]), _mean([known[1][step] for step in steps]))
     return ends if all(map(math.isfinite, ends)) else None
+
+
+def is_evaluated_at_end(compared: ComparedRun) -> bool:
+    """Return whether a run's policy was evaluated after its last step; one that was resumed since has an older evaluation."""
+    curve, last = compared.curves.get(ACCURACY), compared.run.last_step
+    return curve is not None and last > 0 and last in curve.steps
 
 
 def _values(curve: Curve) -> dict[int, float]:
@@ -187,7 +192,9 @@ def _over_prompts(one: ComparedRun, other: ComparedRun) -> PromptDifference | No
 
 
 def _correct(compared: ComparedRun) -> pandas.Series | None:
-    """Return whether the final policy's greedy completion is correct, by prompt; None where that table is not kept."""
+    """Return whether the final policy's greedy completion is correct, by prompt; None where no table has that."""
+    if not is_evaluated_at_end(compared):
+        return None
     file = table_file(compared.run.dir, "final")
     try:
         table = pandas.read_parquet(file, columns=["prompt_id", "prompt", "sample", "correct"])

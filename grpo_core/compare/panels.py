@@ -4,9 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_core.compare.paired import ACCURACY
 from grpo_core.run.curves import CURVE_KINDS
-
-EVALUATED = "eval/heldout/greedy_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ PANELS = (
     _panel("kl/probe/full_init"),
     _panel("reward/mean", smooth=True),
     _panel("completion/tokens/mean", smooth=True),
-    _panel("eval/heldout_sample/greedy_accuracy", points=EVALUATED),
+    _panel("eval/heldout_sample/greedy_accuracy", points=ACCURACY),
 )
 
 

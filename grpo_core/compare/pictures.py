@@ -25,22 +25,19 @@ WIDTH, PANEL_HEIGHT, LEGEND_LINE = 10.0, 2.7, 0.2
 """In inches."""
 
 
-def save_pictures(comparison: RunComparison, folder: Path) -> list[Path]:
-    """Write kl.png and learning.png into a folder, each where there is something to be seen; return their paths."""
+def save_pictures(comparison: RunComparison, folder: Path) -> None:
+    """Write kl.png and learning.png into a folder, each where there is something to be seen."""
     panels = panels_with(key for key in CURVE_KINDS if comparison.has(key))
     pictures = {
         "kl": [panel for panel in panels if panel.is_kl],
         "learning": [panel for panel in panels if not panel.is_kl],
     }
-    saved = []
     for name, of_picture in pictures.items():
         path = folder / f"{name}.png"
         if of_picture:
             comparison_figure(comparison, of_picture).savefig(path, dpi=DPI)
-            saved.append(path)
         else:
             path.unlink(missing_ok=True)  # of an earlier comparison in this folder
-    return saved
 
 
 def comparison_figure(comparison: RunComparison, panels: Sequence[ComparisonPanel]) -> Figure:

@@ -8,8 +8,10 @@ from pathlib import Path
 from grpo_core.compare.colours import dash_of, distinct_colours
 from grpo_core.compare.settings import Setting, differing_settings, name_lines
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
+from grpo_core.machine.locks import lock_holder
 from grpo_core.machine.marker import read_marker
 from grpo_core.run.curves import RunCurves
+from grpo_core.run.folder import RunDir
 from grpo_core.run.opened import Run
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 
@@ -75,7 +77,8 @@ class OpenedRuns:
     @property
     def have_ended(self) -> bool:
         """Whether no run can get longer by itself."""
-        return all(compared.run.state in ENDED for compared in self.runs)
+        paths = [*(one.source.path for one in self.runs), *(one.source.path for one in self.unread)]
+        return all(compared.run.state in ENDED for compared in self.runs) and not any(map(is_worked_on, paths))
 
 
 def find_sources(given: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[str, ...]]:
@@ -102,7 +105,7 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
     if not (source.path / SWEEP_FILE).exists():
         return [source]
     sweep_dir = SweepDir(source.path)
-    begun = sorted(file.parent for file in sweep_dir.runs.glob("arm-*-seed-*/config.json"))
+    begun = begun_runs(sweep_dir)
     if not begun:
         raise SweepError(f"sweep dir {source.path}: none of its runs has begun, so there is nothing to compare yet")
     if len(begun) > MOST_RUNS:
@@ -113,6 +116,20 @@ def _runs_of(source: Source, notes: list[str]) -> list[Source]:
         )
         begun = sorted(first)
     return [Source(given=str(path), path=path) for path in begun]
+
+
+def is_worked_on(path: Path) -> bool:
+    """Return whether a flow or a training works on the run, or a flow on the sweep, in a folder.
+
+    Between two processes of a run, such as the training and the final evaluation, its flow alone shows that it is under way.
+    """
+    run_dir = RunDir(path.expanduser())  # the lock of a sweep has the same name
+    return any(lock_holder(file) is not None for file in (run_dir.lock_file, run_dir.journal_file))
+
+
+def begun_runs(sweep_dir: SweepDir) -> list[Path]:
+    """Return the folders of a sweep's runs that have begun."""
+    return sorted(file.parent for file in sweep_dir.runs.glob("arm-*-seed-*/config.json"))
 
 
 def _seed_of(path: Path) -> int:

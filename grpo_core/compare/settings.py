@@ -77,6 +77,15 @@ def name_lines(settings: Sequence[Setting], folders: Sequence[str], names: Seque
     return _numbered(lines)
 
 
+def name_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what runs with the same settings are called together: every key that differs, with its value; no two alike.
+
+    Args:
+        groups: of each the values of the keys in which any runs differ, the seed left out.
+    """
+    return _numbered([_name_of(values) or arm_name(values) or "the same settings" for values in groups])
+
+
 def _shown(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings that a name has room for: those with a short name, the seed, and a few others."""
     short = [setting for setting in settings if setting.key in KNOB_NAMES]

@@ -9,7 +9,7 @@ import pandas
 
 from grpo_core.compare.comparison import RunComparison
 from grpo_core.compare.differences import RunDifference
-from grpo_core.compare.paired import ACCURACY, LAST_STEPS, shared_ends
+from grpo_core.compare.paired import LAST_STEPS, OUTCOMES, shared_ends
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.compare.settings import ABSENT
 from grpo_core.pages.table import Table
@@ -17,7 +17,6 @@ from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.curves import CURVE_KINDS
 from grpo_core.sweep.display import UNKNOWN, bounds, estimate_text, first_few, p_text, plain
 
-AT_END = ("reward/mean", ACCURACY, "kl/ref/k3", "kl/init/k3", "kl/probe/full_init", "completion/tokens/mean")
 MOST_COLUMNS = 6
 """Runs that the table of settings has as columns; more become its rows."""
 
@@ -43,7 +42,7 @@ def page_sections(comparison: RunComparison) -> tuple[ComparisonSection, ...]:
 
 
 def _run_table(comparison: RunComparison) -> Table:
-    keys = [key for key in AT_END if comparison.has(key)]
+    keys = [key for key in OUTCOMES if comparison.has(key)]
     rows = [
         (
             compared.label,
@@ -204,7 +203,8 @@ RUNS_NOTE = (
 SETTINGS_NOTE = "Only keys that differ; where a run is tracked and what it is called there is left out."
 FIRST_NOTE = (
     "Journals are compared figure by figure, in the order in which they were written; times and memory are left out. Before "
-    "its completions differ, a run has sampled the same tokens, and differs only in what it made of them."
+    "its completions differ, a run has sampled the same tokens, and differs only in what it made of them. The reward shows "
+    "other completions only where both runs have the same rewards."
 )
 PAIRED_NOTE = (
     (

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_core.compare.comparison import RunComparison, compare_sources
-from grpo_core.compare.files import WrittenComparison, write_comparison
-from grpo_core.compare.runs import Source
+from grpo_core.compare.files import write_comparison
+from grpo_core.compare.runs import Source, find_sources, is_worked_on
+from grpo_core.run.folder import RunDir
+from grpo_core.run.process_state import process_runs
 
 LOOK_SECONDS = 5.0
 """Between two looks at the runs' journals."""
@@ -16,8 +18,13 @@ RELOAD_SECONDS = 10.0
 Show = Callable[[RunComparison], None]
 
 
-def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show: Show) -> WrittenComparison:
-    """Write a comparison each time that a run has new figures, until all runs have ended or a KeyboardInterrupt comes.
+def is_under_way(given: Sequence[Source], comparison: RunComparison) -> bool:
+    """Return whether a run of a comparison can get longer by itself, or one of the sweeps that were given can begin a run."""
+    return not comparison.have_ended or any(is_worked_on(source.path) for source in given)
+
+
+def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show: Show) -> None:
+    """Write a comparison each time that a run has new figures, until a KeyboardInterrupt or all runs and sweeps have ended.
 
     The last page that is written, also after an interrupt, loads itself no more.
 
@@ -32,23 +39,46 @@ def watch_runs(given: Sequence[Source], first: RunComparison, folder: Path, show
         GrpoError: a comparison cannot be made or written.
     """
     comparison = first
-    seen: list[tuple[str, int, str]] | None = None
+    shown: list[tuple[str, int, str]] | None = None
+    compared: list[object] | None = None
     try:
-        while not comparison.have_ended:
-            if (now := _progress(comparison)) != seen:
-                write_comparison(comparison, folder, reload_seconds=RELOAD_SECONDS, pictures=seen is None)
+        while is_under_way(given, comparison):
+            if (now := _progress(comparison)) != shown:
+                write_comparison(comparison, folder, reload_seconds=RELOAD_SECONDS, pictures=shown is None)
                 show(comparison)
-                seen = now
+                shown = now
             time.sleep(LOOK_SECONDS)
-            comparison = compare_sources(given)
+            if (traces := _traces(given)) != compared:
+                comparison, compared = compare_sources(given), traces
         comparison = compare_sources(given)  # a run whose process ended between two looks may have written its last records
     except KeyboardInterrupt:
         write_comparison(comparison, folder)
         raise
-    return write_comparison(comparison, folder)
+    write_comparison(comparison, folder)
 
 
 def _progress(comparison: RunComparison) -> list[tuple[str, int, str]]:
     """Return what changes when the page must: the runs, how many records each has, and its state."""
     runs = [(str(one.run.path), len(one.run.records), one.run.state) for one in comparison.runs]
     return runs + [(one.source.given, 0, one.fault) for one in comparison.unread]
+
+
+def _traces(given: Sequence[Source]) -> list[object]:
+    """Return what changes when the runs do, without reading a journal: their files, and who works on them."""
+    sources, notes = find_sources(given)
+    return [*notes, *(_trace(source) for source in sources)]
+
+
+def _trace(source: Source) -> object:
+    run_dir = RunDir(source.path.expanduser())
+    stamps = [_stamp(file) for file in (run_dir.config_file, run_dir.journal_file)]
+    return source, stamps, process_runs(run_dir.process_file), is_worked_on(run_dir.path)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return the size of a file and when it was written; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

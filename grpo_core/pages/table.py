@@ -5,7 +5,7 @@ from dataclasses import dataclass
 WORDY = frozenset(
     [
         *("levels", "between", "minus arm", "knob", "outcome", "state", "why", "run dir", "MLflow run"),
-        *("run", "folder", "figure", "here", "there", "against", "note", "fault"),
+        *("run", "folder", "figure", "here", "against"),
     ]
 )
 """Headings of columns of words."""

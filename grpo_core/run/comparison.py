@@ -110,14 +110,24 @@ def compare_journals(before: Sequence[Record], now: Sequence[Record], unlike: Co
         now: of the repetition.
         unlike: figures that need not be the same.
     """
-    old, new = ({identity(record): record for record in run if record.kind in COMPARED} for run in (before, now))
-    shared = [key for key in old if key in new]
+    shared = shared_records(before, now)
+    held = {identity(old) for old, _ in shared}
     return JournalComparison(
-        steps=sum(kind == "step" for kind, _, _ in shared),
-        figures=sum(len(figures(old[key]).keys() - set(unlike)) for key in shared),
-        differences=tuple(difference for key in shared for difference in differences(old[key], new[key], unlike)),
-        missing=tuple(key for key in old if key not in new),
+        steps=sum(old.kind == "step" for old, _ in shared),
+        figures=sum(len(figures(old).keys() - set(unlike)) for old, _ in shared),
+        differences=tuple(difference for old, new in shared for difference in differences(old, new, unlike)),
+        missing=tuple(key for key in _by_identity(before) if key not in held),
     )
+
+
+def shared_records(before: Sequence[Record], now: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return the records with figures that two histories both hold, in the order of the first one's journal."""
+    old, new = _by_identity(before), _by_identity(now)
+    return [(old[key], new[key]) for key in old if key in new]
+
+
+def _by_identity(history: Sequence[Record]) -> dict[Identity, Record]:
+    return {identity(record): record for record in history if record.kind in COMPARED}
 
 
 def compare_means(before: Sequence[Record], now: Sequence[Record]) -> tuple[MeanDifference, ...]:

@@ -108,8 +108,6 @@ class RunCurves:
     curves: Mapping[str, Curve]
     """By metric; a metric that the run never measured is not in it."""
     syncs: SyncMarks
-    last_step: int
-    """The last one that was finished; 0 where there is none."""
 
     def get(self, key: str) -> Curve | None:
         """Return the curve of a metric; None where the run never measured it."""
@@ -135,7 +133,6 @@ def read_curves(records: Sequence[Record], keys: Iterable[str] = tuple(CURVE_KIN
             kl_before=syncs["kl_before"].to_numpy(dtype=float),
             kl_after=syncs["kl_after"].to_numpy(dtype=float),
         ),
-        last_step=max((record.step for record in records if record.kind == "step"), default=0),
     )
 
 

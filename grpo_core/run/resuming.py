@@ -6,12 +6,12 @@ from grpo_core.errors import GrpoError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.plain_text import shell_word
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
-from grpo_core.run.integrity import check_run
+from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.process_state import process_runs
 
 
-def resume_command(run_dir: RunDir, *, has_prompts: bool = False) -> str | None:
+def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Checked | None = None) -> str | None:
     """Return the command that resumes a run; None where it is complete, under way, or cannot be resumed.
 
     A run is complete once its training has reached its last step and its report is written.
@@ -19,13 +19,14 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False) -> str | None:
     Args:
         run_dir: the folder; it need not be a run's.
         has_prompts: only where its prompts are frozen: what a run that failed before that needs is another configuration.
+        journal: what `check_run` has found there a moment ago; None = it is read now.
     """
     try:
         if not run_dir.config_file.exists() or _is_held(run_dir) or _is_evaluation(run_dir):
             return None
         if has_prompts and not (run_dir.path / PROMPTS_MANIFEST).exists():
             return None
-        last = last_event(check_run(run_dir).history)
+        last = last_event((journal or check_run(run_dir)).history)
         engine = run_dir.read_config().training.engine
     except (GrpoError, OSError):  # the journal is damaged: its message says what to do first
         return None

@@ -8,7 +8,7 @@ from grpo_core.evaluation.results import HELD_OUT_SAMPLE, read_estimates, table_
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.run.alerts import all_alerts
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import check_run
+from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import Record, last_event
 from grpo_core.run.process_state import process_runs
 
@@ -101,14 +101,18 @@ def _figure(record: Record, key: str) -> float:
     return record.metrics[key]
 
 
-def run_status(run_dir: RunDir) -> RunStatus:
+def run_status(run_dir: RunDir, journal: Checked | None = None) -> RunStatus:
     """Return where a run is, from its journal and its process.
+
+    Args:
+        run_dir: the folder.
+        journal: what `check_run` has found there a moment ago; None = it is read now.
 
     Raises:
         GrpoError: the folder holds no run, or one whose journal is damaged or whose configuration was edited.
     """
     steps = run_dir.read_config().training.steps
-    journal = check_run(run_dir)
+    journal = journal or check_run(run_dir)
     records = journal.history
     step_records = [record for record in records if record.kind == "step"]
     state, reason = run_state(records, run_dir)

@@ -17,6 +17,8 @@ PLUS_MINUS = "± half the 95 % interval over {seeds} seeds"
 ROUNDED = 1e-12
 """A half width below this share of its mean is rounding: the seeds agree."""
 MOST_DECIMALS = 8
+MOST_DIGITS = 6
+"""Significant digits of a mean beside its half width."""
 MOST_LISTED = 3
 """Items of one kind that a line spells out; the tables have all."""
 
@@ -131,18 +133,24 @@ def plain(value: float) -> str:
 def with_half_width(mean: float, half: float, separator: str = " ") -> str:
     """Return `0.712 ± 0.010`, ± as in `PLUS_MINUS`; the mean alone where one seed leaves no interval.
 
-    Both have the same decimals: as many as two significant digits of the half width need, and no fewer than `plain` gives.
+    Both have the same decimals: as many as two significant digits of the half width need, no fewer than `plain` gives, and no
+    more than `MOST_DIGITS` of the mean need. A half width that these cannot show is below the last of them.
 
     >>> with_half_width(0.3981, 0.000625), with_half_width(0.7123, 0.0101), with_half_width(123.4, 12.34)
     ('0.39810 ± 0.00063', '0.712 ± 0.010', '123 ± 12')
+    >>> with_half_width(0.4, 1e-10), with_half_width(0.00012, 1e-10), with_half_width(0.0, 1e-10)
+    ('0.400000 ± < 0.000001', '0.00012000 ± < 0.00000001', '0.000000 ± < 0.000001')
     """
     if math.isnan(half):
         return plain(mean)
     if not math.isfinite(half) or half <= ROUNDED * abs(mean):
         return f"{plain(mean)}{separator}± {plain(0.0 if math.isfinite(half) else half)}"
     fewest = 3 if abs(mean) < 10 else 0
-    decimals = min(max(fewest, 1 - math.floor(math.log10(half))), MOST_DECIMALS)
-    return f"{_signed(mean, decimals)}{separator}± {half:.{decimals}f}"
+    most = min(MOST_DIGITS - 1 - math.floor(math.log10(abs(mean))) if mean else MOST_DIGITS, MOST_DECIMALS)
+    decimals = max(fewest, min(1 - math.floor(math.log10(half)), most))
+    shown = f"{half:.{decimals}f}"
+    shown = shown if float(shown) else f"< {10.0**-decimals:.{decimals}f}"
+    return f"{_signed(mean, decimals)}{separator}± {shown}"
 
 
 def bounds(mean: float, low: float, high: float, sign: int = 1) -> tuple[str, str]:

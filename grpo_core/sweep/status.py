@@ -1,5 +1,6 @@
 """Where a sweep is: how many of its runs have ended, and how it is resumed."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,10 +83,21 @@ def command_that_resumes(path: Path, *, has_prompts: bool = False) -> str | None
     """
     if SweepDir(path).sweep_file.exists():
         return sweep_resume_command(SweepDir(path))
-    command, sweep_dir = resume_command(RunDir(path), has_prompts=has_prompts), SweepDir(path.absolute().parent.parent)
-    if command is None or path.absolute().parent != sweep_dir.runs or not sweep_dir.sweep_file.exists():
-        return command
-    return sweep_resume_command(SweepDir(path.parent.parent))
+    command, sweep_dir = resume_command(RunDir(path), has_prompts=has_prompts), sweep_of_runs(path / "..")
+    return command if command is None or sweep_dir is None else sweep_resume_command(sweep_dir)
+
+
+def sweep_of_runs(folder: Path) -> SweepDir | None:
+    """Return the sweep whose runs lie in a folder, its path relative to the working directory where that of the folder is.
+
+    None where the folder is not the `runs/` of a sweep.
+    """
+    # Not resolved: a run may lie behind a link, and belongs to the sweep all the same.
+    absolute = Path(os.path.abspath(folder))  # noqa: PTH100
+    sweep_dir = SweepDir(absolute.parent)
+    if absolute != sweep_dir.runs or not sweep_dir.sweep_file.exists():
+        return None
+    return sweep_dir if folder.is_absolute() else SweepDir(Path(os.path.relpath(sweep_dir.path)))
 
 
 def _is_complete(stored: StoredSweep, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> bool:

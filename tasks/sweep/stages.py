@@ -18,6 +18,7 @@ from grpo_core.errors import SweepError, cause
 from grpo_core.generation.vllm.records import keeping_servers
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.flow_folder import holding, make_folder, starting
+from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Reports
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Launcher
@@ -166,7 +167,7 @@ class SweepSummary:
     """Runs by how they ended."""
     tracked: TrackedRun
     problems: tuple[str, ...] = ()
-    """What could not be tracked."""
+    """What could not be compared or tracked."""
 
 
 @task(name="report-sweep", cache_policy=NO_CACHE)
@@ -198,14 +199,17 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
 
 
 def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
-    """Write the report and upload it where the sweep is tracked; return it with what could not be uploaded."""
+    """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
     from grpo_core.compare.of_sweep import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
-    results, report = make_report(stored, compare_sweep(stored))
+    again = f"`grpo report {path_argument(stored.dir.path)}` tries again"
+    compared = compare_sweep(stored)
+    results, report = make_report(stored, compared.page)
+    problems = [] if compared.fault is None else [f"the runs are not compared ({compared.fault}); {again}"]
     try:
         if tracked is not None:
             log_results(tracked, stored, results, report.answer)
     except Exception as error:  # noqa: BLE001  (a report that cannot be uploaded does not make a sweep fail)
-        return results, report, (f"the report is not in MLflow ({cause(error)}); `grpo report {stored.dir.path}` tries again",)
-    return results, report, ()
+        problems.append(f"the report is not in MLflow ({cause(error)}); {again}")
+    return results, report, tuple(problems)

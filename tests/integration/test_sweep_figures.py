@@ -256,3 +256,29 @@ def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Pat
     assert rows["kl_init_seq"].notna().all()
     assert math.isnan(store.client.get_run(run_id).data.metrics["sweep/objective"])
     assert "probe.every_steps 10" in page.read_text()
+
+
+def test_a_comparison_that_fails_leaves_the_report_and_its_fault_is_named(tmp_path: Path, store: Store) -> None:
+    sweep_dir = write_sweep(
+        tmp_path, store, STEPS, axes={"loss.beta": [0.1, 1.0]}, seeds=[0], objective={"metric": "reward/mean"}
+    )
+    theirs = sweep_dir.report / "compare" / "thesis.tex"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    page, answer, (problem,) = report_again(sweep_dir.path)
+    assert "it holds thesis.tex" in problem
+    assert f"`grpo report {sweep_dir.path}` tries again" in problem
+    assert answer[0].startswith("best of 2 arms")
+    assert "compare/compare.html" not in page.read_text()
+    theirs.unlink()
+    page, _, problems = report_again(sweep_dir.path)
+    assert problems == ()
+    assert 'href="compare/compare.html"' in page.read_text()
+
+
+def test_the_command_that_resumes_interrupted_runs_has_the_folder(tmp_path: Path, store: Store) -> None:
+    sweep_dir = write_sweep(tmp_path / "my sweeps", store, STEPS, axes={"loss.beta": [0.1, 1.0]}, seeds=[0])
+    first, _ = sweep_dir.outcomes_file.read_text().splitlines(keepends=True)
+    sweep_dir.outcomes_file.write_text(first)
+    _, answer, _ = report_again(sweep_dir.path)
+    assert answer[-1].endswith(f"`grpo sweep --resume '{sweep_dir.path}'` resumes them")

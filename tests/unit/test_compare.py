@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ from matplotlib.image import imread
 from scipy import stats
 
 from grpo_core.compare.colours import distinct_colours
-from grpo_core.compare.comparison import RunComparison, as_document, compare_sources
-from grpo_core.compare.files import write_comparison
+from grpo_core.compare.comparison import RunComparison, compare_sources
+from grpo_core.compare.files import ComparisonDir, write_comparison
 from grpo_core.compare.page import render_comparison
 from grpo_core.compare.panels import PANELS, sync_segments
 from grpo_core.compare.pictures import comparison_figure
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.run.journal import Journal, read_journal
-from tests.compared import STEPS, write_compared
+from tests.compared import STEPS, step_figures, write_compared
 from tests.unit.test_hostile_report import Page
 
 BETAS = (0.0, 0.04, 0.1)
@@ -120,6 +121,26 @@ def test_the_first_difference_names_step_figure_and_both_values(tmp_path: Path) 
     assert (found.first_completions.step, found.first_completions.key) == (5, "reward/mean")
 
 
+@pytest.mark.parametrize(
+    "scoring",
+    [
+        {"rewards": [{"fn": "exact_answer"}]},
+        {"rewards": [{"fn": "reasoning_gym", "weight": 2.0}]},
+    ],
+)
+def test_a_reward_that_is_scored_otherwise_is_no_sign_of_other_completions(tmp_path: Path, scoring: dict[str, Any]) -> None:
+    first = write_compared(tmp_path / "first", steps=6)
+    rewards = {step: {"reward/mean": 2.0} for step in range(1, 7)}
+    other = write_compared(tmp_path / "other", scoring, steps=6, figures=rewards)
+    longer = {5: {"completion/tokens/mean": 30.0}}
+    later = write_compared(tmp_path / "later", scoring, steps=6, figures={**rewards, 5: {**rewards[5], **longer[5]}})
+    to_other, to_later = compared(first.path, other.path, later.path).firsts
+    assert to_other.first is not None
+    assert (to_other.first.step, to_other.first.key, to_other.first_completions) == (1, "reward/mean", None)
+    assert to_later.first_completions is not None
+    assert (to_later.first_completions.step, to_later.first_completions.key) == (5, "completion/tokens/mean")
+
+
 def test_runs_that_share_all_figures_are_said_to(tmp_path: Path) -> None:
     folders = [write_compared(tmp_path / name, steps=steps).path for name, steps in (("a", 6), ("b", 4))]
     comparison = compared(*folders)
@@ -210,6 +231,48 @@ def test_accuracy_is_paired_over_prompts(sweep: list[Path]) -> None:
     assert (one.estimate.low, one.estimate.high) == pytest.approx((0.25 - half, 0.25 + half))
 
 
+def test_an_evaluation_before_the_last_step_is_not_that_of_the_final_policy(tmp_path: Path) -> None:
+    ended = write_compared(tmp_path / "ended", {"loss.beta": 0.0}, steps=6)
+    longer = write_compared(tmp_path / "longer", {"loss.beta": 0.1}, steps=6, end="stopped")
+    pair = compared(ended.path, longer.path)
+    assert len(pair.over_prompts) == 1
+    assert "eval/heldout/greedy_accuracy" in {one.metric for one in pair.over_seeds}
+    with closing(Journal(longer.journal_file)) as journal:  # stopped and evaluated, then resumed and killed
+        journal.append("resume", 6, {})
+        journal.append("step", 7, {"metrics": step_figures(7, seed=0, beta=0.1, syncs=())})
+    pair = compared(ended.path, longer.path)
+    assert pair.over_prompts == ()
+    assert "eval/heldout/greedy_accuracy" not in {one.metric for one in pair.over_seeds}
+    assert "reward/mean" in {one.metric for one in pair.over_seeds}
+
+
+@pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])
+def test_of_runs_that_repeat_each_other_the_longer_one_is_paired(tmp_path: Path, order: tuple[str, str]) -> None:
+    first = write_compared(tmp_path / "first", {"loss.beta": 0.0}, steps=12)
+    for name, steps in (("short", 4), ("long", 12)):
+        write_compared(tmp_path / name, {"loss.beta": 0.1}, steps=steps)
+    found = compared(first.path, *(tmp_path / name for name in order))
+    drift = next(one for one in found.over_seeds if one.metric == "kl/init/k3")
+    assert drift.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(3, 13)) / 10)
+    assert [one.label.rpartition(" ")[2] for one in found.over_prompts] == ["long"]
+
+
+def test_groups_that_differ_in_a_fifth_key_have_names_of_their_own(tmp_path: Path) -> None:
+    keys = {"loss.beta": 0.1, "reference.sync_steps": 5, "rollout.group_size": 4, "optimizer.lr": 1e-4}
+    paths = [write_compared(tmp_path / "first", steps=2).path]
+    for clip in (0.1, 0.3):
+        paths.append(write_compared(tmp_path / f"clip-{clip}", {**keys, "loss.clip_eps": clip}, steps=2).path)
+    found = {one.group for one in compared(*paths).over_seeds}
+    assert found == {f"β=0.1 G=4 sync=5 clip_eps={clip} lr=0.0001" for clip in (0.1, 0.3)}
+
+
+def test_a_group_without_the_keys_that_differ_is_named_by_that(tmp_path: Path) -> None:
+    one, two = [{"fn": "format"}], [{"fn": "format"}, {"fn": "length"}]
+    paths = [write_compared(tmp_path / str(len(rewards)), {"rewards": rewards}, steps=2).path for rewards in (two, one)]
+    found = {(one.group, one.against) for one in compared(*paths).over_seeds}
+    assert found == {("fn=(absent) weight=(absent) args=(absent)", "fn=length weight=1 args={}")}
+
+
 def test_runs_of_different_lengths_are_compared_where_both_are(tmp_path: Path) -> None:
     short = write_compared(tmp_path / "short", {"loss.beta": 0.0}, steps=4)
     long = write_compared(tmp_path / "long", {"loss.beta": 0.1}, steps=12)
@@ -236,7 +299,7 @@ def test_a_damaged_run_is_named_and_the_others_are_compared(sweep: list[Path], t
     (unread,) = comparison.unread
     assert (unread.source.path, "a line is missing" in unread.fault) == (damaged, True)
     assert f"not compared: {damaged}" in render_comparison(comparison)
-    assert as_document(comparison)["not_read"] == [{"run": str(damaged), "fault": unread.fault}]
+    assert comparison.document["not_read"] == [{"run": str(damaged), "fault": unread.fault}]
     with pytest.raises(JournalError, match="none of the runs can be read"):
         compared(damaged)
 
@@ -283,23 +346,23 @@ def test_short_runs_and_runs_under_way_are_drawn(
 ) -> None:
     run = write_compared(tmp_path / "run", overrides, steps=steps, end=end)
     for folders in ([run.path], [sweep[0], run.path]):
-        written = write_comparison(compared(*folders), tmp_path / "out")
-        assert written.page.read_text().startswith("<!DOCTYPE html>")
-        for picture in written.pictures:
+        page = write_comparison(compared(*folders), tmp_path / "out")
+        assert page.read_text().startswith("<!DOCTYPE html>")
+        for picture in (tmp_path / "out").glob("*.png"):
             assert imread(picture).shape[0] > 200
 
 
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     figures = {2: {"kl/ref/k3": math.nan}, 3: {"kl/ref/k3": math.inf, "reward/mean": -math.inf}}
     run = write_compared(tmp_path / "run", steps=5, figures=figures)
-    written = write_comparison(compared(run.path), tmp_path / "out")
-    curve = json.loads(written.document.read_text())["runs"][0]["curves"]["kl/ref/k3"]
+    write_comparison(compared(run.path), tmp_path / "out")
+    curve = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"][0]["curves"]["kl/ref/k3"]
     assert curve["steps"] == [1, 2, 3, 4, 5]
     assert [value is None for value in curve["values"]] == [False, True, True, False, False]
 
 
 def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Path) -> None:
-    written = write_comparison(compared(*sweep), tmp_path / "out")
+    write_comparison(compared(*sweep), tmp_path / "out")
     curves = pandas.read_csv(tmp_path / "out" / "curves.csv")
     one = curves[(curves["run"] == "β=0.04 sync=5 seed=1") & (curves["metric"] == "kl/init/k3")]
     records = read_journal(sweep[3] / "journal.jsonl")
@@ -308,9 +371,13 @@ def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Pa
     assert syncs.groupby("run")["step"].apply(list).to_dict() == {
         f"β={beta:g} sync=5 seed={seed}": [5, 10] for beta in BETAS[1:] for seed in (0, 1)
     }
-    for table in written.tables:
+    for table in (tmp_path / "out").glob("*.csv"):
         pandas.read_csv(table) if table.stat().st_size > 1 else None
-    assert {path.name for path in written.pictures} == {"kl.png", "learning.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(ComparisonDir.files) - {
+        "lock",
+        "flow_run",
+        "tracking.json",
+    }
 
 
 def test_a_folder_of_something_else_is_not_written_into(sweep: list[Path], tmp_path: Path) -> None:

@@ -137,7 +137,6 @@ def test_curves_are_the_figures_of_the_journal(folder: Path) -> None:
     assert reference.low is not None
     assert reference.low.tolist() == [value - 0.002 for value in reference.values.tolist()]
     assert curves.syncs.places.tolist() == [5.5, 10.5]
-    assert curves.last_step == STEPS
     assert curves.get("kl/probe/full") is None
     accuracy = curves.get("eval/heldout/greedy_accuracy")
     assert accuracy is not None

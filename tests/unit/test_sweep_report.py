@@ -285,13 +285,13 @@ def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path
     assert "23 finished of 24 planned" in page
 
 
-def test_an_interrupted_run_is_incomplete_and_can_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_incomplete_and_can_be_resumed(tmp_path: Path) -> None:
     frame = grid()
     frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), "status"] = "interrupted"
-    written = report(tmp_path, frame)
+    written = report(tmp_path, frame, replace(FACTS, resume="grpo sweep --resume 'my sweep'"))
     assert written.answer[0].startswith("best of 7 arms")
     assert line(written.answer, "not in the statistics").endswith(
-        "1 run (1 interrupted); interrupted runs are not running now; `grpo sweep --resume` continues them"
+        "1 run (1 interrupted); interrupted runs are not running now; `grpo sweep --resume 'my sweep'` resumes them"
     )
     assert "interrupted: begun, not ended, and not running now" in written.page.read_text()
 

@@ -50,6 +50,34 @@ def test_a_sweep_is_interrupted_until_each_of_its_runs_has_ended(tmp_path: Path)
     assert command_that_resumes(run_dir.path) is None
 
 
+@pytest.mark.parametrize(
+    ("here", "run", "sweep"),
+    [
+        ("sweep/runs", "arm-000-seed-0", ".."),
+        ("sweep/runs/arm-000-seed-0", ".", "../.."),
+        ("sweep/runs/arm-001-seed-0", "../arm-000-seed-0", "../.."),
+        ("sweep", "runs/arm-000-seed-0", "."),
+        (".", "sweep/runs/arm-000-seed-0", "sweep"),
+    ],
+)
+def test_the_command_works_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, run: str, sweep: str
+) -> None:
+    sweep_dir = make(tmp_path / "sweep")
+    for arm in (0, 1):
+        begin(sweep_dir, arm, 0)
+    monkeypatch.chdir(tmp_path / here)
+    assert command_that_resumes(Path(run)) == f"grpo sweep --resume {sweep}"
+    assert sweep_status(SweepDir(Path(sweep))).state == "interrupted"
+
+
+def test_a_run_behind_a_link_belongs_to_the_sweep_in_which_the_link_is(tmp_path: Path) -> None:
+    sweep_dir = make(tmp_path / "sweep")
+    elsewhere = begin(sweep_dir, 0, 0).path.rename(tmp_path / "elsewhere")
+    sweep_dir.run_dir(0, 0).path.symlink_to(elsewhere)
+    assert command_that_resumes(sweep_dir.run_dir(0, 0).path) == f"grpo sweep --resume {sweep_dir.path}"
+
+
 @pytest.mark.parametrize(("allowed", "state"), [(0, "failed"), (1, "finished")])
 def test_failed_runs_are_run_again_where_there_are_too_many(tmp_path: Path, allowed: int, state: str) -> None:
     sweep_dir = make(tmp_path / "sweep", failed_runs_allowed=allowed)

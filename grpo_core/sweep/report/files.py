@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
+from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import total_runs
 from grpo_core.sweep.display import knob_name
 from grpo_core.sweep.folder import StoredSweep
@@ -101,6 +102,7 @@ def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         kl_bound=objective.kl_bound,
         kl_metric=objective.kl_metric,
+        resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
     )
 
 

@@ -74,7 +74,8 @@ def _left_out_lines(sweep: SweepRuns) -> list[str]:
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     line = f"not in the statistics: {counted(kinds.total(), 'run')} ({counts})"
     if "interrupted" in kinds:
-        line += "; interrupted runs are not running now; `grpo sweep --resume` continues them"
+        resume = f"; `{sweep.facts.resume}` resumes them" if sweep.facts.resume else ""
+        line += f"; interrupted runs are not running now{resume}"
     if sweep.pruned:
         leave, its = ("arm was pruned and leaves", "its") if len(sweep.pruned) == 1 else ("arms were pruned and leave", "their")
         line += (

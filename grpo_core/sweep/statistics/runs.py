@@ -60,6 +60,8 @@ class SweepFacts:
     """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
     kl_metric: str = "kl/init/seq"
     """The metric that the column `drift` of the runs is of their last steps: the mean, or of a probe the last one."""
+    resume: str | None = None
+    """The command that resumes the sweep; None where it has no folder."""
 
 
 def as_level(value: Any) -> Level:
