@@ -41,9 +41,14 @@ def echo_result(facts: Iterable[str], places: Iterable[tuple[str, str]], problem
     for fact in facts:
         echo(f"  {fact}")
     echo()
+    echo_places(places)
+    echo_warnings(problems)
+
+
+def echo_places(places: Iterable[tuple[str, str]]) -> None:
+    """Print where to look, each place with its label."""
     for label, place in places:
         echo(f"{label:10}{place}")
-    echo_warnings(problems)
 
 
 def echo_traceback() -> None:

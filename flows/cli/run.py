@@ -9,7 +9,7 @@ import typer
 from flows.cli.completion import Overrides, complete_config
 from flows.cli.folders import working_in, working_in_new
 from flows.stack.servers import runs_in_prefect, use_stack
-from flows.terminal import AsJson, echo, echo_json, echo_result, echo_warnings, messages_to_stderr
+from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
@@ -155,7 +155,7 @@ def track(run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has
 
     tracked, status, problems = track_later(run_dir)
     echo(f"{tracked.name}: {status}")
-    echo(f"MLflow    {tracked.address}")
+    echo_places(tracked.places)
     echo_warnings(problems)
     if problems:
         raise typer.Exit(1)
