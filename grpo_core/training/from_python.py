@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,10 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.run.begin import begun_run
 from grpo_core.run.child import finish_child, run_watched
-from grpo_core.run.flow_folder import holding
 from grpo_core.run.folder import RunDir
+from grpo_core.run.held import held_run
 from grpo_core.run.inputs import note_inputs
+from grpo_core.run.resuming import check_resumable
 from grpo_core.training.process import MODULES
 from grpo_core.training.progress import Bar, follow
 
@@ -86,15 +87,13 @@ def resume_training(run_dir: Path | str, *, evaluate: bool = True, progress: boo
         progress: whether a progress bar is shown.
 
     Raises:
-        JournalError: the folder holds no run, or one whose journal is damaged.
+        JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
+        FolderError: the folder is not ours, or another process works on the run.
         TrainingError: the training failed; the message is its cause.
     """
-    from grpo_core.run.integrity import check_run
-
     folder = RunDir(Path(run_dir))
     folder.read_config()
-    check_run(folder)
-    return _run(folder, evaluate, progress)
+    return _run(folder, evaluate, progress, notes=check_resumable(folder))
 
 
 def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:
@@ -106,16 +105,14 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
     return resolved, origin_of(resolved, str(config))
 
 
-def _run(run_dir: RunDir, evaluate: bool, progress: bool) -> "Run":
+def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] = ()) -> "Run":
     """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
     from grpo_core.run.opened import Run
 
     config = run_dir.read_config()
-    with holding(run_dir), Bar(config.training, run_dir.path.name, shown=progress) as bar:
-        for warning in check_consistency(config):
-            bar.say(f"warning: {warning}")
-        for leftover in (run_dir.stop_file, run_dir.process_file):
-            leftover.unlink(missing_ok=True)
+    with Bar(config.training, run_dir.path.name, shown=progress) as bar, held_run(run_dir, bar.say):
+        for note in (*notes, *(f"warning: {warning}" for warning in check_consistency(config))):
+            bar.say(note)
         model, digest = _prepare(run_dir, bar)
         if evaluate:
             _evaluate(run_dir, "base", bar, evaluation_identity(run_dir, model, digest, HELD_OUT, 0))

@@ -21,8 +21,11 @@ from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, new_run
 from tasks.rails import refuse_code, unquoted
 from tasks.run.inputs import prompts_of
-from tasks.run.setup import EVALUATION, NOT_OF_A_SWEEP
+from tasks.run.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import fetch_policy, is_mlflow_run
+
+EVALUATION = "evaluation"
+"""The preset of run dirs that only evaluate."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -37,7 +40,6 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """
     check_root(run_path, "run_dir")
     with new_run(run_path, EVALUATION, "evaluation") as run_dir:
-        run_dir.forget_start(run_dir.source)  # of an attempt that came to nothing
         is_tracked = is_mlflow_run(policy)
         subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
         with unquoted(config or ""):

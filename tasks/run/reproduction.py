@@ -56,7 +56,6 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
 
 def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
-    repeated.forget_start(repeated.original)  # of an attempt that came to nothing
     original = RunDir(repeated.original)
     _gather(run, original.path)
     original.close_private_files()
