@@ -25,6 +25,7 @@ from grpo_core.config import (
 )
 from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
 from grpo_core.data.prepare import prepare
+from grpo_core.errors import GrpoError
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
@@ -35,7 +36,7 @@ from grpo_core.run.held import held_run
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.resuming import check_resumable
 from grpo_core.training.process import MODULES
-from grpo_core.training.progress import Bar, follow
+from grpo_core.training.progress import Bar, Follower
 
 if TYPE_CHECKING:
     import subprocess
@@ -174,11 +175,11 @@ def _evaluate(run_dir: RunDir, policy: str, bar: Bar, identity: str | None = Non
 def _train(run_dir: RunDir, bar: Bar) -> None:
     config = run_dir.read_config()
     bar.stage("training")
-    look = follow(run_dir, bar)
+    follower = Follower(run_dir, bar)
 
     def pause_and_look() -> None:
         _pause()
-        look()
+        follower.look()
 
     def stop(child: "subprocess.Popen[bytes]") -> None:
         text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
@@ -197,8 +198,11 @@ def _train(run_dir: RunDir, bar: Bar) -> None:
                 state_file=run_dir.process_file,
                 import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
             )
-        finally:
-            look()  # what the process wrote before it ended
+        except BaseException:
+            with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
+                follower.read()
+            raise
+        follower.read()  # what the process wrote before it ended
 
 
 @contextlib.contextmanager

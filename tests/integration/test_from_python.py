@@ -98,6 +98,24 @@ def test_a_rule_that_stops_ends_the_run(tiny_config: Callable[..., RunConfig], c
     assert "resume_training('one') continues the run" in capsys.readouterr().out
 
 
+def test_a_breach_that_was_journalled_while_nobody_followed_stops_the_resumed_run(tiny_run: Callable[..., RunDir]) -> None:
+    rule = {"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-9, "action": "stop"}
+    by_itself = tiny_run({"training.steps": 400, "monitor.rules": [rule]})
+    child = subprocess.Popen(
+        [sys.executable, "-m", "grpo_core.training", str(by_itself.path)], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    while not (by_itself.journal_file.exists() and sum(r.kind == "step" for r in read_journal(by_itself.journal_file)) >= 3):
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.terminate()
+    child.communicate()
+    assert child.returncode == 143
+    run = resume_training(by_itself.path, evaluate=False, progress=False)
+    assert run.state == "stopped"
+    assert run.last_step < 400
+    assert "above the budget of 1e-09 nats" in str(run.reason)
+
+
 INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
