@@ -26,9 +26,8 @@ from grpo_core.config import (
 from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError
-from grpo_core.evaluation.plan import is_evaluated
+from grpo_core.evaluation.once import MODULE, evaluate_if_needed
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.run.begin import begun_run
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
@@ -114,21 +113,21 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] =
     with Bar(config.training, run_dir.path.name, shown=progress) as bar, held_run(run_dir, bar.say):
         for note in (*notes, *(f"warning: {warning}" for warning in check_consistency(config))):
             bar.say(note)
-        model, digest = _prepare(run_dir, bar)
+        digest = _prepare(run_dir, bar)
         if evaluate:
-            _evaluate(run_dir, "base", bar, evaluation_identity(run_dir, model, digest, HELD_OUT, 0))
+            _evaluate(run_dir, "base", digest, bar)
         if Run(run_dir.path).state != "finished":
             _train(run_dir, bar)
         if evaluate:
-            _evaluate(run_dir, "final", bar)
+            _evaluate(run_dir, "final", digest, bar)
         run = Run(run_dir.path)
         if run.state == "stopped":
             bar.say(f"stopped early: {run.reason}; resume_training({str(run_dir.path)!r}) continues the run")
         return run
 
 
-def _prepare(run_dir: RunDir, bar: Bar) -> tuple[Path, str]:
-    """Freeze the prompts, find the model, load the rewards once; return the model's folder and the digest of its weights."""
+def _prepare(run_dir: RunDir, bar: Bar) -> str:
+    """Freeze the prompts, find the model, load the rewards once; return the digest of the model's weights."""
     from grpo_core.policy.loading import weights_digest
     from grpo_core.policy.sources.find import resolve_model
     from grpo_core.policy.sources.scratch import is_made
@@ -140,36 +139,29 @@ def _prepare(run_dir: RunDir, bar: Bar) -> tuple[Path, str]:
         bar.say(f"making the model {config.model.source}, once: about half a minute on one core")
     has_prompts = (run_dir.data / MANIFEST_FILE).exists()
     manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
-    folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    digest = weights_digest(folder)
+    digest = weights_digest(resolve_model(config.model.source, config.model.trust_remote_code))
     note_inputs(run_dir, manifest.digest, digest, bar.say)
-    return folder, digest
+    return digest
 
 
-def _evaluate(run_dir: RunDir, policy: str, bar: Bar, identity: str | None = None) -> None:
-    """Evaluate a policy on the held-out prompts; what an earlier run has evaluated just like that is used again."""
-    if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, 0):
-        return
-    bar.stage(f"evaluating {policy}")
-    with evaluated_once(identity, _pause, bar.say) if identity is not None else contextlib.nullcontext():
-        if identity is not None and use_kept(run_dir, policy, identity):
-            return
-        arguments = [str(run_dir.path), "--policy", policy, "--set", HELD_OUT, "--step", "0"]
-        python = run_dir.read_config().training.python
-        log_file = run_dir.log_file(f"evaluate-{policy}")
-        with _told_how_to_resume(run_dir, bar):
-            run_watched(
-                "grpo_core.evaluation",
-                arguments,
-                log_file,
-                look=_pause,
-                stop=finish_child,
-                report=bar.say,
-                python=python,
-                import_from=sys.path[:1],
-            )
-        if identity is not None:
-            keep_evaluation(run_dir, policy, identity)
+def _evaluate(run_dir: RunDir, policy: str, digest: str, bar: Bar) -> None:
+    def evaluate(arguments: Sequence[str], log_file: Path) -> None:
+        bar.stage(f"evaluating {policy}")
+        run_watched(
+            MODULE,
+            arguments,
+            log_file,
+            look=_pause,
+            stop=finish_child,
+            report=bar.say,
+            python=run_dir.read_config().training.python,
+            import_from=sys.path[:1],
+        )
+
+    with _told_how_to_resume(run_dir, bar):
+        evaluate_if_needed(
+            run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=lambda _: digest, wait=_pause, report=bar.say
+        )
 
 
 def _train(run_dir: RunDir, bar: Bar) -> None:
