@@ -19,6 +19,7 @@ from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_
 from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, new_run
+from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.inputs import prompts_of
 from tasks.run.setup import NOT_OF_A_SWEEP
@@ -47,7 +48,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         refuse_code([resolved])
         prompts = choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
+        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides, **given_override()}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
     return EvaluationPlan(

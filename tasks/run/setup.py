@@ -14,6 +14,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
 from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
 from tasks.run.sampler import require_sampler
@@ -37,7 +38,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     check_root(run_path, "run_dir")
     if (earlier := folder_of_this_flow_run(run_path)) is not None:
         return earlier
-    resolved = load_allowed(config, overrides)
+    resolved = load_allowed(config, {**overrides, **given_override()})
     require_sampler([resolved])
     origin = origin_of(resolved, config)
     with new_run(run_path, origin.preset, "run") as run_dir:
