@@ -28,12 +28,15 @@ from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.once import MODULE, evaluate_if_needed
 from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.begin import begun_run
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.resuming import check_resumable
+from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.training.process import MODULES
 from grpo_core.training.progress import Bar, Follower
 
@@ -69,10 +72,13 @@ def train(
 
     Raises:
         ConfigError: the configuration is refused; nothing was started.
-        JournalError: the folder already holds a run, or is not ours.
+        SamplerError: its vLLM environment or server cannot be used; nothing was started.
+        JournalError: the folder already holds a run, or what the run needs does not fit on its disk.
+        FolderError: the folder is not ours.
         TrainingError: the training failed; the message is its cause.
     """
     resolved, origin = _configure(config, overrides)
+    require_sampler([resolved])
     with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress)
@@ -111,7 +117,8 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] =
 
     config = run_dir.read_config()
     with Bar(config.training, run_dir.path.name, shown=progress) as bar, held_run(run_dir, bar.say):
-        for note in (*notes, *(f"warning: {warning}" for warning in check_consistency(config))):
+        warnings = (*check_consistency(config), *slow_dtype_warnings(config))
+        for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)
         digest = _prepare(run_dir, bar)
         if evaluate:
@@ -127,7 +134,7 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] =
 
 
 def _prepare(run_dir: RunDir, bar: Bar) -> str:
-    """Freeze the prompts, find the model, load the rewards once; return the digest of the model's weights."""
+    """Freeze the prompts, find the model, load the rewards once, check the disk; return the digest of the model's weights."""
     from grpo_core.policy.loading import weights_digest
     from grpo_core.policy.sources.find import resolve_model
     from grpo_core.policy.sources.scratch import is_made
@@ -139,8 +146,11 @@ def _prepare(run_dir: RunDir, bar: Bar) -> str:
         bar.say(f"making the model {config.model.source}, once: about half a minute on one core")
     has_prompts = (run_dir.data / MANIFEST_FILE).exists()
     manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
-    digest = weights_digest(resolve_model(config.model.source, config.model.trust_remote_code))
+    folder = resolve_model(config.model.source, config.model.trust_remote_code)
+    digest = weights_digest(folder)
     note_inputs(run_dir, manifest.digest, digest, bar.say)
+    announce_disk(run_dir, folder, None, bar.say)
+    announce_memory(run_dir, folder, bar.say)
     return digest
 
 

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import origin_of
 from grpo_core.errors import JournalError
+from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
 from grpo_core.run.resuming import check_resumable, refuse_evaluation
@@ -17,7 +18,6 @@ from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
-from tasks.run.sampler import require_sampler
 
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""

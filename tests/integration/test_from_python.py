@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo_core import GrpoError, Run, RunConfig, resume_training, train
-from grpo_core.errors import ConfigError, JournalError, TrainingError
+from grpo_core.errors import ConfigError, JournalError, SamplerError, TrainingError
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 
@@ -65,6 +66,21 @@ def test_a_refused_configuration_leaves_no_folder() -> None:
     with pytest.raises(ConfigError, match=r"did you mean loss\.beta"):
         train("quickstart", overrides={"loss.bta": 1})
     assert not Path("runs").exists()
+
+
+def test_a_sampler_that_cannot_be_had_is_refused_and_leaves_no_folder(tiny_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(SamplerError, match=r"rollout\.vllm\.python"):
+        train(tiny_config({"rollout.engine": "vllm", "rollout.vllm.python": "/nowhere/python"}))
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_will_not_fit_on_the_disk_is_refused_before_its_training(
+    tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=1, f_blocks=10**6))
+    with pytest.raises(JournalError, match=r"disk: the run needs up to .* too little disk by"):
+        train(tiny_config(), run_dir="one", progress=False)
+    assert not Path("one/journal.jsonl").exists()
 
 
 def test_a_folder_with_a_run_is_refused(tiny_config: Callable[..., RunConfig]) -> None:
