@@ -44,7 +44,7 @@ def name_training(given: dict[str, Any]) -> str:
     """`β=0 G=8 sync=10 seed=0 quickstart`."""
     knobs = {name: given.get(name) for name in KNOBS}
     config = load_allowed(given["config"], merge_knobs(knobs, given.get("overrides", {})))
-    return config.tracking.run_name or run_name(config, origin_of(config, given["config"]))
+    return run_name(config, origin_of(config, given["config"]))
 
 
 @_from_parameters
@@ -52,8 +52,7 @@ def name_resumed_run(given: dict[str, Any]) -> str:
     """`β=0 G=8 sync=10 seed=0 quickstart, resumed`."""
     run_dir = RunDir(Path(given["run_dir"]))
     check_root(run_dir.path, "run_dir")  # nothing is read elsewhere, and so nothing of it is in the name
-    config = run_dir.read_config()
-    return f"{config.tracking.run_name or run_name(config, run_dir.read_origin())}, resumed"
+    return f"{run_name(run_dir.read_config(), run_dir.read_origin())}, resumed"
 
 
 @_from_parameters

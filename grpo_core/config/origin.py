@@ -63,11 +63,15 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
 
 
 def run_name(config: RunConfig, origin: Origin) -> str:
-    """Return what distinguishes runs, what was changed of the preset first: lists cut the end of a name.
+    """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by what distinguishes it.
+
+    What was changed of the preset comes first: lists cut the end of a name.
 
     >>> run_name(RunConfig(), Origin(preset="quickstart", changes={"training.seed": (0, 0), "training.steps": (5, 20)}))
     'seed=0 training.steps=20 β=0.04 G=8 sync=never quickstart'
     """
+    if config.tracking.run_name:
+        return config.tracking.run_name
     sync = config.reference.sync_steps or "never"
     knobs = {
         KNOBS["beta"]: f"β={config.loss.beta:g}",

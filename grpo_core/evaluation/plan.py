@@ -64,9 +64,8 @@ def find_subject(policy: str) -> Subject:
 def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
     """Return the policy in the folder `source`, made by a run."""
     config = run_dir.read_config()
-    name = config.tracking.run_name or run_name(config, run_dir.read_origin())
     return Subject(
-        name=f"{name}, step {step}",
+        name=f"{run_name(config, run_dir.read_origin())}, step {step}",
         source=str(source),
         step=step,
         config=config,

@@ -21,6 +21,7 @@ VARIABLES = (
 )
 """Environment variables that choose kernels, devices or the order of sums."""
 CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
 TILE_LEAF = 0x1D
 """CPUID leaf that describes the tiles of AMX."""
 
@@ -33,6 +34,17 @@ def core_count() -> int:
 def processor() -> str:
     """Return the name of the CPU."""
     return _cpu_facts(CPUINFO).get("model name") or platform.processor()
+
+
+def available_memory(meminfo: Path = MEMINFO) -> int | None:
+    """Return how many bytes of memory a new process can have without swapping; None where that is not known.
+
+    Args:
+        meminfo: what Linux knows of the memory.
+    """
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else int(found[1]) * 1024  # the file counts in KiB
 
 
 def kernel_variables() -> dict[str, str]:

@@ -75,6 +75,8 @@ class Alert:
     step: int
     value: float
     text: str
+    reported: bool = False
+    """Whether an earlier session has reported it."""
 
     @property
     def stops(self) -> bool:

@@ -12,7 +12,7 @@ from grpo_core.run.folder import RunDir
 
 @contextlib.contextmanager
 def begun_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
-    """Yield the folder of a run that starts, marked as ours and held.
+    """Yield the folder of a run that starts, marked as ours and held, without what a start that came to nothing has left.
 
     Args:
         run_path: the folder; None = a new one, which is removed again where the start fails.
@@ -28,6 +28,7 @@ def begun_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
     run_dir = RunDir(run_path or make_folder(name))
     try:
         with starting(run_dir, kind):
+            run_dir.forget_start(run_dir.original, run_dir.source)  # of a reproduction or evaluation that never began, too
             yield run_dir
     except BaseException:
         if run_path is None:

@@ -64,7 +64,7 @@ class Run:
     @cached_property
     def name(self) -> str:
         """What the run is called in MLflow and Prefect."""
-        return self.config.tracking.run_name or run_name(self.config, self.dir.read_origin())
+        return run_name(self.config, self.dir.read_origin())
 
     @property
     def last_step(self) -> int:

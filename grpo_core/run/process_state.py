@@ -1,5 +1,6 @@
 """The state file of a process of a run: its process id and, at the end, its exit code. Whoever watches it reads them here."""
 
+import contextlib
 import json
 import os
 import signal
@@ -78,7 +79,8 @@ def end_process(state_file: Path, patience: float = STOP_SECONDS) -> None:
         state = read_process_state(state_file)
         if state.has_ended or state.pid is None:
             return
-        os.kill(state.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(state.pid, number)
         deadline = time.monotonic() + patience
         while not process_has_ended(state_file) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

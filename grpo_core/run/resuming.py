@@ -2,13 +2,40 @@
 
 from pathlib import Path
 
-from grpo_core.errors import GrpoError
+from grpo_core.config.repeatability import repeatability
+from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.plain_text import shell_word
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.process_state import process_runs
+from grpo_core.run.summary import run_state
+
+
+def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
+    """Return what a person should know before a run is resumed: notes on its journal, and how far it repeats.
+
+    Raises:
+        JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
+        ConfigError: config.json was edited since the run began.
+    """
+    refuse_evaluation(run_dir)
+    config, journal = run_dir.read_config(), check_run(run_dir)
+    engine, has_begun = config.training.engine, run_dir.checkpoints.exists()
+    if engine != "native" and has_begun and run_state(journal.history, run_dir)[0] != "finished":
+        raise JournalError(f"run dir {run_dir.path}: training.engine {engine} cannot resume from a checkpoint; start a new run")
+    return (*journal.notes, f"the resumed run repeats what it has done {repeatability(config).what}")
+
+
+def refuse_evaluation(run_dir: RunDir) -> None:
+    """Refuse to resume what only evaluates.
+
+    Raises:
+        JournalError: the folder holds an evaluation.
+    """
+    if _is_evaluation(run_dir):
+        raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
 
 
 def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Checked | None = None) -> str | None:

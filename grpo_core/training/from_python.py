@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +25,20 @@ from grpo_core.config import (
 )
 from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
 from grpo_core.data.prepare import prepare
-from grpo_core.evaluation.plan import is_evaluated
+from grpo_core.errors import GrpoError
+from grpo_core.evaluation.once import MODULE, evaluate_if_needed
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
+from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.begin import begun_run
 from grpo_core.run.child import finish_child, run_watched
-from grpo_core.run.flow_folder import holding
 from grpo_core.run.folder import RunDir
+from grpo_core.run.held import held_run
 from grpo_core.run.inputs import note_inputs
+from grpo_core.run.resuming import check_resumable
+from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.training.process import MODULES
-from grpo_core.training.progress import Bar, follow
+from grpo_core.training.progress import Bar, Follower
 
 if TYPE_CHECKING:
     import subprocess
@@ -68,10 +72,13 @@ def train(
 
     Raises:
         ConfigError: the configuration is refused; nothing was started.
-        JournalError: the folder already holds a run, or is not ours.
+        SamplerError: its vLLM environment or server cannot be used; nothing was started.
+        JournalError: the folder already holds a run, or what the run needs does not fit on its disk.
+        FolderError: the folder is not ours.
         TrainingError: the training failed; the message is its cause.
     """
     resolved, origin = _configure(config, overrides)
+    require_sampler([resolved])
     with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress)
@@ -86,15 +93,13 @@ def resume_training(run_dir: Path | str, *, evaluate: bool = True, progress: boo
         progress: whether a progress bar is shown.
 
     Raises:
-        JournalError: the folder holds no run, or one whose journal is damaged.
+        JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
+        FolderError: the folder is not ours, or another process works on the run.
         TrainingError: the training failed; the message is its cause.
     """
-    from grpo_core.run.integrity import check_run
-
     folder = RunDir(Path(run_dir))
     folder.read_config()
-    check_run(folder)
-    return _run(folder, evaluate, progress)
+    return _run(folder, evaluate, progress, notes=check_resumable(folder))
 
 
 def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:
@@ -106,31 +111,30 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
     return resolved, origin_of(resolved, str(config))
 
 
-def _run(run_dir: RunDir, evaluate: bool, progress: bool) -> "Run":
+def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] = ()) -> "Run":
     """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
     from grpo_core.run.opened import Run
 
     config = run_dir.read_config()
-    with holding(run_dir), Bar(config.training, run_dir.path.name, shown=progress) as bar:
-        for warning in check_consistency(config):
-            bar.say(f"warning: {warning}")
-        for leftover in (run_dir.stop_file, run_dir.process_file):
-            leftover.unlink(missing_ok=True)
-        model, digest = _prepare(run_dir, bar)
+    with Bar(config.training, run_dir.path.name, shown=progress) as bar, held_run(run_dir, bar.say):
+        warnings = (*check_consistency(config), *slow_dtype_warnings(config))
+        for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
+            bar.say(note)
+        digest = _prepare(run_dir, bar)
         if evaluate:
-            _evaluate(run_dir, "base", bar, evaluation_identity(run_dir, model, digest, HELD_OUT, 0))
+            _evaluate(run_dir, "base", digest, bar)
         if Run(run_dir.path).state != "finished":
             _train(run_dir, bar)
         if evaluate:
-            _evaluate(run_dir, "final", bar)
+            _evaluate(run_dir, "final", digest, bar)
         run = Run(run_dir.path)
         if run.state == "stopped":
             bar.say(f"stopped early: {run.reason}; resume_training({str(run_dir.path)!r}) continues the run")
         return run
 
 
-def _prepare(run_dir: RunDir, bar: Bar) -> tuple[Path, str]:
-    """Freeze the prompts, find the model, load the rewards once; return the model's folder and the digest of its weights."""
+def _prepare(run_dir: RunDir, bar: Bar) -> str:
+    """Freeze the prompts, find the model, load the rewards once, check the disk; return the digest of the model's weights."""
     from grpo_core.policy.loading import weights_digest
     from grpo_core.policy.sources.find import resolve_model
     from grpo_core.policy.sources.scratch import is_made
@@ -145,43 +149,39 @@ def _prepare(run_dir: RunDir, bar: Bar) -> tuple[Path, str]:
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     digest = weights_digest(folder)
     note_inputs(run_dir, manifest.digest, digest, bar.say)
-    return folder, digest
+    announce_disk(run_dir, folder, None, bar.say)
+    announce_memory(run_dir, folder, bar.say)
+    return digest
 
 
-def _evaluate(run_dir: RunDir, policy: str, bar: Bar, identity: str | None = None) -> None:
-    """Evaluate a policy on the held-out prompts; what an earlier run has evaluated just like that is used again."""
-    if read_manifest(run_dir.data).num_eval == 0 or is_evaluated(run_dir, policy, 0):
-        return
-    bar.stage(f"evaluating {policy}")
-    with evaluated_once(identity, _pause, bar.say) if identity is not None else contextlib.nullcontext():
-        if identity is not None and use_kept(run_dir, policy, identity):
-            return
-        arguments = [str(run_dir.path), "--policy", policy, "--set", HELD_OUT, "--step", "0"]
-        python = run_dir.read_config().training.python
-        log_file = run_dir.log_file(f"evaluate-{policy}")
-        with _told_how_to_resume(run_dir, bar):
-            run_watched(
-                "grpo_core.evaluation",
-                arguments,
-                log_file,
-                look=_pause,
-                stop=finish_child,
-                report=bar.say,
-                python=python,
-                import_from=sys.path[:1],
-            )
-        if identity is not None:
-            keep_evaluation(run_dir, policy, identity)
+def _evaluate(run_dir: RunDir, policy: str, digest: str, bar: Bar) -> None:
+    def evaluate(arguments: Sequence[str], log_file: Path) -> None:
+        bar.stage(f"evaluating {policy}")
+        run_watched(
+            MODULE,
+            arguments,
+            log_file,
+            look=_pause,
+            stop=finish_child,
+            report=bar.say,
+            python=run_dir.read_config().training.python,
+            import_from=sys.path[:1],
+        )
+
+    with _told_how_to_resume(run_dir, bar):
+        evaluate_if_needed(
+            run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=lambda _: digest, wait=_pause, report=bar.say
+        )
 
 
 def _train(run_dir: RunDir, bar: Bar) -> None:
     config = run_dir.read_config()
     bar.stage("training")
-    look = follow(run_dir, bar)
+    follower = Follower(run_dir, bar)
 
     def pause_and_look() -> None:
         _pause()
-        look()
+        follower.look()
 
     def stop(child: "subprocess.Popen[bytes]") -> None:
         text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
@@ -200,8 +200,11 @@ def _train(run_dir: RunDir, bar: Bar) -> None:
                 state_file=run_dir.process_file,
                 import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
             )
-        finally:
-            look()  # what the process wrote before it ended
+        except BaseException:
+            with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
+                follower.read()
+            raise
+        follower.read()  # what the process wrote before it ended
 
 
 @contextlib.contextmanager

@@ -1,16 +1,21 @@
 """A training that is followed from Python: a progress bar with reward and KL, and the rules of the configuration."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any
 
 from grpo_core.config import TrainingConfig
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
-from grpo_core.run.alerts import Alert, RuleBook, add_alert, is_alert, monitor_alerts
+from grpo_core.run.alerts import Alert, is_alert
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import JournalTail, Record
+from grpo_core.run.journal import JournalTail, Record, supersede
+from grpo_core.run.judge import Judge
+from grpo_core.run.process_state import end_process, process_has_started
 
 SHOWN = {"reward": "reward/mean", "KL": "kl/ref/k3", "KL_init": "kl/init/k3"}
 """Label -> metric of a step, beside the bar."""
@@ -62,31 +67,53 @@ class Bar(AbstractContextManager["Bar"]):
             self.say(f"alert: {record.data.get('text')}")
 
 
-def follow(run_dir: RunDir, bar: Bar) -> Callable[[], None]:
-    """Return a function that shows what the journal has got since its last call, and applies the rules to it.
+class Follower:
+    """Shows what the journal of a training gets, and applies the rules to it."""
 
-    Rules about silence (`stalled`) need a monitor beside the training and are not applied here.
-    """
-    rules = RuleBook([rule for rule in run_dir.read_config().monitor.rules if rule.kind != "stalled"])
-    tail = JournalTail(run_dir.journal_file)
-    known = {alert.text for alert in monitor_alerts(run_dir)}
-    for record in tail.read():  # of an earlier session: shown and judged then
-        bar.show(record)
-        rules.check(record)
+    def __init__(self, run_dir: RunDir, bar: Bar) -> None:
+        """Take what earlier sessions have journalled; what of it nobody has judged yet is judged now.
 
-    def look() -> None:
-        for record in tail.read():
-            bar.show(record)
-            for alert in rules.check(record):
-                if alert.text not in known:
-                    known.add(alert.text)
-                    _raise(alert, run_dir, bar)
+        Raises:
+            OSError: the training cannot be asked to stop.
+        """
+        self._process_file = run_dir.process_file
+        self._bar = bar
+        self._judge = Judge(run_dir, end=_end_beside)
+        self._tail = JournalTail(run_dir.journal_file)
+        records = list(self._tail.read())
+        for step in [record for record in supersede(records) if record.kind == "step"][-1:]:
+            bar.show(step)
+        self._show(self._judge.catch_up(records))
+        self._last_record = time.monotonic()
 
-    return look
+    def read(self) -> None:
+        """Show and judge what the journal has got since the last call.
+
+        Raises:
+            OSError: the training cannot be asked to stop.
+        """
+        for record in self._tail.read():
+            self._last_record = time.monotonic()
+            self._bar.show(record)
+            self._show(self._judge.check(record))
+
+    def look(self) -> None:
+        """Read, and judge how long the training has been silent.
+
+        Raises:
+            OSError: the training cannot be asked to stop.
+        """
+        self.read()
+        if not process_has_started(self._process_file):
+            self._last_record = time.monotonic()  # it waits for a slot
+        self._show(self._judge.check_silence(time.monotonic() - self._last_record))
+
+    def _show(self, alerts: Iterable[Alert]) -> None:
+        for alert in alerts:
+            if not alert.reported:
+                self._bar.say(f"alert: {alert.text}")
 
 
-def _raise(alert: Alert, run_dir: RunDir, bar: Bar) -> None:
-    if alert.stops:
-        run_dir.request_stop(alert.text)
-    add_alert(run_dir, alert.step, alert.text)
-    bar.say(f"alert: {alert.text}")
+def _end_beside(process_file: Path) -> None:
+    """End a process from another thread: this one notes its end, for which `end_process` waits."""
+    Thread(target=end_process, args=(process_file,), daemon=True).start()

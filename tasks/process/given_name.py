@@ -12,6 +12,7 @@ from typing import Any
 import coolname.data
 from prefect.runtime import flow_run
 
+from grpo_core.redaction import redact_uri
 from tasks.process.context import deployed_flow_run
 
 REFUSED = "refused: "
@@ -33,6 +34,12 @@ def given_name() -> str:
         name = str(flow_run.name or "")
         _given[run_id] = "" if is_invented(name) or name.startswith(REFUSED) else name
     return _given[run_id]
+
+
+def given_override() -> dict[str, str]:
+    """Return the override that keeps a given name in its run's configuration, where every reader of the run finds it."""
+    name = redact_uri(given_name())
+    return {"tracking.run_name": name} if name else {}
 
 
 def is_invented(name: str) -> bool:

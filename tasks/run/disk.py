@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.machine.disk import folder_bytes
+from grpo_core.run.announce import announce_disk
 from grpo_core.run.disk_need import (
     count_parameters,
     describe_need,
@@ -32,25 +32,7 @@ def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:
     Raises:
         JournalError: it will not fit; the message names what needs less.
     """
-    from grpo_core.policy.saved import list_checkpoints, step_of
-
-    run_dir = RunDir(run_path)
-    config, num_parameters = run_dir.read_config(), count_parameters(model)
-    if num_parameters is None:
-        say(f"disk: how much the run needs is not known (no safetensors weights in {model})")
-        return
-    checkpoints = list_checkpoints(run_dir.checkpoints)
-    need = disk_need(
-        config,
-        num_parameters,
-        from_step=step_of(checkpoints[-1]) if checkpoints else 0,
-        present=[folder_bytes(path) for path in checkpoints],
-    )
-    artifacts = artifact_folder(tracked)
-    what, disks = describe_need(need, run_path, artifacts)
-    remedies = savings(config, num_parameters, tracked_here=artifacts is not None) if not checkpoints else []
-    refuse_too_little(f"disk: the run {what}", disks, [*remedies, *elsewhere(run_path, "--run-dir", bool(checkpoints))])
-    say(f"disk: {what}")
+    announce_disk(RunDir(run_path), model, artifact_folder(tracked), say)
 
 
 def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:

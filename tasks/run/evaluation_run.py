@@ -19,10 +19,14 @@ from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_
 from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.run.folder import RunDir
 from tasks.folders import check_root, new_run
+from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.inputs import prompts_of
-from tasks.run.setup import EVALUATION, NOT_OF_A_SWEEP
+from tasks.run.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import fetch_policy, is_mlflow_run
+
+EVALUATION = "evaluation"
+"""The preset of run dirs that only evaluate."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -37,7 +41,6 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
     """
     check_root(run_path, "run_dir")
     with new_run(run_path, EVALUATION, "evaluation") as run_dir:
-        run_dir.forget_start(run_dir.source)  # of an attempt that came to nothing
         is_tracked = is_mlflow_run(policy)
         subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
         with unquoted(config or ""):
@@ -45,7 +48,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         refuse_code([resolved])
         prompts = choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides}
+        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides, **given_override()}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
     return EvaluationPlan(

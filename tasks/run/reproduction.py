@@ -21,6 +21,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
 from tasks.run.setup import NOT_OF_A_SWEEP
@@ -56,7 +57,6 @@ def open_reproduction(run: str, overrides: Mapping[str, Any], run_path: Path | N
 
 def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
-    repeated.forget_start(repeated.original)  # of an attempt that came to nothing
     original = RunDir(repeated.original)
     _gather(run, original.path)
     original.close_private_files()
@@ -64,10 +64,10 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     base, origin = original.read_config(), original.read_origin()
     named = {
         "tracking.experiment": f"{base.tracking.experiment}-reproduce",
-        "tracking.run_name": f"again: {base.tracking.run_name or run_name(base, origin)}",
+        "tracking.run_name": f"again: {run_name(base, origin)}",
         **NOT_OF_A_SWEEP,
     }
-    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
+    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides, **given_override()}))
     refuse_code([config])
     repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)), "reproduction")
     if not any(key.startswith(FROZEN_BY) for key in overrides):

@@ -1,7 +1,6 @@
 """Tasks: make the folder of a new run, or find that of a run that is resumed; and the lock that keeps others out of it."""
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,22 +9,18 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config import origin_of
-from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import JournalError
-from grpo_core.machine.locks import lock_holder
-from grpo_core.run.flow_folder import holding
+from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.folder import RunDir
-from grpo_core.run.process_state import is_process_of
+from grpo_core.run.held import held_run
+from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
-from tasks.run.sampler import require_sampler
 
-EVALUATION = "evaluation"
-"""The preset of run dirs that only evaluate."""
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
-POLL_SECONDS = 0.5
 Repair = Literal["mlflow", "cut"]
 """What takes the place of the damaged part of a journal: what MLflow holds of it, or nothing."""
 
@@ -43,11 +38,10 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     check_root(run_path, "run_dir")
     if (earlier := folder_of_this_flow_run(run_path)) is not None:
         return earlier
-    resolved = load_allowed(config, overrides)
+    resolved = load_allowed(config, {**overrides, **given_override()})
     require_sampler([resolved])
     origin = origin_of(resolved, config)
     with new_run(run_path, origin.preset, "run") as run_dir:
-        run_dir.forget_start(run_dir.original, run_dir.source)  # of a reproduction or evaluation that never began
         run_dir.create(resolved, origin)
     return run_dir.path
 
@@ -66,24 +60,14 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
         TrackingError: the journal is to be repaired from MLflow, which cannot be read.
         FolderError: a deployed flow may not write there.
     """
-    from grpo_core.run.integrity import check_run
-    from grpo_core.run.summary import run_status
-
     check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)
-    training = run_dir.read_config().training
-    if run_dir.read_origin().preset == EVALUATION:
-        raise JournalError(f"run dir {run_path}: holds an evaluation, which cannot be resumed; start it again")
+    run_dir.read_config()
+    refuse_evaluation(run_dir)
     if repair is not None:
         repair_run(run_path, repair)
-    for note in check_run(run_dir).notes:
+    for note in check_resumable(run_dir):
         say(note)
-    say(f"the resumed run repeats what it has done {repeatability(run_dir.read_config()).what}")
-    begun = run_dir.checkpoints.exists() and run_status(run_dir).state != "finished"
-    if training.engine != "native" and begun:
-        raise JournalError(
-            f"run dir {run_path}: training.engine {training.engine} cannot resume from a checkpoint; start a new run"
-        )
     return run_path
 
 
@@ -118,10 +102,10 @@ def repair_run(run_path: Path, repair: Repair) -> None:
 
 @contextlib.contextmanager
 def hold_run(run_path: Path) -> Iterator[None]:
-    """Keep every other flow out of a run while inside, and begin without what an earlier one has left.
+    """Hold a run as `held_run` does.
 
-    A training whose flow was killed is still finishing its step: it is waited for. Here every run passes, also one that is
-    resumed, retried or from MLflow, so the code that its configuration names is refused here once more.
+    Here every run passes, also one that is resumed, retried or from MLflow, so the code that its configuration names is refused
+    here once more.
 
     Raises:
         ConfigError: the configuration runs code that a deployment may not run.
@@ -130,20 +114,5 @@ def hold_run(run_path: Path) -> Iterator[None]:
     """
     run_dir = RunDir(run_path)
     refuse_code([run_dir.read_config()])
-    with holding(run_dir):
-        _await_orphan(run_dir)
-        run_dir.close_private_files()  # of an older version
-        for leftover in (run_dir.stop_file, run_dir.process_file):
-            leftover.unlink(missing_ok=True)
+    with held_run(run_dir, say):
         yield
-
-
-def _await_orphan(run_dir: RunDir) -> None:
-    has_reported = False
-    while (writer := lock_holder(run_dir.journal_file)) is not None:
-        if not is_process_of(run_dir.process_file, writer) or not Path("/proc", writer.removeprefix("process ")).exists():
-            raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
-        if not has_reported:
-            say(f"{writer}, the training whose flow has died, is finishing its step; waiting for it")
-            has_reported = True
-        time.sleep(POLL_SECONDS)

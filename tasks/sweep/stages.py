@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config.derived import starts_server
 from grpo_core.errors import SweepError, cause
 from grpo_core.generation.vllm.records import keeping_servers
+from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.flow_folder import holding, make_folder, starting
 from grpo_core.run.resuming import path_argument
@@ -31,7 +32,6 @@ from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES, markdown_report, whereabouts
-from tasks.run.sampler import require_sampler
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun

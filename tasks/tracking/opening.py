@@ -14,7 +14,6 @@ from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from tasks.links import prefect_run_page
-from tasks.process.given_name import given_name
 from tasks.tracking.store import TrackedRun, make_client
 from tasks.tracking.view import SavedView, ensure_view, view_of
 
@@ -29,9 +28,8 @@ STOP_TAG = "grpo.stop"
 def open_new(run_dir: RunDir, uri: str) -> TrackedRun:
     """Return a new MLflow run that holds the configuration."""
     config, origin = run_dir.read_config(), run_dir.read_origin()
-    name = config.tracking.run_name or given_name() or run_name(config, origin)
     tags = _start_tags(config, origin, run_dir.path)
-    return create_run(run_dir, config, uri, name, tags=tags, params=_params(config), view=view_of(config))
+    return create_run(run_dir, config, uri, run_name(config, origin), tags=tags, params=_params(config), view=view_of(config))
 
 
 def create_run(

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pandas
 import pytest
 
 from grpo_core.evaluation.__main__ import main
+from grpo_core.evaluation.once import evaluate_if_needed
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.policy.loading import weights_digest
@@ -134,3 +135,44 @@ def test_a_cache_that_cannot_be_written_is_said_and_hurts_nobody(
         keep_evaluation(made, "base", "abc")
     assert "is not kept for other runs" in caplog.text
     assert json.loads((made.eval / "base.json").read_text())["policy"] == "base"
+
+
+def evaluate(run_dir: Any, policy: str = "base") -> tuple[list[str], list[str]]:
+    """Evaluate a run as both callers do; return the policies for which a process ran, and the lines that were reported."""
+    evaluated, lines = [], []
+
+    def process(arguments: Sequence[str], log_file: Path) -> None:
+        assert main(list(arguments)) == 0
+        evaluated.append(log_file.stem)
+
+    evaluate_if_needed(
+        run_dir,
+        policy,
+        "heldout",
+        0,
+        evaluate=process,
+        digest=weights_digest,
+        wait=lambda: pytest.fail("nobody else evaluates"),
+        report=lines.append,
+    )
+    return evaluated, lines
+
+
+def test_an_evaluation_is_made_by_the_first_run_and_used_by_the_second(tiny_run: Any) -> None:
+    first, second = tiny_run(name="first"), tiny_run({"loss.beta": 0.5}, name="second")
+    assert evaluate(first) == (["evaluate-base"], [])
+    evaluated, (line,) = evaluate(second)
+    assert evaluated == []
+    assert "an earlier run has made the same one" in line
+    assert evaluate(second) == ([], [])  # it has it
+
+
+def test_a_reproduction_evaluates_by_itself(tiny_run: Any) -> None:
+    evaluate(tiny_run(name="first"))
+    repeated = tiny_run(name="repeated")
+    repeated.original.mkdir()
+    assert evaluate(repeated) == (["evaluate-base"], [])
+
+
+def test_nothing_is_evaluated_where_nothing_is_held_out(tiny_run: Any) -> None:
+    assert evaluate(tiny_run({"data.eval_fraction": 0.0})) == ([], [])

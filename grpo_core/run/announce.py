@@ -1,0 +1,70 @@
+"""What a run asks of this machine: printed before anything costly, and refused where it will not fit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_core.generation.vllm.memory import server_bytes
+from grpo_core.machine.disk import folder_bytes
+from grpo_core.machine.hardware import available_memory
+from grpo_core.policy.saved import list_checkpoints, step_of
+from grpo_core.run.disk_need import (
+    count_parameters,
+    describe_need,
+    disk_need,
+    elsewhere,
+    refuse_too_little,
+    savings,
+    shown_bytes,
+)
+from grpo_core.run.folder import RunDir
+
+
+def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: Callable[[str], None]) -> None:
+    """Report the disk that a run needs and has, and refuse a run that will not fit.
+
+    Args:
+        run_dir: its folder; what an earlier session wrote there counts.
+        model: folder of its initial policy.
+        artifacts: of MLflow, where they are on a disk of this machine; None = elsewhere, or none are kept.
+        report: takes the line.
+
+    Raises:
+        JournalError: it will not fit; the message names what needs less.
+    """
+    config, num_parameters = run_dir.read_config(), count_parameters(model)
+    if num_parameters is None:
+        report(f"disk: how much the run needs is not known (no safetensors weights in {model})")
+        return
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    need = disk_need(
+        config,
+        num_parameters,
+        from_step=step_of(checkpoints[-1]) if checkpoints else 0,
+        present=[folder_bytes(path) for path in checkpoints],
+    )
+    what, disks = describe_need(need, run_dir.path, artifacts)
+    remedies = savings(config, num_parameters, tracked_here=artifacts is not None) if not checkpoints else []
+    refuse_too_little(f"disk: the run {what}", disks, [*remedies, *elsewhere(run_dir.path, "--run-dir", bool(checkpoints))])
+    report(f"disk: {what}")
+
+
+def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None]) -> None:
+    """Report what a vLLM that the run starts will take, and whether that is there; nothing for other runs.
+
+    Args:
+        run_dir: its folder.
+        model: folder of its initial policy.
+        report: takes the line.
+    """
+    config = run_dir.read_config()
+    if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
+        return
+    num_parameters = count_parameters(model)
+    if num_parameters is None:
+        report(f"memory: what vLLM takes is not known (no safetensors weights in {model})")
+        return
+    need, free = server_bytes(num_parameters, config.model.dtype, config.rollout.vllm.kv_cache_gib), available_memory()
+    there = "how much is available is not known" if free is None else f"{shown_bytes(free)} are available"
+    is_enough = free is None or need < free
+    doubt = "" if is_enough else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"
+    report(f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {there}{doubt}")

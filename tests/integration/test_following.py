@@ -1,0 +1,59 @@
+"""A training that is followed from Python: rules about what it wrote while nobody looked, and about its silence."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import TrainingError
+from grpo_core.run.alerts import monitor_alerts
+from grpo_core.run.child import finish_child, run_watched
+from grpo_core.run.journal import Journal
+from grpo_core.training.progress import Bar, Follower
+
+BUDGET = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "action": "stop"}
+STALLED = {"kind": "stalled", "bound": 0.2, "action": "stop"}
+
+
+def test_what_was_written_while_nobody_followed_is_shown_and_obeyed(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tiny_run({"monitor.rules": [BUDGET]})
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    journal.append("step", 2, {"metrics": {"kl/ref/k3": 0.75}})
+    journal.close()
+    with Bar(run_dir.read_config().training, "run") as bar:
+        Follower(run_dir, bar)
+    text = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+    assert run_dir.stop_file.read_text() == f"{text}\n"
+    shown = capsys.readouterr()
+    assert shown.out == f"alert: {text}\n"
+    assert "2/4" in shown.err
+
+
+def test_a_silent_training_is_ended_by_its_rule(tiny_run: Any, tmp_path: Path) -> None:
+    run_dir = tiny_run({"monitor.rules": [STALLED]})
+    (tmp_path / "silent.py").write_text("import time\ntime.sleep(60)\n")
+    began = time.monotonic()
+    with Bar(run_dir.read_config().training, "run", shown=False) as bar:
+        follower = Follower(run_dir, bar)
+
+        def look() -> None:
+            time.sleep(0.05)
+            follower.look()
+
+        with pytest.raises(TrainingError, match="silent was killed by SIGTERM"):
+            run_watched(
+                "silent",
+                [],
+                run_dir.log_file("train"),
+                look=look,
+                stop=finish_child,
+                report=bar.say,
+                state_file=run_dir.process_file,
+                import_from=[str(tmp_path)],
+            )
+    assert time.monotonic() - began < 15
+    (alert,) = monitor_alerts(run_dir)
+    assert alert.text.endswith("longer than 0.2 s")
+    assert run_dir.stop_file.exists()

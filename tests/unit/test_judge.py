@@ -1,0 +1,73 @@
+"""Rules that are applied by whoever follows a run: what nobody has judged yet is judged, what was reported is not repeated."""
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.run import judge as judging
+from grpo_core.run.alerts import add_alert, monitor_alerts
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal, Record, read_records
+from grpo_core.run.judge import Judge
+
+RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "action": "stop"}
+TEXT = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+
+
+@pytest.fixture
+def breached(tmp_path: Path, tiny_config: Any) -> RunDir:
+    """A run whose second step is above its budget, of which nobody has taken note."""
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(tiny_config({"monitor.rules": [RULE]}))
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    for step, value in ((1, 0.25), (2, 0.75)):
+        journal.append("step", step, {"metrics": {"kl/ref/k3": value}})
+    journal.close()
+    return run_dir
+
+
+def records(run_dir: RunDir) -> list[Record]:
+    return read_records(run_dir.journal_file)
+
+
+def test_a_breach_that_nobody_has_judged_is_written_down_and_its_stop_asked_for(breached: RunDir) -> None:
+    (alert,) = Judge(breached).catch_up(records(breached))
+    assert (alert.text, alert.reported) == (TEXT, False)
+    assert [found.text for found in monitor_alerts(breached)] == [TEXT]
+    assert breached.stop_file.read_text() == f"{TEXT}\n"
+
+
+def test_a_stop_that_was_reported_and_not_obeyed_is_asked_for_again(breached: RunDir) -> None:
+    add_alert(breached, 2, TEXT)
+    (alert,) = Judge(breached).catch_up(records(breached))
+    assert alert.reported
+    assert len(monitor_alerts(breached)) == 1
+    assert breached.stop_file.exists()
+
+
+def test_a_stop_that_was_obeyed_is_over(breached: RunDir) -> None:
+    add_alert(breached, 2, TEXT)
+    journal = Journal(breached.journal_file)
+    journal.append("end", 2, {"status": "stopped", "reason": f"STOP: {TEXT}"})
+    journal.close()
+    Judge(breached).catch_up(records(breached))
+    assert not breached.stop_file.exists()
+
+
+def test_an_alert_that_cannot_be_written_is_logged_and_still_stops_the_run(
+    breached: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(judging, "add_alert", full)
+    judge = Judge(breached)
+    with caplog.at_level(logging.WARNING):
+        judge.catch_up(records(breached))
+    assert judge.alerts == [TEXT]
+    assert breached.stop_file.exists()
+    assert f"alert not written to {breached.alerts_file}: {TEXT}" in caplog.text
