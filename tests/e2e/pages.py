@@ -98,3 +98,8 @@ def as_run(command: str, rule: Rule) -> str:
     for text, other in rule.instead.items():
         command = command.replace(text, other)
     return command
+
+
+COMMANDS = all_commands()
+RUN = [command for command in COMMANDS if (rule := rule_of(command)) is not None and not rule.not_run]
+LOOKED_UP = [command for command in COMMANDS if (rule := rule_of(command)) is not None and rule.not_run]

@@ -21,29 +21,14 @@ import yaml
 
 from grpo_core.config import apply_overrides
 from tests.e2e.conftest import Finished
-from tests.e2e.pages import ELSEWHERE, PAGES, ROOT, all_commands, as_run, commands_of, rule_of
+from tests.e2e.pages import LOOKED_UP, ROOT, RUN, as_run, rule_of
 
-pytestmark = pytest.mark.timeout(600)
-COMMANDS = all_commands()
-RUN = [command for command in COMMANDS if (rule := rule_of(command)) is not None and not rule.not_run]
-LOOKED_UP = [command for command in COMMANDS if (rule := rule_of(command)) is not None and rule.not_run]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
 STOPS = {
     "monitor.rules": [{"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-9, "action": "stop"}],
     "training.steps": 200,  # not over before the rule is applied
 }
-
-
-def test_every_command_has_a_rule() -> None:
-    assert [command for command in COMMANDS if rule_of(command) is None] == []
-    assert len(RUN) > 20
-
-
-def test_the_pages_are_read() -> None:
-    assert "make train" in commands_of(PAGES[0])
-    assert 'make train ARGS="loss.beta=0 training.seed=1"' in COMMANDS
-    assert COMMANDS["grpo train --resume runs/<run>"] == ["README.md", "commands.md", "interruptions.md"]
-    assert {page.name for page in PAGES} >= ELSEWHERE.keys()
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +93,6 @@ def copied(project: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(project, tmp_path / "project"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_of_the_documentation_runs(command: str, copied: Path, shell: Callable[..., Finished]) -> None:
     rule = rule_of(command)
@@ -132,7 +116,6 @@ def under_make(command: str) -> str:
     return lines[-1].removeprefix(".venv/bin/")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", LOOKED_UP)
 def test_what_a_command_names_exists(command: str, copied: Path, shell: Callable[..., Finished]) -> None:
     words = [word for word in shlex.split(command) if word != "--watch"]
