@@ -25,6 +25,15 @@ def ui_address(uri: str) -> str | None:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 
+def mlflow_home_page(base: str) -> str:
+    """Return the address of the list of experiments.
+
+    >>> mlflow_home_page("http://host")
+    'http://host/#/experiments?workflowType=machine_learning'
+    """
+    return f"{base}/#/experiments?{urlencode(_KIND)}"
+
+
 def mlflow_run_page(base: str, experiment_id: str, run_id: str) -> str:
     """Return the address of one run's page.
 

@@ -70,6 +70,7 @@ def _show_stack(folder: Path, as_json: bool) -> None:
     from flows.stack.prefect_api import count_flow_runs
     from grpo_core.generation.vllm.load import describe_kept_server
     from grpo_core.generation.vllm.records import record_files
+    from tasks.links import mlflow_home_page
 
     with messages_to_stderr(as_json):
         stack, conditions = stack_status(folder)
@@ -91,8 +92,9 @@ def _show_stack(folder: Path, as_json: bool) -> None:
         ]
         echo_json({"folder": str(folder), "services": services, "vllm_servers": servers, "runs": counts})
     else:
+        pages = {**addresses, "mlflow": mlflow_home_page(stack.mlflow_address)}
         for name, condition in conditions.items():
-            echo(f"{name:8} {condition:10} process {pids.get(name, '-'):<8} {addresses.get(name, '')}")
+            echo(f"{name:8} {condition:10} process {pids.get(name, '-'):<8} {pages.get(name, '')}")
         for name, condition in servers.items():
             echo(f"{name:8} {condition}")
         known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"

@@ -23,6 +23,7 @@ from flows.stack.state import Stack, claim_folder, ensure_secret, read_secret, r
 from grpo_core.errors import StackError
 from grpo_core.generation.vllm.records import end_servers
 from grpo_core.machine.locks import open_lock, try_lock
+from tasks.links import mlflow_home_page
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_SECONDS = 120.0
@@ -196,7 +197,7 @@ def _start(stack: Stack, report: Report) -> Stack:
     set_up_prefect(stack)
     report("         work pool and deployments are registered")
     _await_ready(stack, MLFLOW)
-    report(f"MLflow   {stack.mlflow_address}")
+    report(f"MLflow   {mlflow_home_page(stack.mlflow_address)}")
     if stack.vllm:
         report(f"vllm     servers of {stack.vllm} stay from run to run, at most one a slot")
     stack = _start_workers(stack, report)

@@ -24,6 +24,7 @@ from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.folder import RunDir
+from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
 from grpo_core.sweep.plan import Plan, make_plan
 
@@ -124,7 +125,9 @@ class SweepDir(FlowDir):
             SweepError: the folder already holds a sweep.
         """
         if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
-            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {self.path}` resumes it")
+            raise SweepError(
+                f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {path_argument(self.path)}` resumes it"
+            )
 
     def why_not_older(self) -> str | None:
         """Return why a folder without a marker holds no sweep of an older version; None where it does."""

@@ -151,7 +151,7 @@ def refuse_failures(stored: StoredSweep) -> None:
         name = stored.dir.read_arms()[first.arm].run_name(first.seed)
         raise SweepError(
             f"failed_runs_allowed: {allowed}, and {len(failed)} run(s) have failed; the first is {name}: {first.cause}; "
-            f"once that is fixed, `grpo sweep --resume {stored.dir.path} --retry-failed` runs them again"
+            f"once that is fixed, `grpo sweep --resume {path_argument(stored.dir.path)} --retry-failed` runs them again"
         )
 
 
