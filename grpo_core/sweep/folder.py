@@ -126,7 +126,8 @@ class SweepDir(FlowDir):
         """
         if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
             raise SweepError(
-                f"sweep dir {self.path}: already holds a sweep; `grpo sweep --resume {path_argument(self.path)}` resumes it"
+                resume = f"grpo sweep --resume {path_argument(self.path)}"
+                raise SweepError(f"sweep dir {self.path}: already holds a sweep; `{resume}` resumes it")
             )
 
     def why_not_older(self) -> str | None:
