@@ -125,10 +125,8 @@ class SweepDir(FlowDir):
             SweepError: the folder already holds a sweep.
         """
         if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
-            raise SweepError(
-                resume = f"grpo sweep --resume {path_argument(self.path)}"
-                raise SweepError(f"sweep dir {self.path}: already holds a sweep; `{resume}` resumes it")
-            )
+            resume = f"grpo sweep --resume {path_argument(self.path)}"
+            raise SweepError(f"sweep dir {self.path}: already holds a sweep; `{resume}` resumes it")
 
     def why_not_older(self) -> str | None:
         """Return why a folder without a marker holds no sweep of an older version; None where it does."""
