@@ -29,7 +29,10 @@ def compare(
     watch: Annotated[bool, typer.Option("--watch", help="Write the page again while the runs train.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the curves of several runs over each other, list what differs and since when; exit code 1 if a run is unreadable."""
+    """Draw the curves of several runs over each other, list what differs and since when.
+
+    Exit code 1 if one of them cannot be read, 2 if none can.
+    """
     if watch and as_json:
         raise ConfigError("--json prints one document, which --watch would print again and again; leave out one of them")
     for name in runs:
@@ -99,7 +102,9 @@ def _show_runs(comparison: "RunComparison") -> None:
         run = compared.run
         echo(f"  {compared.label}: {run.state}, step {run.last_step} of {run.config.training.steps}, {compared.source.place}")
     for found in comparison.firsts:
-        if found.first is None:
+        if found.shared_steps == 0:
+            echo(f"  {found.label}: no shared step with {found.against}")
+        elif found.first is None:
             echo(f"  {found.label}: every figure of {found.shared_steps} shared steps is that of {found.against}")
         else:
             echo(f"  {found.label}: differs from {found.against} since step {found.first.step} ({found.first.key})")

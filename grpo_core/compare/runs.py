@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from grpo_core.compare.colours import dash_of, distinct_colours
 from grpo_core.compare.settings import Setting, differing_settings, name_lines
@@ -37,23 +37,29 @@ class Source:
         return f"MLflow run {self.given}" if self.is_downloaded else str(self.path)
 
 
+class OpenedRun(NamedTuple):
+    """A run as it was read, not named among others yet."""
+
+    source: Source
+    run: Run
+    name: str
+    curves: RunCurves
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComparedRun:
     """One run of a comparison."""
 
     source: Source
     run: Run
+    curves: RunCurves
+    """What is drawn of it."""
     label: str
     """What its lines are called: first what differs, such as `β=0.1`."""
     colour: str
     """As `#rrggbb`."""
     dash: str
     """Of its lines, as plotly names it."""
-
-    @cached_property
-    def curves(self) -> RunCurves:
-        """What is drawn of it."""
-        return self.run.curves()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,32 +153,35 @@ def open_runs(sources: Sequence[Source], notes: Sequence[str] = ()) -> OpenedRun
     Raises:
         JournalError: none of them can be read.
     """
-    opened: list[tuple[Source, Run]] = []
+    opened: list[OpenedRun] = []
     unread: list[UnreadRun] = []
     for source in sources:
         try:
-            opened.append((source, _open_training(source)))
+            opened.append(_open_training(source))
         except (GrpoError, OSError) as error:
             unread.append(UnreadRun(source=source, fault=str(error) if isinstance(error, GrpoError) else cause(error)))
     if not opened:
         faults = "\n".join(f"{one.source.given}: {one.fault}" for one in unread)
         raise JournalError(f"none of the runs can be read:\n{faults}")
-    settings = differing_settings([run.config for _, run in opened])
-    labels = name_lines(settings, [run.path.name for _, run in opened], [run.name for _, run in opened])
+    settings = differing_settings([one.run.config for one in opened])
+    labels = name_lines(settings, [one.run.path.name for one in opened], [one.name for one in opened])
     colours = distinct_colours(len(opened))
     runs = tuple(
-        ComparedRun(source=source, run=run, label=label, colour=colour, dash=dash_of(index, len(opened)))
-        for index, ((source, run), label, colour) in enumerate(zip(opened, labels, colours, strict=True))
+        ComparedRun(
+            source=one.source, run=one.run, curves=one.curves, label=label, colour=colour, dash=dash_of(index, len(opened))
+        )
+        for index, (one, label, colour) in enumerate(zip(opened, labels, colours, strict=True))
     )
     return OpenedRuns(runs=runs, unread=tuple(unread), settings=settings, notes=(*notes, *_notes(runs)))
 
 
-def _open_training(source: Source) -> Run:
+def _open_training(source: Source) -> OpenedRun:
     run = Run(source.path)
     marker = read_marker(run.path)
     if marker is not None and marker.kind == "evaluation":
         raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
-    return run
+    # All that a comparison reads of it, while a fault can still be laid to this run alone.
+    return OpenedRun(source, run, run.name, run.curves())
 
 
 def _notes(runs: Sequence[ComparedRun]) -> list[str]:

@@ -1,5 +1,6 @@
 """In which settings runs differ, and what each is called by that."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,9 +107,8 @@ def _cut(key: str, value: Any) -> Any:
 
 def _numbered(lines: Sequence[str]) -> list[str]:
     """Return the lines, those that are there already with a number: two runs in folders of the same name."""
-    seen: Counter[str] = Counter()
-    numbered = []
+    numbered: dict[str, None] = {}
     for line in lines:
-        seen[line] += 1
-        numbered.append(line if seen[line] == 1 else f"{line} ({seen[line]})")
-    return numbered
+        free = (f"{line} ({number})" for number in itertools.count(2))
+        numbered[line if line not in numbered else next(name for name in free if name not in numbered)] = None
+    return list(numbered)

@@ -153,6 +153,14 @@ def _interval(estimate: Any) -> str:
     return " ".join(bounds(estimate.value, estimate.low, estimate.high))
 
 
+FIRST_COLUMNS = [
+    *("run", "against", "shared_steps"),
+    *(f"{name}_{key}" for name in ("first", "first_of_completions") for key in ("step", "metric", "against", "run")),
+]
+SEED_COLUMNS = ["metric", "group", "against", "n", "seeds", "mean", "low", "high", "p", "holm_p"]
+PROMPT_COLUMNS = ["run", "against", "n", "mean", "low", "high"]
+
+
 def csv_tables(document: Mapping[str, Any]) -> dict[str, pandas.DataFrame]:
     """Return the tables of a comparison's document by the name of their file, one row a thing."""
     runs = document["runs"]
@@ -169,10 +177,17 @@ def csv_tables(document: Mapping[str, Any]) -> dict[str, pandas.DataFrame]:
             [{"key": one["key"], "run": run["label"], "value": _value(one, index)} for one, index, run in _cells(document)],
             columns=["key", "run", "value"],
         ),
-        "first_differences": pandas.json_normalize(document["first_differences"], sep="_"),
-        "paired_over_seeds": pandas.DataFrame(document["paired_over_seeds"]),
-        "paired_over_prompts": pandas.DataFrame(document["paired_over_prompts"]),
+        "first_differences": pandas.DataFrame(map(_first_cells, document["first_differences"]), columns=FIRST_COLUMNS),
+        "paired_over_seeds": pandas.DataFrame(document["paired_over_seeds"], columns=SEED_COLUMNS),
+        "paired_over_prompts": pandas.DataFrame(document["paired_over_prompts"], columns=PROMPT_COLUMNS),
     }
+
+
+def _first_cells(found: Mapping[str, Any]) -> dict[str, Any]:
+    figures = {
+        f"{name}_{key}": value for name in ("first", "first_of_completions") for key, value in (found[name] or {}).items()
+    }
+    return {**found, **figures}
 
 
 def _points(run: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

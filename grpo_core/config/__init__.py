@@ -4,7 +4,7 @@
 """
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.loading import apply_overrides, load_config, merge_knobs, parse_overrides, validate_config
+from grpo_core.config.loading import apply_overrides, as_overrides, load_config, merge_knobs, parse_overrides, validate_config
 from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, RuleConfig, TrackingConfig
 from grpo_core.config.origin import Origin, changes_between, origin_of, run_name
 from grpo_core.config.presets import find_config, preset_names
@@ -41,6 +41,7 @@ __all__ = [
     "TrackingConfig",
     "TrainingConfig",
     "apply_overrides",
+    "as_overrides",
     "changes_between",
     "check_consistency",
     "find_config",

@@ -35,13 +35,18 @@ FIXED_REFERENCE = 0
 """The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
 
 
-def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Return the validated configuration of a YAML file or preset (None = all defaults), {key.path: value} overrides last.
+def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> RunConfig:
+    """Return the validated configuration of a YAML file or preset (None = all defaults), overrides last.
+
+    Args:
+        path: of the file, or a preset's name.
+        overrides: {key.path: value}, or texts `key.path=value` as on the command line.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
-    return validate_config(apply_overrides({} if path is None else read_values(find_config(path)), overrides or {}))
+    changes = as_overrides(overrides or {})
+    return validate_config(apply_overrides({} if path is None else read_values(find_config(path)), changes))
 
 
 def validate_config(values: Mapping[str, Any]) -> RunConfig:
@@ -72,6 +77,21 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     for key, value in overrides.items():
         _set(result, key, value)
     return result
+
+
+def as_overrides(given: Mapping[str, Any] | Iterable[str]) -> dict[str, Any]:
+    """Return {key.path: value} of overrides in either form that Python callers may give.
+
+    Raises:
+        ConfigError: they have another form, or as `parse_overrides`.
+
+    >>> as_overrides({"loss.beta": 0.1}) == as_overrides(["loss.beta=0.1"])
+    True
+    """
+    texts = list(given)  # of a mapping its keys
+    if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"overrides: expected {{key.path: value}} or a list of key.path=value texts, got {shown(given)}")
+    return dict(given) if isinstance(given, Mapping) else parse_overrides(texts)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:

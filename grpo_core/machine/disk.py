@@ -124,6 +124,19 @@ def close_to_others(path: Path) -> None:
             path.chmod(FILE_MODE)
 
 
+def read_regular(path: Path, offset: int = 0) -> bytes:
+    """Return the content of a file from an offset on. A pipe or device is refused: reading it might never end.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read()
+
+
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal digits.
 

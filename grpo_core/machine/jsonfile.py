@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_core.errors import name_of, shown
-from grpo_core.machine.disk import write_private, write_whole
+from grpo_core.machine.disk import read_regular, write_private, write_whole
 
 T = TypeVar("T")
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -25,7 +25,7 @@ def read_json(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is not JSON, or nested too deeply.
     """
-    return parse_json(path.read_bytes())
+    return parse_json(read_regular(path))
 
 
 def parse_json(content: bytes) -> Any:
@@ -74,7 +74,7 @@ def read_lines(path: Path) -> list[bytes]:
     Raises:
         OSError: it cannot be read.
     """
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return read_regular(path).split(b"\n")[:-1] if path.exists() else []
 
 
 def build(kind: type[T], fields: Any) -> T:

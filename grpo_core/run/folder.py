@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from grpo_core.config import Origin, RunConfig, validate_config
 from grpo_core.errors import FolderError, GrpoError, JournalError, cause, raised_as
-from grpo_core.machine.disk import close_to_others, write_whole
+from grpo_core.machine.disk import close_to_others, read_regular, write_whole
 from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
 from grpo_core.machine.marker import Kind
 from grpo_core.redaction import kept_uri
@@ -196,7 +196,7 @@ class RunDir(FlowDir):
             OSError,
             ValueError,
         ):
-            return _resolved(self.config_file.read_bytes())
+            return _resolved(read_regular(self.config_file))
 
     def read_origin(self) -> Origin:
         """Return where the configuration comes from; a folder that was made by hand has no preset.

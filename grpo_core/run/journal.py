@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import DiskFullError, JournalError, cause
-from grpo_core.machine.disk import is_full_disk
+from grpo_core.errors import DiskFullError, JournalError, cause, raised_as
+from grpo_core.machine.disk import is_full_disk, read_regular
 from grpo_core.machine.locks import locked_soon
 from grpo_core.metrics import check_registered
 from grpo_core.run.record import KINDS, Chain, Kind, Record, decode_record, encode, now
@@ -142,7 +142,7 @@ def read_records(path: Path) -> list[Record]:
     """
     if not path.exists():
         raise JournalError(f"{path}: no journal there; give the RUN_DIR of a run that has started")
-    lines, _ = whole_lines(path.read_bytes())
+    lines, _ = whole_lines(_content(path))
     return list(map(_Reader(path).take, lines))
 
 
@@ -179,9 +179,7 @@ class JournalTail:
         """Yield the records that have been completed since the last call."""
         if not self._path.exists():
             return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines, whole_bytes = whole_lines(file.read())
+        lines, whole_bytes = whole_lines(_content(self._path, self._offset))
         self._offset += whole_bytes
         yield from map(self._reader.take, lines)
 
@@ -218,9 +216,14 @@ def whole_lines(content: bytes) -> tuple[list[bytes], int]:
     return content[:whole_bytes].split(b"\n")[:-1], whole_bytes
 
 
+def _content(path: Path, offset: int = 0) -> bytes:
+    with raised_as(JournalError, f"{path}: the journal cannot be read ({{cause}})", OSError):
+        return read_regular(path, offset)
+
+
 def holds_record(path: Path) -> bool:
     """Return whether a file is a journal, whole or damaged: one of its lines is a record, or it has no line yet."""
-    lines, _ = whole_lines(path.read_bytes())
+    lines, _ = whole_lines(_content(path))
     for line in lines:
         with contextlib.suppress(ValueError):
             decode_record(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import free_name, write_whole
+from grpo_core.machine.disk import free_name, read_regular, write_whole
 from grpo_core.machine.locks import locked_soon
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
@@ -49,7 +49,7 @@ def find_damage(run_dir: RunDir) -> Damage | None:
     """Return what is damaged in the journal of a run; None where it is whole and reaches what the run has saved."""
     saved, has_digests = find_saved(run_dir), wrote_digests(run_dir)
     file = run_dir.journal_file
-    content, _ = whole_lines(file.read_bytes() if file.exists() else b"")
+    content, _ = whole_lines(read_regular(file) if file.exists() else b"")
     lines, fault = scan(content)
     whole = [line.record for line in lines if line.record is not None]
     fault = fault or find_fault(whole, saved, has_digests)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from grpo_core.config.loading import explain
 from grpo_core.config.section import Section
 from grpo_core.errors import GrpoError, SweepError, cause
+from grpo_core.machine.disk import read_regular
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir, Place, places
@@ -148,7 +149,7 @@ class SweepDir(FlowDir):
             ConfigError: its files were changed into something invalid.
         """
         try:
-            file = SweepFile.model_validate_json(self.sweep_file.read_bytes())
+            file = SweepFile.model_validate_json(read_regular(self.sweep_file))
             base = self.path / Path(file.sweep["base"]).name  # the folder may have moved
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise SweepError(

@@ -99,7 +99,7 @@ def _read(entry: Listed) -> Listed:
 
 def _of_run(entry: Listed, run_dir: RunDir) -> Listed:
     is_held = lock_holder(run_dir.lock_file) is not None
-    if not run_dir.config_file.exists():
+    if not run_dir.config_file.exists() and not run_dir.journal_file.exists():
         return replace(entry, state="running" if is_held else "not started")
     journal = check_run(run_dir)
     read = replace(entry, preset=run_dir.read_origin().preset, accuracy=best_accuracy(journal.history))

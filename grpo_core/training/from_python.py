@@ -16,11 +16,11 @@ from grpo_core.config import (
     Origin,
     RunConfig,
     apply_overrides,
+    as_overrides,
     changes_between,
     check_consistency,
     load_config,
     origin_of,
-    parse_overrides,
     validate_config,
 )
 from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
@@ -103,7 +103,7 @@ def resume_training(run_dir: Path | str, *, evaluate: bool = True, progress: boo
 
 
 def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:
-    changes = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    changes = as_overrides(overrides)
     if isinstance(config, RunConfig):
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         return resolved, Origin(changes=changes_between(RunConfig(), resolved))

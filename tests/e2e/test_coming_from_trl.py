@@ -139,6 +139,7 @@ def test_the_settings_are_the_arguments_of_the_script(name: str) -> None:
     assert ours == {function: theirs[function] for function in functions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_converts_a_script(
     name: str, tmp_path: Path, prefect_api: str, tiny_model_dir: Path, value_of: Callable[[RunConfig, str], Any]

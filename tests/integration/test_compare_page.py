@@ -19,6 +19,8 @@ from tests.security.browser import Browser, chromium, running_browser
 
 ROOT = Path(__file__).parents[2]
 GRPO = [sys.executable, "-m", "flows.cli"]
+COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from flows.cli.app import main; main()"
+"""`grpo`, which Ctrl-C reaches: in the background of a script it is ignored."""
 SECONDS = 240
 HOSTILE = "<img src=x onerror=document.title='attacked'>"
 DRAWN = "document.body.dataset.drawn === 'yes'"
@@ -127,7 +129,7 @@ class _watching:  # noqa: N801
 
     def __enter__(self) -> tuple["subprocess.Popen[str]", Path]:
         self._process = subprocess.Popen(
-            [*GRPO, "compare", "run", "--watch", "--out", "out"],
+            [sys.executable, "-c", COMMAND, "compare", "run", "--watch", "--out", "out"],
             cwd=self._folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

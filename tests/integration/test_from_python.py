@@ -152,12 +152,12 @@ def test_after_ctrl_c_the_run_is_resumed_to_the_same_end(
 
     from grpo_core.config import apply_overrides
 
-    steps = {"training.steps": 60, "training.checkpoint_every": 10}
+    steps = {"training.steps": 30, "training.checkpoint_every": 10}
     Path("tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, steps)))
     code, output = interrupt(interrupts)
     assert code == 130, output
     assert "resume_training('one') continues this run" in output
-    assert 0 < Run("one").last_step < 60
+    assert 0 < Run("one").last_step < 30
     resumed = resume_training("one", evaluate=False, progress=False)
     assert resumed.state == "finished"
     whole = train(tiny_config(steps), run_dir="two", evaluate=False, progress=False)

@@ -173,6 +173,16 @@ def test_a_malformed_override_is_refused_by_its_text(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize("given", ["loss.beta=0.1", {1: 2}, [("loss.beta", 0.1)]])
+def test_overrides_of_another_form_are_refused_with_the_two_forms(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"overrides: expected \{key\.path: value\} or a list of key\.path=value texts, got"):
+        load_config(overrides=given)
+
+
+def test_overrides_are_a_mapping_or_texts() -> None:
+    assert load_config(overrides=["loss.beta=0.1"]) == load_config(overrides={"loss.beta": 0.1})
+
+
 def test_an_override_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss\.beta: given twice"):
         parse_overrides(["loss.beta=1", "loss.beta=1"])

@@ -1,6 +1,7 @@
 """A folder of runs as a table: what is in it, and how often its journals are read."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def test_a_sweep_has_the_best_accuracy_of_its_runs_that_can_be_read(runs: Path) 
     assert accuracy() == 1.0
     SweepDir(runs / "sweep").run_dir(1, 0).journal_file.write_text("{\n")
     assert accuracy() == 0.5
+
+
+def test_a_run_that_has_lost_its_configuration_is_damaged(runs: Path) -> None:
+    RunDir(runs / "run").config_file.unlink()
+    (entry,) = (entry for entry in list_folders(runs) if entry.kind == "run")
+    assert "no readable config.json" in str(entry.fault)
+
+
+def test_a_journal_that_never_ends_stops_no_listing(runs: Path) -> None:
+    RunDir(runs / "run").journal_file.unlink()
+    os.mkfifo(RunDir(runs / "run").journal_file)
+    faults = {entry.path.name: entry.fault for entry in list_folders(runs)}
+    assert faults["sweep"] is None
+    assert "not a regular file" in str(faults["run"])
 
 
 @pytest.mark.parametrize("folder", ["sweep", "sweep/runs"])
