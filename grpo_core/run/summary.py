@@ -71,7 +71,8 @@ def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -
     steps = [record for record in records if record.kind == "step"]
     if not steps:
         return ["no step was finished"]
-    first, last, final = steps[:FIRST_STEPS], steps[-LAST_STEPS:], steps[-1]
+    first = steps[: min(FIRST_STEPS, (len(steps) + 1) // 2)]
+    last, final = steps[len(first) :][-LAST_STEPS:] or steps, steps[-1]  # no step is in both
     lines = [
         f"steps: {final.step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
         f"reward: {_mean_reward(first):.3f} (first {len(first)} steps) -> {_mean_reward(last):.3f} (last {len(last)} steps)",

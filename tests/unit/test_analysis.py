@@ -182,7 +182,7 @@ def test_the_result_is_described_in_figures(run_dir: RunDir) -> None:
     write_evaluation(run_dir, "final", {1: True, 2: True})
     lines = describe_result(write_run(run_dir), compare_evaluations(run_dir))
     assert lines[0] == "steps: 5, reference syncs: 2"
-    assert lines[1] == "reward: 0.300 (first 5 steps) -> 0.300 (last 5 steps)"
+    assert lines[1] == "reward: 0.200 (first 3 steps) -> 0.450 (last 2 steps)"
     assert lines[2] == "KL per token at the last step: 0.0500 to the reference, 0.1000 to the initial policy"
     assert lines[3].startswith("held-out greedy accuracy (2 prompts): 0.500 [")
     assert lines[4].startswith("paired difference, 95 % interval: 0.500 [")
