@@ -22,6 +22,8 @@ from tests.security.browser import Browser, chromium, running_browser
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BETAS = (0.1, 1.0, 4.0)
 PAGE = (1280, 900)
+SECONDS = 3600.0
+"""That a command may take: the sweep is eight runs."""
 SWEEP = """
 question: Which β and sync period get the most sums right, and how far do they drift for it?
 base: sums_tiny_cpu
@@ -48,16 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-pictures-") as folder, _stack(Path(folder)) as project:
         runs = [_train(project, beta, options.steps) for beta in BETAS]
         _command(project, "compare", *runs, "--out", "compare")
+        shutil.copy(project.folder / "compare" / "kl.png", options.out / "compare.png")
         _sweep(project, options.steps)
         with running_browser() as browser:
             _take(project, browser, options.out)
-        shutil.copy(project.folder / "compare" / "kl.png", options.out / "compare.png")
     return 0
 
 
 @contextmanager
 def _stack(folder: Path) -> Iterator[Project]:
-    project = Project(folder)
+    project = Project(folder, seconds=SECONDS)
     _command(project, "up", "--slots", "2")
     try:
         yield project

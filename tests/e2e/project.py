@@ -17,9 +17,16 @@ PARTS = ("flows", "tasks", "grpo_core", "prefect.yaml")
 class Project:
     """A folder with the project in it, and commands that run there."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
-        """Link the project's parts into `folder`; `variables` are set for all that is started there."""
+    def __init__(self, folder: Path, seconds: float = 300, **variables: str) -> None:
+        """Link the project's parts into `folder`; `variables` are set for all that is started there.
+
+        Args:
+            folder: to work in.
+            seconds: that a command may take.
+            variables: of the environment.
+        """
         self.folder = folder
+        self._seconds = seconds
         self._variables = variables
         for part in PARTS:
             (folder / part).symlink_to(ROOT / part)
@@ -38,7 +45,7 @@ class Project:
         }
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=self._seconds, check=False
         )
 
     def with_variables(self, **variables: str) -> Self:
