@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -226,17 +226,29 @@ def _ensure_started(stack: Stack, service: Service) -> Stack:
     return stack.with_process(service.name, start_process(service.command(stack), environment, stack.log_file(service.name)))
 
 
+def was_taken(lines: Sequence[str], port: int) -> bool:
+    """Return whether a service's log says that another process had its port; many lines about its end may follow.
+
+    >>> line = "[Errno 98] error while attempting to bind on address ('127.0.0.1', 4200): address already in use"
+    >>> was_taken([line, "Application shutdown failed. Exiting."], 4200), was_taken([line], 4201)
+    (True, False)
+    """
+    return any(PORT_IN_USE in line.lower() and str(port) in line for line in lines)
+
+
 def _await_ready(stack: Stack, service: Service) -> None:
     deadline = time.monotonic() + START_SECONDS
     while (ended := not stack.alive(service.name)) or not service.healthy(stack):
         if ended or time.monotonic() > deadline:
             how = "ended" if ended else f"is not ready after {START_SECONDS:.0f} s"
             log = stack.log_file(service.name)
-            tail = [f"  {line}" for line in log.read_text(errors="replace").splitlines()[-TAIL_LINES:]]
-            message = "\n".join([f"{service.name}: {how}; its log, {log}, ends with:", *tail])
+            lines = log.read_text(errors="replace").splitlines()
+            message = "\n".join(
+                [f"{service.name}: {how}; its log, {log}, ends with:", *(f"  {line}" for line in lines[-TAIL_LINES:])]
+            )
             port = getattr(stack, f"{service.name}_port", None)
             # The holder of the port may have left it again: what the service wrote counts as well.
-            if ended and port is not None and (PORT_IN_USE in message.lower() or not is_free(port)):
+            if ended and port is not None and (was_taken(lines, port) or not is_free(port)):
                 raise _PortTakenError(message, service.name, port)
             raise StackError(message)
         time.sleep(POLL_SECONDS)
