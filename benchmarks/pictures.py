@@ -10,10 +10,14 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
+from grpo_core.config import load_config
 from grpo_core.run.folder import RunDir
 from tasks.tracking.store import read_tracked
 from tests.e2e.project import Project
@@ -21,7 +25,9 @@ from tests.security.browser import Browser, chromium, running_browser
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BETAS = (0.1, 1.0, 4.0)
-PAGE = (1280, 900)
+PAGE, WIDE_PAGE = (1280, 900), (1700, 1200)
+DRAWING_SECONDS = 8.0
+"""For what a page draws without saying when it is done."""
 SECONDS = 3600.0
 """That a command may take: the sweep is eight runs."""
 SWEEP = """
@@ -48,12 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="grpo-pictures-") as folder, _stack(Path(folder)) as project:
-        runs = [_train(project, beta, options.steps) for beta in BETAS]
+        _write_preset(project, options.steps)
+        runs = [_train(project, beta) for beta in BETAS]
         _command(project, "compare", *runs, "--out", "compare")
         shutil.copy(project.folder / "compare" / "kl.png", options.out / "compare.png")
-        _sweep(project, options.steps)
         with running_browser() as browser:
-            _take(project, browser, options.out)
+            _of_a_run(project, browser, options.out)
+            _sweep(project, options.steps)
+            _of_the_sweep(project, browser, options.out)
     return 0
 
 
@@ -67,16 +75,22 @@ def _stack(folder: Path) -> Iterator[Project]:
         project.grpo("down")
 
 
-def _train(project: Project, beta: float, steps: int) -> str:
+def _write_preset(project: Project, steps: int) -> None:
+    """Write three_betas.yaml: names of runs begin with what differs from it."""
+    changes = {"training.steps": steps, "probe.every_steps": 5, "evaluation.every_steps": 10}
+    values = load_config("sums_tiny_cpu", changes).model_dump(mode="json")
+    (project.folder / "three_betas.yaml").write_text(yaml.safe_dump(values))
+
+
+def _train(project: Project, beta: float) -> str:
     run_dir = f"runs/beta_{beta:g}"
-    overrides = (f"loss.beta={beta}", f"training.steps={steps}", "probe.every_steps=5", "evaluation.every_steps=10")
-    _command(project, "train", "sums_tiny_cpu", *overrides, "--run-dir", run_dir)
+    _command(project, "train", "three_betas.yaml", f"loss.beta={beta:g}", "--run-dir", run_dir)
     return run_dir
 
 
 def _sweep(project: Project, steps: int) -> None:
-    (project.folder / "sweep.yaml").write_text(SWEEP.format(steps=steps))
-    _command(project, "sweep", "sweep.yaml", "--sweep-dir", "runs/sweep")
+    (project.folder / "beta_and_sync.yaml").write_text(SWEEP.format(steps=steps))
+    _command(project, "sweep", "beta_and_sync.yaml", "--sweep-dir", "runs/sweep")
 
 
 def _command(project: Project, *arguments: str) -> str:
@@ -87,18 +101,27 @@ def _command(project: Project, *arguments: str) -> str:
     return done.stdout
 
 
-def _take(project: Project, browser: Browser, out: Path) -> None:
-    """Write a screenshot of Prefect's page of a run, of MLflow's charts of the runs, and of the report of the sweep."""
+def _of_a_run(project: Project, browser: Browser, out: Path) -> None:
+    """Write a screenshot of Prefect's page of a run, and of MLflow's charts of the runs."""
     stack = project.stack
     browser.resize(*PAGE)
     browser.log_in(stack.prefect_address, project.secret)
     run = project.api("POST", "/flow_runs/filter", {"limit": 1, "sort": "START_TIME_DESC"})[0]
     browser.open(f"{stack.prefect_address}/runs/flow-run/{run['id']}")
-    browser.wait_for("document.body.innerText.includes('Completed')")
+    browser.wait_for("document.body.innerText.includes('Completed') && document.body.innerText.includes('step ')")
+    time.sleep(DRAWING_SECONDS)
     browser.screenshot(out / "prefect.png")
+    browser.resize(*WIDE_PAGE)
     browser.open(read_tracked(RunDir(project.folder / "runs" / f"beta_{BETAS[0]:g}")).charts_address)
-    browser.wait_for("document.body.innerText.includes('kl/ref/k3')")
+    for part in ("mlflow.assistant.chat_panel.close", "mlflow.experiment_page.shared_view.dismiss"):
+        browser.click(f"document.querySelector('[data-component-id=\"{part}\"]')")
+    browser.wait_for("document.querySelectorAll('.js-plotly-plot').length >= 3")
+    time.sleep(DRAWING_SECONDS)
     browser.screenshot(out / "mlflow.png")
+
+
+def _of_the_sweep(project: Project, browser: Browser, out: Path) -> None:
+    browser.resize(*PAGE)
     browser.open((project.folder / "runs" / "sweep" / "report" / "report.html").as_uri())
     browser.wait_for("document.body.innerText.includes('β')")
     browser.screenshot(out / "sweep.png")
