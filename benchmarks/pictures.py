@@ -76,15 +76,20 @@ def _stack(folder: Path) -> Iterator[Project]:
 
 
 def _write_preset(project: Project, steps: int) -> None:
-    """Write three_betas.yaml: names of runs begin with what differs from it."""
+    """Write the preset three_betas: names of runs begin with what differs from it."""
     changes = {"training.steps": steps, "probe.every_steps": 5, "evaluation.every_steps": 10}
     values = load_config("sums_tiny_cpu", changes).model_dump(mode="json")
-    (project.folder / "three_betas.yaml").write_text(yaml.safe_dump(values))
+    (project.folder / "configs").mkdir()
+    (project.folder / "configs" / "three_betas.yaml").write_text(yaml.safe_dump(values))
 
 
 def _train(project: Project, beta: float) -> str:
     run_dir = f"runs/beta_{beta:g}"
-    _command(project, "train", "three_betas.yaml", f"loss.beta={beta:g}", "--run-dir", run_dir)
+    print(f"prefect deployment run grpo/train --param beta={beta:g}", flush=True)
+    parameters = ("config=three_betas", f"beta={beta:g}", f'run_dir="{run_dir}"')
+    ended = project.finished(project.start("grpo/train", *parameters))
+    if ended["state_type"] != "COMPLETED":
+        raise SystemExit(f"the run of β={beta:g} ended {ended['state']}")
     return run_dir
 
 
