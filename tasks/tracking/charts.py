@@ -77,6 +77,8 @@ def arrangement(own: Iterable[str], search: str, params: Sequence[str]) -> dict[
         "isAccordionReordered": True,  # else MLflow sorts the sections by name
         "runsHiddenMode": "FIRST_20_RUNS",
         "searchFilter": search,
+        # Sorted by time, MLflow folds a sweep's runs below their parent, and draws none that is folded.
+        **({"orderByKey": f"metrics.`{OBJECTIVE}`", "orderByAsc": False} if search else {}),
     }
 
 
