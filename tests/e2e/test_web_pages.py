@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.links import mlflow_charts_page
+from tasks.tracking.view import SavedView, ensure_view
 from tests.e2e.project import Project, wait_for
 from tests.security.browser import Browser, chromium, running_browser
 
@@ -111,3 +113,24 @@ def test_the_printed_link_shows_the_curves_of_the_saved_view(project: Project, s
         browser.wait_for(f"document.body.innerText.includes({json.dumps(title)})")
     browser.wait_for("document.querySelectorAll('.js-plotly-plot').length >= 3")
     assert "Model training" in browser.text()
+
+
+def test_the_view_of_a_sweep_draws_its_runs_over_each_other(project: Project, browser: Browser) -> None:
+    """MLflow draws no run that it folds below its parent."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=project.stack.mlflow_address)
+    experiment = client.create_experiment("a sweep by hand")
+    parent = client.create_run(experiment, run_name="the sweep")
+    for beta in (0.1, 4.0):
+        tags = {"mlflow.parentRunId": parent.info.run_id, "sweep": "mine-1a2b", "arm": f"β={beta}"}
+        run = client.create_run(experiment, run_name=f"β={beta}", tags=tags)
+        for step in (1, 2, 3):
+            client.log_metric(run.info.run_id, "kl/ref/k3", step / (1 + beta), step=step)
+        client.log_metric(run.info.run_id, "sweep/objective", 1 / beta, step=3)
+    search = "tags.sweep LIKE '%-1a2b' AND tags.arm LIKE '%'"  # as tasks/tracking/sweep.py
+    view = ensure_view(client, experiment, SavedView(id="grpo-1a2b", name="by hand", own=frozenset(), search=search))
+    browser.resize(1600, 2400)
+    browser.open(mlflow_charts_page(project.stack.mlflow_address, experiment, view))
+    for text in ("kl/ref/k3", "β=0.1 (kl/ref/k3)", "β=4.0 (kl/ref/k3)", "sweep/objective"):
+        browser.wait_for(f"document.body.innerText.includes({json.dumps(text)})")
