@@ -1,6 +1,6 @@
 """Make the pictures of the README again: real runs, real servers, Chromium.
 
-    make pictures                        # about 15 minutes on two cores
+    make pictures                        # about 7 minutes on two cores
     make pictures ARGS="--steps 20 --out /tmp/pictures"
 
 It works in a folder of its own, starts a stack there and ends it. Needs Chromium.
