@@ -6,6 +6,7 @@ Nothing is deleted or overwritten in a folder without one.
 
 import json
 import os
+import time
 from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -57,6 +58,10 @@ def read_marker(folder: Path) -> Marker | None:
         return None
 
 
+WRITING_SECONDS = 0.5
+"""After which a marker that is empty is nobody's who is just writing it."""
+
+
 def write_marker(folder: Path, kind: Kind, *, adopted: bool = False) -> None:
     """Mark a folder as ours; of two that do it at the same moment, one writes and the other finds the marker.
 
@@ -69,8 +74,11 @@ def write_marker(folder: Path, kind: Kind, *, adopted: bool = False) -> None:
         # O_EXCL: not through a link, and not over what another start has just written.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        if read_marker(folder) is None:  # a start was killed between two system calls and left it empty
-            write_json(file, facts)
+        deadline = time.monotonic() + WRITING_SECONDS
+        while read_marker(folder) is None:
+            if time.monotonic() > deadline:  # a start was killed between two system calls and left it empty
+                write_json(file, facts)
+            time.sleep(0.01)
         return
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(json.dumps(facts) + "\n")
