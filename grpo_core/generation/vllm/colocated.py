@@ -16,7 +16,7 @@ import torch
 
 from grpo_core.errors import SamplerError, raised_as
 from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
-from grpo_core.generation.vllm.server import process_variables
+from grpo_core.generation.vllm.server import HEAD_IN_FLOAT32, process_variables
 from grpo_core.generation.vllm.waiting import reported
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class ColocatedVllm:
                 gpu_memory_utilization=0.01,  # what remains of it is a check at the start, when the trainer has its part
                 enable_sleep_mode=settings.sleeps,
                 enforce_eager=True,
+                hf_overrides=HEAD_IN_FLOAT32,
                 weight_transfer_config={"backend": "grpo_file"},
             )
             self._llm.init_weight_transfer_engine({"init_info": {}})
