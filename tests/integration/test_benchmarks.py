@@ -1,11 +1,14 @@
 """The benchmarks run, and count what they say that they count."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import sampling
+from benchmarks.training import __main__ as training
+from benchmarks.training.workload import WORKLOADS
 
 
 def test_sampling_is_measured_with_every_token_made(
@@ -38,3 +41,49 @@ def test_a_batch_that_is_no_multiple_of_the_prompts_is_refused(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         sampling.main(["--batches", "16", "40"])
     assert "--batches [40]: expected multiples of 16" in capsys.readouterr().err
+
+
+@pytest.mark.proof
+def test_a_step_is_measured_on_both_engines_in_turns(
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "figures" / "training.json"
+    asked = ["--model", str(tiny_model_dir), "--workloads", "forced", "--dtypes", "float32", "--steps", "4", "--warm-up", "1"]
+    training.main([*asked, "--threads", "1", "--output", str(output)])
+    (result,) = json.loads(output.read_text())["results"]
+    assert result["steps"].keys() == {"native", "trl"}
+    for name, steps in result["steps"].items():
+        assert len(steps) == 4
+        for step in steps:
+            assert step["completion_lengths"] == [32] * 16
+            assert step["seconds"] >= sum(step["phases"].values()) > 0
+        counted = sorted(step["seconds"] for step in steps[1:])
+        assert result["engines"][name]["seconds"] == pytest.approx(counted[1])
+        assert result["ratio_of_first"][name] == pytest.approx(
+            result["engines"]["native"]["seconds"] / result["engines"][name]["seconds"]
+        )
+    assert all(step["phases"]["sync"] > 0 for step in result["steps"]["native"])
+    floor = result["floor"]["phases"]
+    assert all(
+        result["engines"]["native"]["phases"][phase] > seconds > 0 for phase, seconds in floor.items() if phase != "sync"
+    )
+    printed = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in printed.out.splitlines() if line.startswith("| forced")]
+    assert rows == [["forced", "float32", name] for name in ("native", "trl", "floor")]
+    turns = [line.partition(": ")[2].split()[0] for line in printed.err.splitlines() if line.startswith("forced")]
+    assert turns == ["native", "trl"] * 4
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engine_that_fails_is_shown_with_the_end_of_its_log(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORKLOADS, "natural", replace(WORKLOADS["natural"], settings=("training.microbatch_tokens=0",)))
+    with pytest.raises(RuntimeError, match=r"native ended with exit code 1:(?s:.)*training.microbatch_tokens: input"):
+        training.main(["--model", str(tiny_model_dir), "--workloads", "natural", "--output", str(tmp_path / "x.json")])
+
+
+def test_a_benchmark_without_a_step_that_counts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        training.main(["--steps", "2", "--warm-up", "2"])
+    assert "--warm-up 2: expected fewer than --steps 2" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""This engine, with everything that a run journals at each step, without evaluations and checkpoints."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from benchmarks.training.timed import TimedStep, Turns
+from benchmarks.training.workload import Workload
+from grpo_core.data.prepare import prepare
+from grpo_core.policy.device import pin_threads, set_determinism
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
+from grpo_core.training.loop import conclude
+from grpo_core.training.session import FRESH, open_session
+from grpo_core.training.signals import StopRequest
+from grpo_core.training.step import run_step
+
+TIMED = ("rollout", "logps", "update", "sync")
+
+
+def run(workload: Workload, folder: Path, turns: Turns) -> None:
+    """Make the steps of a workload."""
+    config = workload.config(folder)
+    pin_threads(config.training)
+    set_determinism(config.training.deterministic)
+    run_dir = RunDir(folder / "run")
+    run_dir.create(config)
+    prepare(config, run_dir.data)
+    with contextlib.closing(Journal(run_dir.journal_file)) as journal:
+        session = open_session(run_dir, journal, StopRequest(run_dir.stop_file, None))
+        turns.ready({"microbatch_tokens": config.training.microbatch_tokens, "rollout_rows": config.training.rollout_rows})
+        state = FRESH
+        for _ in range(workload.steps):
+            turns.wait()
+            began = time.perf_counter()
+            result = run_step(session, state)
+            state, _ = conclude(session, result, 0)
+            seconds = time.perf_counter() - began
+            rollouts = result.batch.rollouts
+            turns.report(
+                TimedStep(
+                    seconds=seconds,
+                    phases={phase: result.metrics[f"time/{phase}_seconds"] for phase in TIMED},
+                    prompt_tokens=sum(len(prompt.token_ids) for prompt in rollouts.prompts),
+                    completion_lengths=rollouts.lengths().tolist(),
+                )
+            )

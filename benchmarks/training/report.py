@@ -1,0 +1,117 @@
+"""From the steps of each engine to medians, ratios, a table and a figure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training.timed import PHASES, TimedStep
+from benchmarks.training.turns import Measured
+from benchmarks.training.workload import Workload
+
+FLOOR = "floor"
+
+
+def summary(workload: Workload, measured: Mapping[str, Measured], floor: Mapping[str, Any], warm_up: int) -> dict[str, Any]:
+    """Return everything that is known of a workload, for the JSON file.
+
+    Args:
+        workload: what was measured.
+        measured: by engine; the first is what the others are compared with.
+        floor: of `turns.floor`.
+        warm_up: first steps of each engine that do not count.
+    """
+    engines = {name: _engine(found.steps[warm_up:], found.settings) for name, found in measured.items()}
+    first = next(iter(engines.values()))
+    least = floor["phases"]
+    total = sum(least[phase] for phase in ("rollout", "logps", "update"))
+    return {
+        "workload": asdict(workload),
+        "engines": engines,
+        "ratio_of_first": {name: first["seconds"] / engine["seconds"] for name, engine in engines.items()},
+        "floor": dict(floor),
+        "over_floor": {
+            "phases": {phase: first["phases"][phase] / least[phase] for phase in least},
+            "step": sum(first["phases"][phase] for phase in ("rollout", "logps", "update")) / total,
+        },
+        "share_of_ceiling": {
+            phase: floor[f"{phase}_gflops"] / first["phases"][phase] / floor["gflops_per_second"]
+            for phase in ("rollout", "logps", "update")
+        },
+        "steps": {name: [asdict(step) for step in found.steps] for name, found in measured.items()},
+    }
+
+
+def _engine(steps: Sequence[TimedStep], settings: Mapping[str, object]) -> dict[str, Any]:
+    tokens = [sum(step.completion_lengths) for step in steps]
+    return {
+        "seconds": statistics.median(step.seconds for step in steps),
+        "phases": {phase: statistics.median(step.phase(phase) for step in steps) for phase in PHASES},
+        "completion_tokens": statistics.median(tokens),
+        "rollout_tokens_per_second": sum(tokens) / sum(step.phase("rollout") for step in steps),
+        "peak_gib": max(step.peak_gib for step in steps),
+        "settings": dict(settings),
+    }
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the medians as a table in Markdown: a line for each engine, and for the floor of the first one's step."""
+    lines = [
+        f"| workload | type | engine | step, s | of it | {', s | '.join(PHASES)}, s | tokens | peak, GiB |",
+        f"|---|---|---|---:|---:|{'---:|' * len(PHASES)}---:|---:|",
+    ]
+    for result in found:
+        start = f"| {result['workload']['name']} | {result['workload']['dtype']} |"
+        for name, engine in result["engines"].items():
+            phases = " | ".join(f"{engine['phases'][phase]:.2f}" for phase in PHASES)
+            lines.append(
+                f"{start} {name} | {engine['seconds']:.2f} | {result['ratio_of_first'][name]:.2f} | {phases} | "
+                f"{engine['completion_tokens']:.0f} | {engine['peak_gib']:.2f} |"
+            )
+        least = result["floor"]["phases"]
+        phases = " | ".join(f"{least[phase]:.2f}" if phase in least else "" for phase in PHASES)
+        lines.append(f"{start} {FLOOR} | {sum(least.values()):.2f} | | {phases} | | |")
+    return "\n".join(lines)
+
+
+def remarks(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the table leaves out: distance from the floor, share of the ceiling, TRL's settings."""
+    lines = []
+    for result in found:
+        over, share = result["over_floor"], result["share_of_ceiling"]
+        phases = ", ".join(f"{phase} {over['phases'][phase]:.2f}" for phase in ("rollout", "logps", "update"))
+        shares = ", ".join(f"{phase} {value:.0%}" for phase, value in share.items())
+        lines.append(
+            f"{result['workload']['name']}, {result['workload']['dtype']}: {over['step']:.2f} x the floor ({phases}); of the "
+            f"ceiling of {result['floor']['gflops_per_second']:.0f} GFLOP/s: {shares}; memory "
+            f"{result['floor']['gigabytes_per_second']:.1f} GB/s"
+        )
+    for name, engine in found[0]["engines"].items():
+        settings = ", ".join(f"{key}={value}" for key, value in engine["settings"].items())
+        lines.append(f"{name}: {settings}")
+    return "\n".join(lines)
+
+
+def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a figure: seconds of a step by phase, a bar for each engine and for the floor."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.0 + 0.9 * len(found) * 3 / 2), layout="constrained")
+    axes = figure.subplots()
+    bars: list[tuple[str, Mapping[str, float]]] = []
+    for result in found:
+        title = f"{result['workload']['name']}, {result['workload']['dtype']}"
+        bars += [(f"{title}: {name}", engine["phases"]) for name, engine in result["engines"].items()]
+        bars.append((f"{title}: {FLOOR}", result["floor"]["phases"]))
+    left = [0.0] * len(bars)
+    for phase in PHASES:
+        widths = [max(phases.get(phase, 0.0), 0.0) for _, phases in bars]
+        axes.barh([name for name, _ in bars], widths, left=left, label=phase)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a step (median)")
+    axes.legend(ncols=len(PHASES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

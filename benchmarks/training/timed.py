@@ -1,0 +1,62 @@
+"""What an engine says of a step, and how it is told to make one."""
+
+import json
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.training.workload import Workload
+
+PHASES = ("rollout", "logps", "update", "sync", "other")
+"""Completions; log-probabilities under the reference and, here, under the initial policy; forward, backward and optimizer; the
+reference's synchronisation with its measurement; all the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedStep:
+    """One step of one engine."""
+
+    seconds: float
+    phases: dict[str, float]
+    """Seconds by phase; what they do not cover is `other`."""
+    prompt_tokens: int
+    """Of the step's prompts, each counted once."""
+    completion_lengths: list[int]
+    """Tokens of each completion, the end token included."""
+    peak_gib: float = field(default_factory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    """Most memory that the process has had so far."""
+
+    def phase(self, name: str) -> float:
+        """Return the seconds of one of PHASES."""
+        return self.seconds - sum(self.phases.values()) if name == "other" else self.phases.get(name, 0.0)
+
+    def as_json(self) -> str:
+        """Return it as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TimedStep":
+        """Return what `as_json` wrote."""
+        return cls(**json.loads(text))
+
+
+class Turns(Protocol):
+    """The other end: whoever lets the engines take turns."""
+
+    def ready(self, settings: dict[str, object]) -> None:
+        """Say that the engine is open, and what of its settings decides its speed."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is this engine's turn."""
+        ...
+
+    def report(self, step: TimedStep) -> None:
+        """Say what the step took."""
+        ...
+
+
+Engine = Callable[[Workload, Path, Turns], None]
+"""Makes the steps of a workload, whose inputs are in a folder: `wait` before each of them, `report` after it."""
