@@ -13,6 +13,7 @@ from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, ec
 from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
+from grpo_core.machine.collector import importing
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 
@@ -59,7 +60,8 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     with working_in_new(run_dir, origin_of(resolved, config).preset, "run") as folder:
         echo_warnings(warnings)
         use_stack()
-        from flows.train import grpo
+        with importing():
+            from flows.train import grpo
 
         _show_training(grpo(config=config, overrides=values, run_dir=str(folder)))
 
@@ -72,7 +74,8 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> None:
         check_run(RunDir(run_dir))
     with working_in(run_dir):
         use_stack()
-        from flows.train import resume
+        with importing():
+            from flows.train import resume
 
         _show_training(resume(run_dir=str(run_dir), repair=repair))
 

@@ -14,6 +14,7 @@ from flows.stack.processes import past_proxies
 from flows.stack.state import Stack, read_secret, read_stack
 from flows.terminal import echo
 from grpo_core.errors import StackError
+from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import write_private
 from tasks.process.context import prefect_is_embedded
 
@@ -36,7 +37,8 @@ def use_stack() -> None:
     stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
     if stack is None:
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
-        from flows.stack.embedded import start_embedded_server
+        with importing():
+            from flows.stack.embedded import start_embedded_server
 
         start_embedded_server(lambda line: echo(line, err=True))
         return

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from grpo_core.config import RunConfig
 from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, SamplerError, TrainingError
+from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import lifeline_from_environment
 from grpo_core.plain_text import visible
@@ -112,15 +113,16 @@ def _open_journal(run_dir: RunDir) -> Journal:
 def _run(
     run_dir: RunDir, config: RunConfig, journal: Journal, stop: StopRequest, *, engine: str, load: Callable[[], Train]
 ) -> tuple[TrainingState, str | None]:
-    from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
-    from grpo_core.training.session import open_session
-
     if config.training.engine != engine:
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
+    with importing():
+        from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
+        from grpo_core.training.session import open_session
+
+        train = load()
     threads = pin_threads(config.training)
     set_determinism(config.training.deterministic)
-    train = load()
     with held_device(pick_device(config.training.device), run_dir.path):
         session = open_session(run_dir, journal, stop)
         state = session.restore()

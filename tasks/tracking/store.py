@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -17,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import GrpoError, TrackingError, cause
+from grpo_core.machine.collector import importing
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri, redact_uri
@@ -115,9 +118,17 @@ def make_client(uri: str, create: bool = True) -> Any:
     file = sqlite_file(uri)
     if file is not None:
         _check_store(uri, file, create)
+    _import_mlflow()
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=usable_uri(uri))
+
+
+@cache
+def _import_mlflow(store: str = "") -> None:
+    """Import MLflow, and the module of it that `store` names, once."""
+    with importing():
+        import_module(f"mlflow{store}")
 
 
 _checked: dict[Path, tuple[int, int]] = {}
@@ -130,6 +141,7 @@ def _check_store(uri: str, file: Path, create: bool) -> None:
             raise TrackingError(f"tracking store {file}: there is no such file; set MLFLOW_TRACKING_URI to the run's store")
     elif _checked.get(file) == _identity(file):
         return
+    _import_mlflow(".store.tracking.sqlalchemy_store")
     ensure_store(file)
     refuse_incomplete(file)
     if file in _checked:

@@ -136,7 +136,9 @@ def test_a_terminal_that_is_gone_is_no_error(start: Callable[..., subprocess.Pop
     terminal, end = pty.openpty()
     process = start("closed", stdin=end, stdout=end, stderr=end, start_new_session=True)
     os.close(end)
-    with open(terminal, "rb") as screen:  # the whole line: the terminal may hand out a part of it while the command still writes
+    with open(
+        terminal, "rb"
+    ) as screen:  # the whole line: the terminal may hand out a part of it while the command still writes
         assert screen.readline().strip() == b"ready"
     process.send_signal(signal.SIGHUP)
     assert process.wait(20) == 129
