@@ -7,11 +7,11 @@ import argparse
 import logging
 import sys
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
-from grpo_core.evaluation.results import HELD_OUT, write_evaluation
+from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.machine.collector import importing
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 
@@ -40,13 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
-    import pandas
-
-    from grpo_core.data.frozen import load_frozen
-    from grpo_core.evaluation.runner import open_evaluator
-    from grpo_core.policy.device import held_device, pick_device
-    from grpo_core.policy.saved import list_checkpoints, read_state
-    from grpo_core.policy.sources.find import resolve_model
+    with importing():
+        from grpo_core.evaluation.of_run import evaluate_policy_of, record_evaluation
+        from grpo_core.evaluation.runner import open_evaluator
+        from grpo_core.policy.device import held_device, pick_device
+        from grpo_core.policy.saved import list_checkpoints, read_state
+        from grpo_core.policy.sources.find import resolve_model
 
     run_dir.require_ours()
     config = run_dir.read_config()
@@ -56,13 +55,9 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         if not checkpoints:
             raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
         step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
-    _, prompts = load_frozen(run_dir.data)
     with held_device(pick_device(config.training.device), run_dir.path):
-        evaluator = open_evaluator(config, folder)
-        result = evaluator.evaluate(prompts[: config.evaluation.num_prompts], config.evaluation.samples, name)
-    facts = {"policy": policy, "set": name, "step": step, **result.as_json()}
-    table = pandas.DataFrame([asdict(row) for row in result.completions])
-    write_evaluation(run_dir, policy, facts, lambda file: table.to_parquet(file, index=False))
+        result = evaluate_policy_of(run_dir, open_evaluator(config, folder), name)
+    record_evaluation(run_dir, result, policy=policy, name=name, step=step)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import last_event, read_records
+from grpo_core.run.process_state import read_process_state
 
 MODULE = "grpo_core.evaluation"
 """What evaluates, as a process."""
@@ -57,6 +59,14 @@ def evaluate_if_needed(
             return
         evaluate(arguments, log_file)
         keep_evaluation(run_dir, policy, identity)
+
+
+def was_cut_short(run_dir: RunDir) -> bool:
+    """Return whether a training process was killed after its training had ended: in the evaluation of its last policy."""
+    code = read_process_state(run_dir.process_file).returncode
+    last = last_event(read_records(run_dir.journal_file))
+    is_over = last is not None and last.kind == "end" and last.data.get("status") != "failed"
+    return is_over and code is not None and code < 0
 
 
 def _identity(run_dir: RunDir, set_name: str, step: int, digest: Callable[[Path], str]) -> str | None:

@@ -91,10 +91,13 @@ class RuleBook:
     rules: Sequence[RuleConfig]
     _breached: set[RuleConfig] = field(default_factory=set, init=False)
     _last_step: int = field(default=0, init=False)
+    _has_ended: bool = field(default=False, init=False)
 
     def check(self, record: Record) -> list[Alert]:
         """Return the breaches that begin with this record."""
         self._last_step = record.step
+        if record.kind in ("start", "resume", "end"):
+            self._has_ended = record.kind == "end"
         self._breached -= {rule for rule in self.rules if rule.kind == "stalled"}
         if not record.metrics:
             return []
@@ -102,7 +105,9 @@ class RuleBook:
         return self._begun({rule: self._breach(rule, record) for rule in watched})
 
     def check_silence(self, seconds: float) -> list[Alert]:
-        """Return the breaches of `stalled` rules after so many seconds without a record."""
+        """Return the breaches of `stalled` rules after so many seconds without a record; none once the training has ended."""
+        if self._has_ended:
+            return []
         return self._begun({rule: self._stall(rule, seconds) for rule in self.rules if rule.kind == "stalled"})
 
     def _begun(self, found: dict[RuleConfig, Alert | None]) -> list[Alert]:

@@ -25,8 +25,8 @@ from grpo_core.config import (
 )
 from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
 from grpo_core.data.prepare import prepare
-from grpo_core.errors import GrpoError
-from grpo_core.evaluation.once import MODULE, evaluate_if_needed
+from grpo_core.errors import GrpoError, TrainingError
+from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.announce import announce_disk, announce_memory
@@ -37,7 +37,7 @@ from grpo_core.run.held import held_run
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.resuming import check_resumable
 from grpo_core.run.slow_dtype import slow_dtype_warnings
-from grpo_core.training.process import MODULES
+from grpo_core.training.process import MODULES, evaluating
 from grpo_core.training.progress import Bar, Follower
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] =
         if evaluate:
             _evaluate(run_dir, "base", digest, bar)
         if Run(run_dir.path).state != "finished":
-            _train(run_dir, bar)
+            _train(run_dir, bar, evaluate)
         if evaluate:
             _evaluate(run_dir, "final", digest, bar)
         run = Run(run_dir.path)
@@ -174,10 +174,11 @@ def _evaluate(run_dir: RunDir, policy: str, digest: str, bar: Bar) -> None:
         )
 
 
-def _train(run_dir: RunDir, bar: Bar) -> None:
+def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
     config = run_dir.read_config()
     bar.stage("training")
-    follower = Follower(run_dir, bar)
+    evaluation = evaluating(config.training.engine) if evaluate else []
+    follower = Follower(run_dir, bar, evaluates=bool(evaluation))
 
     def pause_and_look() -> None:
         _pause()
@@ -191,7 +192,7 @@ def _train(run_dir: RunDir, bar: Bar) -> None:
         try:
             run_watched(
                 MODULES[config.training.engine],
-                [str(run_dir.path)],
+                [str(run_dir.path), *evaluation],
                 run_dir.log_file("train"),
                 look=pause_and_look,
                 stop=stop,
@@ -200,10 +201,11 @@ def _train(run_dir: RunDir, bar: Bar) -> None:
                 state_file=run_dir.process_file,
                 import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
             )
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
                 follower.read()
-            raise
+            if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
+                raise
         follower.read()  # what the process wrote before it ended
 
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, SamplerError, TrainingError
 from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import free_bytes, is_full_disk
-from grpo_core.machine.lifeline import lifeline_from_environment
+from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
 from grpo_core.plain_text import visible
 from grpo_core.policy.saved import TrainingState, list_checkpoints
 from grpo_core.redaction import redact_uri
@@ -31,6 +32,7 @@ from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
 
 if TYPE_CHECKING:
+    from grpo_core.evaluation.runner import Evaluator
     from grpo_core.training.session import Session
 
 Train = Callable[["Session", TrainingState], tuple[TrainingState, str | None]]
@@ -38,6 +40,13 @@ Train = Callable[["Session", TrainingState], tuple[TrainingState, str | None]]
 
 MODULES = {"native": "grpo_core.training", "trl": "grpo_core.backends"}
 """The module to run for each `training.engine`."""
+EVALUATE = "--evaluate"
+"""Argument of the native engine: evaluate the last policy, too, while it is in memory (`evaluation/last.py`)."""
+
+
+def evaluating(engine: str) -> list[str]:
+    """Return the arguments with which the process of an engine also evaluates its last policy; none where it cannot."""
+    return [EVALUATE] if engine == "native" else []
 
 
 def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None = None) -> int:
@@ -66,11 +75,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
         sys.stderr.write(f"{error}\n")
         return JournalError.exit_code
     try:
-        config = run_dir.read_config()
-        state, stopped = _run(run_dir, config, journal, stop, engine=engine, load=load)
-        reason = stopped or why_finished(config.training, state)
-        journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
-        return stop.exit_code if stopped else 0
+        return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
     except GrpoError as error:
         if options.debug:
             traceback.print_exc()
@@ -88,6 +93,10 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
 def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULES[engine]}", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="folder with config.json and data/")
+    parser.set_defaults(evaluate=False)
+    if engine == "native":
+        text = "evaluate the last policy on the held-out prompts, too"
+        parser.add_argument(EVALUATE, action="store_true", help=text)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(arguments)
 
@@ -110,9 +119,32 @@ def _open_journal(run_dir: RunDir) -> Journal:
     return journal
 
 
+def _train(
+    run_dir: RunDir, journal: Journal, stop: StopRequest, *, engine: str, load: Callable[[], Train], evaluate: bool
+) -> int:
+    """Train, journal the end, evaluate the last policy if that is wanted, and return the exit code."""
+    config = run_dir.read_config()
+    with contextlib.ExitStack() as device:
+        state, stopped, evaluator = _run(run_dir, config, journal, stop, device, engine=engine, load=load)
+        reason = stopped or why_finished(config.training, state)
+        journal.append("end", state.step, {"status": "stopped" if stopped else "finished", "reason": reason})
+        if evaluate:
+            journal.close()
+            _evaluate(run_dir, evaluator, state.step, stop, device)
+    return stop.exit_code if stopped else 0
+
+
 def _run(
-    run_dir: RunDir, config: RunConfig, journal: Journal, stop: StopRequest, *, engine: str, load: Callable[[], Train]
-) -> tuple[TrainingState, str | None]:
+    run_dir: RunDir,
+    config: RunConfig,
+    journal: Journal,
+    stop: StopRequest,
+    device: contextlib.ExitStack,
+    *,
+    engine: str,
+    load: Callable[[], Train],
+) -> tuple[TrainingState, str | None, "Evaluator"]:
+    """Train; return the last counters, why it stopped early, and what evaluates the policy. The device stays held."""
     if config.training.engine != engine:
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
@@ -123,27 +155,40 @@ def _run(
         train = load()
     threads = pin_threads(config.training)
     set_determinism(config.training.deterministic)
-    with held_device(pick_device(config.training.device), run_dir.path):
-        session = open_session(run_dir, journal, stop)
-        state = session.restore()
-        if engine != "native" and 0 < state.step < config.training.steps:
-            raise TrainingError(
-                f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
-            )
-        facts = {
-            "engine": engine,
-            "threads": threads,
-            "device": str(session.policy.device),
-            "deterministic": config.training.deterministic,
-            "repeats": repeatability(config).what,
-            "steps": config.training.steps,
-            "config": config.model_dump(mode="json"),
-        }
-        # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
-        began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
-        journal.append("resume" if began else "start", state.step, facts)
-        with contextlib.closing(session):
-            return train(session, state)
+    device.enter_context(held_device(pick_device(config.training.device), run_dir.path))
+    session = open_session(run_dir, journal, stop)
+    state = session.restore()
+    if engine != "native" and 0 < state.step < config.training.steps:
+        raise TrainingError(
+            f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
+        )
+    facts = {
+        "engine": engine,
+        "threads": threads,
+        "device": str(session.policy.device),
+        "deterministic": config.training.deterministic,
+        "repeats": repeatability(config).what,
+        "steps": config.training.steps,
+        "config": config.model_dump(mode="json"),
+    }
+    # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
+    began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
+    journal.append("resume" if began else "start", state.step, facts)
+    with contextlib.closing(session):
+        return (*train(session, state), session.evaluator)
+
+
+def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest, device: contextlib.ExitStack) -> None:
+    """Evaluate the last policy, unless the process is to end; whoever asks for that now ends it at once."""
+    from grpo_core.evaluation.last import evaluate_last
+
+    stop.close()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if stop.is_urgent:
+        return
+    exit_with_lifeline()
+    evaluate_last(run_dir, evaluator, step, release=device.close)
 
 
 def _explain(error: GrpoError, run_dir: RunDir) -> str:

@@ -70,14 +70,20 @@ class Bar(AbstractContextManager["Bar"]):
 class Follower:
     """Shows what the journal of a training gets, and applies the rules to it."""
 
-    def __init__(self, run_dir: RunDir, bar: Bar) -> None:
+    def __init__(self, run_dir: RunDir, bar: Bar, *, evaluates: bool = False) -> None:
         """Take what earlier sessions have journalled; what of it nobody has judged yet is judged now.
+
+        Args:
+            run_dir: of the run.
+            bar: shows it.
+            evaluates: whether the training process evaluates its last policy, after the `end` record.
 
         Raises:
             OSError: the training cannot be asked to stop.
         """
         self._process_file = run_dir.process_file
         self._bar = bar
+        self._evaluates = evaluates
         self._judge = Judge(run_dir, end=_end_beside)
         self._tail = JournalTail(run_dir.journal_file)
         records = list(self._tail.read())
@@ -96,6 +102,8 @@ class Follower:
             self._last_record = time.monotonic()
             self._bar.show(record)
             self._show(self._judge.check(record))
+            if self._evaluates and record.kind == "end" and record.data.get("status") != "failed":
+                self._bar.stage("evaluating final")
 
     def look(self) -> None:
         """Read, and judge how long the training has been silent.

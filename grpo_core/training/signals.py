@@ -44,10 +44,12 @@ class StopRequest:
             return self._signal.name
         if self._stop_file.exists():
             return f"STOP: {self._stop_file.read_text().strip() or 'asked for by the file'}"
-        lifeline = self._lifeline_fd
-        if lifeline is not None and select.select([lifeline], [], [], 0)[0] and os.read(lifeline, 1) == b"":
-            return "lifeline: the process that started the training has died"
-        return None
+        return "lifeline: the process that started the training has died" if self._starter_has_died() else None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether nobody waits for more than the end: a signal has come, or the process that started the training has died."""
+        return self._signal is not None or self._starter_has_died()
 
     def close(self) -> None:
         """Stop watching: the training has come to its end."""
@@ -82,6 +84,10 @@ class StopRequest:
                 source for source in sources if source == woken or source not in readable
             ]  # the lifeline stays at its end
         os.close(woken)
+
+    def _starter_has_died(self) -> bool:
+        lifeline = self._lifeline_fd
+        return lifeline is not None and bool(select.select([lifeline], [], [], 0)[0]) and os.read(lifeline, 1) == b""
 
     @property
     def exit_code(self) -> int:

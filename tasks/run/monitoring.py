@@ -66,6 +66,9 @@ class _Watch:
         self._training = run_dir.read_config().training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._mlflow_is_away = False
+        self._ended_at: float | None = None
+        """When the training came to its end: from then on its process only evaluates."""
+        self._evaluation_shown = False
         self._progress = ProgressArtifact("training-progress", for_code(str(run_dir.path)))
 
     def catch_up(self, view: PlainLines) -> None:
@@ -85,6 +88,7 @@ class _Watch:
         records = list(self._tail.read())
         for record in records:
             self._last_record = time.monotonic()
+            self._ended_at = self._last_record if record.kind == "end" else self._ended_at
             self._shipper.add(record)
             self._announce(self.judge.check(record))
             if record.kind == "ref_sync":
@@ -102,7 +106,11 @@ class _Watch:
         silent = self.judge.check_silence(time.monotonic() - self._last_record)
         self._announce(silent)
         yield from (alert.text for alert in silent)
-        if time.monotonic() - self._last_asked >= ASK_SECONDS and not self._run_dir.stop_file.exists():
+        if self._ended_at is not None:
+            if not self._evaluation_shown and time.monotonic() - self._ended_at > PROGRESS_SECONDS:
+                self._evaluation_shown = True
+                yield "evaluating the final policy on the held-out prompts"
+        elif time.monotonic() - self._last_asked >= ASK_SECONDS and not self._run_dir.stop_file.exists():
             self._last_asked = time.monotonic()
             if reason := stop_requested(self._tracked):
                 self._run_dir.request_stop(reason)

@@ -1,4 +1,8 @@
-"""Tasks: evaluate a policy, and train, each in a process of its own."""
+"""Tasks: evaluate a policy, and train, each in a process of its own.
+
+The training process of the native engine also evaluates the policy that it ends with, which it has in memory; the task of that
+evaluation finds it made, and makes it where it is not.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +11,12 @@ from typing import Literal
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.evaluation.once import MODULE, evaluate_if_needed
+from grpo_core.errors import TrainingError
+from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import ensure_ended
-from grpo_core.training.process import MODULES
+from grpo_core.training.process import MODULES, evaluating
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
 from tasks.run.inputs import cached_digest
@@ -22,7 +27,7 @@ from tasks.run.progress import say
 def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: str = HELD_OUT, step: int = 0) -> None:
     """Evaluate the initial policy (saved after `step`) or the newest checkpoint's on the held-out prompts.
 
-    As `evaluate_if_needed`; each in a process of its own.
+    As `evaluate_if_needed`, in a process of its own.
     """
     run_dir = RunDir(run_path)
 
@@ -39,15 +44,24 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
 def run_training_process(run_path: Path) -> None:
     """Run the training process to its end, from the newest checkpoint if there is one; a finished training stays as it is.
 
+    One that is killed while it evaluates its last policy has trained to its end.
+
     Raises:
         TrainingError: it failed; the message says why.
     """
     from grpo_core.run.summary import run_status
 
     run_dir = RunDir(run_path)
-    if run_status(run_dir).state != "finished":
-        training = run_dir.read_config().training
-        run_child(MODULES[training.engine], [str(run_path)], run_dir.log_file("train"), training.python, run_dir.process_file)
+    if run_status(run_dir).state == "finished":
+        return
+    training = run_dir.read_config().training
+    arguments = [str(run_path), *evaluating(training.engine)]
+    try:
+        run_child(MODULES[training.engine], arguments, run_dir.log_file("train"), training.python, run_dir.process_file)
+    except TrainingError as error:
+        if not was_cut_short(run_dir):
+            raise
+        say(f"evaluation of final: {error}; it is made again")
 
 
 def release_monitor(run_path: Path) -> None:

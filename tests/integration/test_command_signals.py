@@ -136,9 +136,8 @@ def test_a_terminal_that_is_gone_is_no_error(start: Callable[..., subprocess.Pop
     terminal, end = pty.openpty()
     process = start("closed", stdin=end, stdout=end, stderr=end, start_new_session=True)
     os.close(end)
-    with open(
-        terminal, "rb"
-    ) as screen:  # the whole line: the terminal may hand out a part of it while the command still writes
+    # The whole line: the terminal may hand out a part of it while the command still writes.
+    with os.fdopen(terminal, "rb") as screen:
         assert screen.readline().strip() == b"ready"
     process.send_signal(signal.SIGHUP)
     assert process.wait(20) == 129
