@@ -34,8 +34,8 @@ def start_training() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Return a function that starts a training as a process and waits until something holds; it ends with the test."""
     children: list[subprocess.Popen[bytes]] = []
 
-    def begin(run_dir: RunDir, until: Callable[[], bool], **options: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "grpo_core.training", str(run_dir.path)]
+    def begin(run_dir: RunDir, until: Callable[[], bool], *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "grpo_core.training", str(run_dir.path), *arguments]
         with run_dir.log_file("train").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log, **options)
         children.append(child)
