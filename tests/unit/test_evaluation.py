@@ -29,6 +29,14 @@ def test_a_share_has_its_wilson_interval(successes, total):
     assert (estimate.low, estimate.high) == pytest.approx(((centre - half) / scale, (centre + half) / scale), abs=1e-12)
 
 
+@SETTINGS
+@given(counts=st.tuples(st.integers(0, 3000), st.integers(0, 3000)).filter(any))
+def test_a_share_has_scipys_interval_to_the_last_bit(counts):
+    expected = stats.binomtest(counts[0], sum(counts)).proportion_ci(0.95, method="wilson")
+    estimate = proportion(counts[0], sum(counts))
+    assert (estimate.low, estimate.high) == (expected.low, expected.high)
+
+
 def test_a_mean_has_its_t_interval_by_hand():
     # 1, 2, 3, 4: mean 2.5, Bessel variance 5/3, standard error sqrt(5/12), t_0.975 with 3 degrees of freedom = 3.182446
     estimate = mean_estimate([1.0, 2.0, 3.0, 4.0])
