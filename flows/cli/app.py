@@ -16,7 +16,7 @@ from flows.cli.init import init
 from flows.cli.look import check, runs, status
 from flows.cli.run import evaluate, import_settings, reproduce, track, train
 from flows.cli.stack import down, up
-from flows.cli.sweep import report_on_sweep, sweep
+from flows.cli.sweep import report, sweep
 from flows.signals import ended_like_ctrl_c
 from flows.terminal import echo, echo_text, echo_traceback
 from grpo_core.errors import MAX_FAULT_CHARACTERS, GrpoError, cause
@@ -30,7 +30,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "runs": runs,
     "sweep": sweep,
-    "report": report_on_sweep,
+    "report": report,
     "clean": clean,
     "evaluate": evaluate,
     "reproduce": reproduce,

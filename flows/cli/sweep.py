@@ -11,6 +11,8 @@ from flows.stack.servers import use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, messages_to_stderr
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
+from grpo_core.machine.collector import importing
+from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import describe_plan, load_sweep
 
@@ -74,15 +76,18 @@ def _show_sweep(summary: "SweepSummary") -> None:
     echo_result(summary.answer, places, summary.problems)
 
 
-def report_on_sweep(
-    sweep_dir: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not.")], as_json: AsJson = False
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a sweep or of a run, finished or not.")], as_json: AsJson = False
 ) -> None:
-    """Write tables, figures and the report of a sweep from its journals, and upload them to MLflow where it is tracked."""
+    """Draw the figures and write the report of a sweep or a run from its journals, and upload them to MLflow."""
+    is_run = RunDir(folder).config_file.is_file()
     with messages_to_stderr(as_json):
-        from tasks.sweep.stages import report_again
-
-        page, answer, problems = report_again(sweep_dir)
+        with importing():
+            from tasks.run.run_report import report_run_again
+            from tasks.sweep.stages import report_again
+        page, answer, problems = report_run_again(folder) if is_run else report_again(folder)
     if as_json:
-        echo_json({"sweep_dir": str(sweep_dir), "report": str(page), "answer": answer, "problems": problems})
+        kind = "run_dir" if is_run else "sweep_dir"
+        echo_json({kind: str(folder), "report": str(page), "answer": answer, "problems": problems})
     else:
         echo_result(answer, [("report", str(page))], problems)

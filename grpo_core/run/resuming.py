@@ -34,7 +34,7 @@ def refuse_evaluation(run_dir: RunDir) -> None:
     Raises:
         JournalError: the folder holds an evaluation.
     """
-    if _is_evaluation(run_dir):
+    if is_evaluation(run_dir):
         raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
 
 
@@ -49,7 +49,7 @@ def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Check
         journal: what `check_run` has found there a moment ago; None = it is read now.
     """
     try:
-        if not run_dir.config_file.exists() or _is_held(run_dir) or _is_evaluation(run_dir):
+        if not run_dir.config_file.exists() or _is_held(run_dir) or is_evaluation(run_dir):
             return None
         if has_prompts and not (run_dir.path / PROMPTS_MANIFEST).exists():
             return None
@@ -75,6 +75,7 @@ def _is_held(run_dir: RunDir) -> bool:
     return lock_holder(run_dir.lock_file) is not None or process_runs(run_dir.process_file)
 
 
-def _is_evaluation(run_dir: RunDir) -> bool:
+def is_evaluation(run_dir: RunDir) -> bool:
+    """Return whether a folder holds what only evaluates."""
     marker = run_dir.marker()
     return (marker.kind if marker else run_dir.older_kind()) == "evaluation"

@@ -40,6 +40,7 @@ __all__ = [
     "Shipper",
     "TrackedRun",
     "end_tracking",
+    "noting",
     "open_tracking",
     "stop_requested",
     "system_metrics",
@@ -158,15 +159,15 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
             f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); "
             f"`grpo track {run_path}` ships them later"
         )
-    with _noting(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
+    with noting(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
         _log_results(client, run_dir, tracked, with_policy=finished)
-    with _noting(problems, f"the MLflow run could not be ended as {status}"):
+    with noting(problems, f"the MLflow run could not be ended as {status}"):
         client.set_terminated(tracked.run_id, status)
     return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
 
 
 @contextmanager
-def _noting(problems: list[str], problem: str, remedy: str = "") -> Iterator[None]:
+def noting(problems: list[str], problem: str, remedy: str = "") -> Iterator[None]:
     """Add a problem instead of raising: what cannot be tracked does not make a training fail."""
     try:
         with short_retries():

@@ -4,10 +4,12 @@ from pathlib import Path
 
 from grpo_core.errors import JournalError, TrackingError
 from grpo_core.machine.locks import lock_holder
+from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record, last_event
-from tasks.tracking import Status, track_inputs, track_results
+from grpo_core.run.resuming import path_argument
+from tasks.tracking import Status, noting, track_inputs, track_results
 from tasks.tracking.opening import open_new
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries
 
@@ -29,6 +31,15 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     tracked = _find_or_open(run_dir, read_tracked(run_dir))
     status = _status(records)
     return tracked, status, track_results.fn(run_path, tracked, status)
+
+
+def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
+    """Log the report of a run as it is now; return what could not be tracked."""
+    problems: list[str] = []
+    again = f"; `grpo report {path_argument(run_dir.path)}` tries again"
+    with noting(problems, "the report is not in MLflow", again):
+        make_client(tracked.uri, create=False).log_artifacts(tracked.run_id, str(run_dir.report), run_dir.report.name)
+    return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
 
 
 def _find_or_open(run_dir: RunDir, tracked: TrackedRun) -> TrackedRun:

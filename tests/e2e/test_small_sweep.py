@@ -35,3 +35,21 @@ def test_two_arms_are_trained_reported_and_nested_in_mlflow(
     client = MlflowClient(tracking_uri=tracked["uri"])
     children = client.search_runs([tracked["experiment_id"]], f"tags.`mlflow.parentRunId` = '{tracked['run_id']}'")
     assert {(run.info.status, run.data.params["loss.beta"]) for run in children} == {("FINISHED", "0.01"), ("FINISHED", "0.5")}
+    run_dir = sweep_dir.path / "runs" / "arm-000-seed-3"
+    (of_run,) = [run.info.run_id for run in children if run.data.params["loss.beta"] == "0.01"]
+
+    def reported() -> tuple[set[str], set[str]]:
+        return {file.name for file in (run_dir / "report").iterdir()}, {
+            Path(file.path).name for file in client.list_artifacts(of_run, "report")
+        }
+
+    assert reported() == ({"report.md"}, {"report.md"})
+    assert "grpo report" in (run_dir / "report" / "report.md").read_text()
+    done = grpo("report", str(run_dir), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["report"], document["problems"]) == (f"{run_dir}/report/report.md", [])
+    assert f"steps: {STEPS}" in document["answer"][0]
+    files = {"report.md", "reward.png", "kl.png"}
+    assert reported() == (files, files)
+    assert "![kl](kl.png)" in (run_dir / "report" / "report.md").read_text()
