@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_core.data.frozen import read_manifest
+from grpo_core.errors import GrpoError
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
 from grpo_core.policy.sources.find import resolve_model
@@ -62,11 +63,18 @@ def evaluate_if_needed(
 
 
 def was_cut_short(run_dir: RunDir) -> bool:
-    """Return whether a training process was killed after its training had ended: in the evaluation of its last policy."""
+    """Return whether a training process was killed after its training had ended: in the evaluation of its last policy.
+
+    Where that cannot be known, it was not: what ended the process is then the news, and not that its journal cannot be read.
+    """
     code = read_process_state(run_dir.process_file).returncode
-    last = last_event(read_records(run_dir.journal_file))
-    is_over = last is not None and last.kind == "end" and last.data.get("status") != "failed"
-    return is_over and code is not None and code < 0
+    if code is None or code >= 0:
+        return False
+    try:
+        last = last_event(read_records(run_dir.journal_file))
+    except GrpoError:
+        return False
+    return last is not None and last.kind == "end" and last.data.get("status") != "failed"
 
 
 def _identity(run_dir: RunDir, set_name: str, step: int, digest: Callable[[Path], str]) -> str | None:

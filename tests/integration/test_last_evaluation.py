@@ -12,12 +12,14 @@ from typing import Any
 import pandas
 import pytest
 
+from grpo_core.errors import TrainingError
 from grpo_core.evaluation import __main__ as evaluation
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.training.__main__ import main
+from grpo_core.training.from_python import resume_training
 from grpo_core.training.process import EVALUATE
 from tasks.run.processes import evaluate_policy, run_training_process
 
@@ -139,6 +141,23 @@ def test_a_process_that_dies_in_it_has_trained_and_its_task_evaluates(acting: Ca
     evaluate_policy.fn(run_dir.path, "final")
     assert run_dir.log_file("evaluate-final").exists()
     assert kinds(run_dir)[-1] == "eval"
+
+
+@pytest.mark.parametrize(
+    ("python", "fault"),
+    [("/nowhere/python", "/nowhere/python cannot be started"), ("exit 3", "exit code 3"), ("kill -9 $$", "killed by SIGKILL")],
+)
+def test_a_training_that_leaves_no_journal_is_told_by_what_ended_it(
+    tiny_run: Any, tmp_path: Path, python: str, fault: str
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{python}\n")
+    interpreter.chmod(0o755)
+    run_dir = tiny_run({"training.python": python if python.startswith("/") else str(interpreter)})
+    with pytest.raises(TrainingError, match=fault):
+        run_training_process.fn(run_dir.path)
+    with pytest.raises(TrainingError, match=fault):
+        resume_training(run_dir.path, evaluate=False, progress=False)
 
 
 def test_the_flows_tasks_evaluate_once(tiny_run: Any) -> None:
