@@ -17,21 +17,17 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.policy.policy import Policy
-from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
     MARK_FILE,
@@ -44,23 +40,14 @@ from grpo_core.policy.saved import (
     read_state,
     step_of,
 )
+from grpo_core.policy.trainable import Contents, Trainable, Weights
 
 OPTIMIZER_FILE = "optimizer.pt"
 POLICY_FILE, REFERENCE_FILE, INITIAL_FILE = "policy/model.safetensors", "reference.safetensors", "initial.safetensors"
 NEEDED_FILES = (POLICY_FILE, REFERENCE_FILE, OPTIMIZER_FILE, STATE_FILE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trainable:
-    """The live objects that a checkpoint is taken of, and restored into."""
-
-    policy: Policy
-    reference: Reference
-    optimizer: Optimizer
-    schedule: LambdaLR
-
-
-def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: int, mark: JournalMark | None = None) -> Path:
+def save_checkpoint(folder: Path, contents: Contents, state: TrainingState, keep: int, mark: JournalMark | None = None) -> Path:
     """Write `folder`/step_NNNNNN and drop all but the `keep` newest and the best; return the new one.
 
     It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
@@ -74,7 +61,7 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     for leftover in list_leftovers(folder):
         shutil.rmtree(leftover)
     with whole_or_gone(f"checkpoint {target.name}", scratch):
-        _write(scratch, live, state, mark)
+        _write(scratch, contents, state, mark)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     flush(folder)
@@ -82,16 +69,16 @@ def save_checkpoint(folder: Path, live: Trainable, state: TrainingState, keep: i
     return target
 
 
-def _write(folder: Path, live: Trainable, state: TrainingState, mark: JournalMark | None) -> None:
+def _write(folder: Path, contents: Contents, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
-    live.policy.model.save_pretrained(folder / "policy")
-    live.policy.tokenizer.save_pretrained(folder / "policy")
-    _save_weights(live.reference.policy.model, folder / REFERENCE_FILE)
-    if live.reference.initial is not None:
-        _save_weights(live.reference.initial.model, folder / INITIAL_FILE)
+    contents.policy.model.save_pretrained(folder / "policy", state_dict=dict(contents.weights))
+    contents.policy.tokenizer.save_pretrained(folder / "policy")
+    _save_weights(contents.reference, folder / REFERENCE_FILE)
+    if contents.initial is not None:
+        _save_weights(contents.initial, folder / INITIAL_FILE)
     with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
-        torch.save({"optimizer": live.optimizer.state_dict(), "schedule": live.schedule.state_dict()}, stream)
+        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, stream)
     (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
     if mark is not None:
         (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
@@ -177,9 +164,8 @@ def _drop_others(newest: Path, keep: int, best: str | None) -> None:
             shutil.rmtree(path)
 
 
-def _save_weights(model: PreTrainedModel, path: Path) -> None:
-    """Save each parameter once: tied weights are one tensor, and safetensors refuses to store it twice."""
-    save_file({name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}, path)
+def _save_weights(weights: Weights, path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
 
 
 def _check_weights(checkpoint: Path, name: str, model: PreTrainedModel) -> None:

@@ -8,6 +8,7 @@ from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.disk_need import (
+    copied_bytes,
     count_parameters,
     describe_need,
     disk_need,
@@ -17,6 +18,9 @@ from grpo_core.run.disk_need import (
     shown_bytes,
 )
 from grpo_core.run.folder import RunDir
+
+LARGE_COPY_BYTES = 500_000_000
+"""Smaller ones are not worth a line."""
 
 
 def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: Callable[[str], None]) -> None:
@@ -49,17 +53,18 @@ def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: 
 
 
 def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None]) -> None:
-    """Report what a vLLM that the run starts will take, and whether that is there; nothing for other runs.
+    """Report what a run takes beside its models: the copies of checkpoints where they are large, a vLLM that it starts.
 
     Args:
         run_dir: its folder.
         model: folder of its initial policy.
-        report: takes the line.
+        report: takes each line.
     """
-    config = run_dir.read_config()
+    config, num_parameters = run_dir.read_config(), count_parameters(model)
+    if num_parameters is not None and (copied := copied_bytes(config, num_parameters)) >= LARGE_COPY_BYTES:
+        report(f"memory: checkpoints are written beside the training, each from a copy of {shown_bytes(copied)}")
     if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
         return
-    num_parameters = count_parameters(model)
     if num_parameters is None:
         report(f"memory: what vLLM takes is not known (no safetensors weights in {model})")
         return

@@ -93,6 +93,12 @@ def checkpoint_bytes(config: RunConfig, num_parameters: int) -> int:
     return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
 
 
+def copied_bytes(config: RunConfig, num_parameters: int) -> int:
+    """Return the memory of the copy from which a checkpoint is written: of what the next step may change."""
+    models = 1 + (config.reference.sync_steps is not None)  # policy, reference
+    return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
+
+
 def checkpoints_to_come(config: RunConfig, from_step: int) -> int:
     """Return how many checkpoints a run writes at most after a step."""
     steps = config.training.steps

@@ -34,18 +34,19 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     settings = session.config.training
     saved_at = state.step
     stopped = session.stop.reason()
-    while not is_over(settings, state) and stopped is None:
-        try:
-            result = run_step(session, state)
-        except SamplerError:
-            # Completions come first in a step, so policy, reference and counters are those of the step before.
-            if state.step > saved_at:
-                checkpoint(session, state)
-            raise
-        state, saved_at = conclude(session, result, saved_at)
-        stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
-    if state.step > saved_at:
-        checkpoint(session, state)
+    try:
+        while not is_over(settings, state) and stopped is None:
+            try:
+                result = run_step(session, state)
+            except SamplerError:
+                # Completions come first in a step, so policy, reference and counters are those of the step before.
+                save_last(session, state, saved_at)
+                raise
+            state, saved_at = conclude(session, result, saved_at)
+            stopped = too_many_skipped(state.skipped_updates, settings.max_skipped_updates) or session.stop.reason()
+        save_last(session, state, saved_at)
+    finally:
+        session.finish_checkpoint()
     return state, None if is_over(settings, state) else stopped
 
 
@@ -55,8 +56,9 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
     The best policy so far is checkpointed even where no checkpoint is due.
 
     Returns:
-        (the counters to continue from, the step of the newest checkpoint)
+        (the counters to continue from, the step of the newest checkpoint: it may still be under way)
     """
+    session.finish_checkpoint()
     config, every = session.config, session.config.evaluation.every_steps
     state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
     record(session, result)
@@ -66,8 +68,16 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
         if state.best_accuracy is None or accuracy > state.best_accuracy:
             state = replace(state, best_step=state.step, best_accuracy=accuracy)
     if is_every(config.training.checkpoint_every, state.step) or state.best_step == state.step:
-        return state, checkpoint(session, state)
+        session.begin_checkpoint(state)
+        saved_at = state.step
     return state, saved_at
+
+
+def save_last(session: Session, state: TrainingState, saved_at: int) -> None:
+    """Write a checkpoint of the last step, unless the newest one is that: of step `saved_at`."""
+    session.finish_checkpoint()
+    if state.step > saved_at:
+        session.begin_checkpoint(state)
 
 
 def record(session: Session, result: StepResult) -> None:
@@ -102,13 +112,6 @@ def evaluate_held_out(session: Session, step: int) -> float:
     result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
     journal(session, "eval", step, {"set": HELD_OUT_SAMPLE, "metrics": result.metrics(), **result.as_json()})
     return result.metrics()[f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"]
-
-
-def checkpoint(session: Session, state: TrainingState) -> int:
-    """Save and journal a checkpoint; return its step."""
-    name = session.save(state)
-    session.journal.append("checkpoint", state.step, {"name": name})
-    return state.step
 
 
 def count_skipped(result: StepResult, before: int) -> int:

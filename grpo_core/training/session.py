@@ -12,16 +12,18 @@ from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, set_aside
+from grpo_core.policy.checkpoint import load_checkpoint, set_aside
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.trainable import Trainable
 from grpo_core.rewards.base import Reward, load_rewards
 from grpo_core.run.comparison import COMPARED, Identity, identity
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.training.optimizer import build_optimizer
+from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
@@ -45,12 +47,14 @@ class Session:
     """Makes the rollouts: the policy itself, or a script."""
     rewards: tuple[Reward, ...]
     updater: Updater
+    writer: CheckpointWriter
     evaluator: Evaluator
     taken_back: dict[Identity, Record] = field(default_factory=dict)
     """Records that the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
     def close(self) -> None:
-        """End a server that makes the rollouts, if this training has started it."""
+        """End a server that makes the rollouts, if this training has started it, and the writer of checkpoints."""
+        self.writer.close()
         if isinstance(self.sampler, VllmSampler):
             self.sampler.close()
 
@@ -64,12 +68,17 @@ class Session:
         """What its drift is measured from."""
         return self.live.reference
 
-    def save(self, state: TrainingState) -> str:
-        """Write a checkpoint; return its name."""
-        keep = self.config.training.keep_checkpoints
+    def begin_checkpoint(self, state: TrainingState) -> None:
+        """Begin to write a checkpoint; the training may go on."""
         records, digest = self.journal.mark
-        mark = JournalMark(records=records, digest=digest)
-        return save_checkpoint(self.run_dir.checkpoints, self.live, state, keep, mark).name
+        self.writer.begin(self.live, state, JournalMark(records=records, digest=digest))
+
+    def finish_checkpoint(self) -> None:
+        """Wait for the checkpoint under way, if there is one, and journal it. Nothing else is journalled before it is."""
+        finished = self.writer.finish()
+        if finished is not None:
+            step, name = finished
+            self.journal.append("checkpoint", step, {"name": name})
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.
@@ -130,5 +139,8 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         sampler=sampler,
         rewards=rewards,
         updater=Updater(live=live, config=config),
+        writer=CheckpointWriter(
+            run_dir.checkpoints, config.training.keep_checkpoints, reference_moves=config.reference.sync_steps is not None
+        ),
         evaluator=Evaluator(policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config),
     )

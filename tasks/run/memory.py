@@ -15,7 +15,7 @@ def say_slow_dtype(run_path: Path) -> None:
 
 
 def say_memory(run_path: Path, model: Path) -> None:
-    """Print what a vLLM that the run starts will take, and whether that is there; nothing for other runs.
+    """Print what the run takes beside its models: copies of checkpoints, a vLLM that it starts, and whether that is there.
 
     Args:
         run_path: its folder.

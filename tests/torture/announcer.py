@@ -1,6 +1,7 @@
 """A victim's side of the pipe: it says which phase it enters and leaves, and waits where it is to be killed."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,16 @@ class Announcer:
         """Announce into `descriptor`; wait for the kill of `aim`, once."""
         self._descriptor = descriptor
         self._aim = None if aim is None or aim.moment == "timed" else aim
-        self._inside: list[tuple[Phase, int]] = []
+        self._of_thread = threading.local()
         self._points = 0
+
+    @property
+    def _inside(self) -> list[tuple[Phase, int]]:
+        """The phases of this thread, the innermost last: checkpoints are written by a thread beside the training."""
+        if not hasattr(self._of_thread, "inside"):
+            self._of_thread.inside = []
+        inside: list[tuple[Phase, int]] = self._of_thread.inside
+        return inside
 
     @contextmanager
     def phase(self, phase: Phase, step: int, detail: str = "") -> Iterator[None]:
@@ -82,4 +91,5 @@ class Announcer:
 
     def _say(self, what: str, detail: str) -> None:
         phase, step = self._inside[-1]
-        os.write(self._descriptor, Event(what=what, phase=phase, step=step, detail=detail).encode())
+        thread = "main" if threading.current_thread() is threading.main_thread() else "writer"
+        os.write(self._descriptor, Event(what=what, phase=phase, step=step, detail=detail, thread=thread).encode())

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -41,6 +41,8 @@ class Event:
     """0 where the phase belongs to no step."""
     detail: str = ""
     """What exactly: the kind of a journal record, the last file that was written."""
+    thread: Literal["main", "writer"] = "main"
+    """Who says it: a checkpoint is written beside the training."""
 
     def encode(self) -> bytes:
         """Return the line; it is shorter than PIPE_BUF, so that one write puts all of it into the pipe or nothing."""
@@ -50,7 +52,7 @@ class Event:
     def decode(cls, line: bytes) -> "Event":
         """Read a line of `encode`."""
         fields = json.loads(line)
-        return cls(what=fields["what"], phase=Phase(fields["phase"]), step=fields["step"], detail=fields["detail"])
+        return cls(**fields | {"phase": Phase(fields["phase"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +62,31 @@ class Landing:
     phase: Phase
     step: int
     detail: str = ""
+    beside: Phase | None = None
+    """What the other thread was in at that moment; None = nothing."""
 
 
 def landing(events: Iterable[Event]) -> Landing:
-    """Return the innermost phase that was entered and not left; START before the first, BETWEEN after the last."""
-    inside: list[Landing] = []
-    last = Landing(phase=Phase.START, step=0)
+    """Return the innermost phase that was entered and not left; START before the first, BETWEEN after the last.
+
+    Where both threads were in one, it is that of the thread that waited for the kill, else of the one that spoke last.
+    """
+    inside: dict[str, list[Landing]] = {"main": [], "writer": []}
+    last, spoke, paused = Landing(phase=Phase.START, step=0), "main", False
     for event in events:
+        mine = inside[event.thread]
         here = Landing(phase=event.phase, step=event.step, detail=event.detail)
         if event.what == "enter":
-            inside.append(here)
+            mine.append(here)
         elif event.what == "leave":
-            inside.pop()
+            mine.pop()
             last = Landing(phase=Phase.BETWEEN, step=event.step, detail=f"after {event.phase}")
         else:
-            inside[-1] = here
-    return inside[-1] if inside else last
+            mine[-1] = here
+        if not paused:
+            spoke, paused = event.thread, event.what == "pause"
+    other = "writer" if spoke == "main" else "main"
+    if not inside[spoke]:
+        spoke, other = other, spoke
+    beside = inside[other][-1].phase if inside[other] else None
+    return replace(inside[spoke][-1], beside=beside) if inside[spoke] else last

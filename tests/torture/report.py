@@ -24,6 +24,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, tuple[int, int]]:
     return {f"kills in {phase}": (_kills(outcomes, phase), REQUIRED_KILLS) for phase in REQUIRED} | {
         "runs": (len(outcomes), REQUIRED_RUNS),
         "kills at mu=2": (sum(outcome.mu == 2 for outcome, _ in deaths), REQUIRED_KILLS),
+        "kills while a checkpoint was written beside a step": (sum(_is_beside(death) for _, death in deaths), 2),
         "kills that left a torn line": (sum(death.remains.torn_bytes > 0 for _, death in deaths), 1),
         "kills that left a .partial folder": (sum(death.remains.partial is not None for _, death in deaths), 1),
         "kills between a resume and its first checkpoint": (sum(death.is_again for _, death in deaths), 1),
@@ -41,7 +42,7 @@ def kill_line(outcome: Outcome, death: Death) -> str:
     """Return one line: where a run was killed, and what that left."""
     where = death.landing
     place = f"{where.phase} of step {where.step}" if where.step else str(where.phase)
-    detail = f" ({where.detail or f'aimed {death.aim}'})"
+    detail = f" ({where.detail or f'aimed {death.aim}'})" + (f" beside {where.beside}" if where.beside else "")
     damage = f"; then {death.damage}" if death.damage else ""
     return f"{_head(outcome)} life {death.life}: killed in {place}{detail}; left: {death.remains}{damage}"
 
@@ -76,6 +77,11 @@ def as_json(outcomes: Sequence[Outcome], undone: Sequence[int], seconds: float) 
         "not_done": list(undone),
         "missing": missing_counts(outcomes),
     }
+
+
+def _is_beside(death: Death) -> bool:
+    """Tell whether one thread was writing a checkpoint while the other was in a phase of the next step."""
+    return death.landing.beside is not None
 
 
 def _kills(outcomes: Iterable[Outcome], phase: Phase, mu: int | None = None) -> int:

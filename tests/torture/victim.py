@@ -20,7 +20,7 @@ from grpo_core.policy import checkpoint as checkpoints
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.run.journal import Journal
-from grpo_core.training import loop, session, step
+from grpo_core.training import loop, saving, session, step
 from grpo_core.training.__main__ import main as train
 from tests.torture.aims import Aim
 from tests.torture.announcer import Announcer
@@ -122,8 +122,8 @@ def watch_journal(announcer: Announcer) -> None:
 
 
 def watch_checkpoints(announcer: Announcer) -> None:
-    """Announce the writing of a checkpoint file by file, its renaming, and the deletion of old ones."""
-    around(session, "save_checkpoint", Phase.WRITE, announcer, lambda _folder, _live, state, _keep, _mark: (state.step, ""))
+    """Announce the writing of a checkpoint file by file, its renaming, and the deletion of old ones: in a thread of its own."""
+    around(saving, "save_checkpoint", Phase.WRITE, announcer, lambda _folder, _held, state, _keep, _mark: (state.step, ""))
 
     def written(path: Path) -> None:
         if not announcer.is_in(Phase.WRITE):

@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.checkpoint import Trainable, load_checkpoint, save_checkpoint, verify_checkpoint
+from grpo_core.policy.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
+from grpo_core.policy.trainable import Trainable
 from tests.policies import policy_of
 
 
@@ -72,7 +73,7 @@ def saved(fresh, tmp_path):
     live = fresh()
     train(live, 2, alpha=0.25)
     train(live, 1)
-    return live, save_checkpoint(tmp_path / "checkpoints", live, state_at(3), keep=2)
+    return live, save_checkpoint(tmp_path / "checkpoints", live.contents(), state_at(3), keep=2)
 
 
 def test_a_round_trip_restores_everything_bit_for_bit(saved, fresh):
@@ -96,7 +97,7 @@ def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
 def test_before_the_first_sync_the_initial_policy_is_not_stored_twice(fresh, tmp_path):
     live = fresh()
     train(live, 1)
-    folder = save_checkpoint(tmp_path, live, replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
+    folder = save_checkpoint(tmp_path, live.contents(), replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
     restored = fresh()
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
@@ -116,7 +117,7 @@ def test_the_policy_is_a_plain_transformers_folder(saved):
 def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
     live = fresh()
     for step in (1, 2, 9, 12):
-        save_checkpoint(tmp_path, live, state_at(step), keep=keep)
+        save_checkpoint(tmp_path, live.contents(), state_at(step), keep=keep)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == left
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{step:06d}" for step in left]
 
@@ -124,7 +125,7 @@ def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
 def test_the_best_checkpoint_is_kept_beside_the_newest(fresh, tmp_path):
     live = fresh()
     for step in (1, 2, 9, 12):
-        save_checkpoint(tmp_path, live, replace(state_at(step), best_step=min(step, 2), best_accuracy=0.5), keep=1)
+        save_checkpoint(tmp_path, live.contents(), replace(state_at(step), best_step=min(step, 2), best_accuracy=0.5), keep=1)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == [2, 12]
     assert find_best(tmp_path) == tmp_path / "step_000002"
 
@@ -134,14 +135,14 @@ def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved,
     (folder.parent / ".step_000002.partial" / "policy").mkdir(parents=True)
     (folder.parent / "step_000001").mkdir()  # its manifest was removed first, then the process was killed
     assert list_checkpoints(folder.parent) == [folder]
-    save_checkpoint(folder.parent, live, state_at(4), keep=2)
+    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["step_000003", "step_000004"]
 
 
 def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
     live, folder = saved
     train(live, 1)
-    assert save_checkpoint(folder.parent, live, state_at(3), keep=2) == folder
+    assert save_checkpoint(folder.parent, live.contents(), state_at(3), keep=2) == folder
     restored = fresh()
     load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), snapshot(live))
@@ -252,7 +253,7 @@ def test_leftovers_of_an_interrupted_save_are_neither_read_nor_kept(saved):
     partial.mkdir()
     (partial / "manifest.json").write_text("{}")
     assert list_checkpoints(folder.parent) == [folder]
-    save_checkpoint(folder.parent, live, state_at(4), keep=2)
+    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
     assert not partial.exists()
 
 
@@ -260,7 +261,7 @@ def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_pl
     live, folder = saved
     damaged = shutil.copytree(folder, folder.parent / "step_000006")
     (damaged / "state.json").write_text("{}")
-    newest = save_checkpoint(folder.parent, live, state_at(4), keep=1)
+    newest = save_checkpoint(folder.parent, live.contents(), state_at(4), keep=1)
     assert list_checkpoints(folder.parent) == [newest]
     assert load_checkpoint(newest, fresh()) == state_at(4)
 
@@ -268,5 +269,5 @@ def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_pl
 def test_a_checkpoint_that_a_kill_left_half_deleted_is_deleted_at_the_next_save(saved):
     live, folder = saved
     (shutil.copytree(folder, folder.parent / "step_000001") / "manifest.json").unlink()
-    save_checkpoint(folder.parent, live, state_at(4), keep=2)
+    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["step_000003", "step_000004"]

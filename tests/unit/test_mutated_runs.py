@@ -22,9 +22,10 @@ from grpo_core.config import Origin, RunConfig, run_name, validate_config
 from grpo_core.data.frozen import load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.evaluation.plan import find_subject
-from grpo_core.policy.checkpoint import Trainable, load_checkpoint, verify_checkpoint
+from grpo_core.policy.checkpoint import load_checkpoint, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, list_checkpoints, read_mark, read_state
+from grpo_core.policy.trainable import Trainable
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import KINDS, Journal, JournalTail, Record, read_journal

@@ -25,12 +25,12 @@ from tests.torture.runs import Death, Outcome
 from tests.torture.variants import OVERRIDES, build_variant
 
 
-def enter(phase, step=1):
-    return Event(what="enter", phase=phase, step=step)
+def enter(phase, step=1, thread="main"):
+    return Event(what="enter", phase=phase, step=step, thread=thread)
 
 
-def leave(phase, step=1):
-    return Event(what="leave", phase=phase, step=step)
+def leave(phase, step=1, thread="main"):
+    return Event(what="leave", phase=phase, step=step, thread=thread)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,17 @@ def leave(phase, step=1):
 def test_a_kill_landed_in_the_innermost_phase_that_was_not_left(events, phase, step):
     found = landing(events)
     assert (found.phase, found.step) == (phase, step)
+
+
+def test_a_kill_beside_the_writing_of_a_checkpoint_landed_in_both_threads():
+    writes = [enter(Phase.WRITE, 2, "writer"), enter(Phase.ROLLOUT, 3)]
+    found = landing([*writes, leave(Phase.ROLLOUT, 3), enter(Phase.UPDATE, 3)])
+    assert (found.phase, found.step, found.beside) == (Phase.UPDATE, 3, Phase.WRITE)
+    pause = Event(what="pause", phase=Phase.WRITE, step=2, detail="half of it", thread="writer")
+    found = landing([*writes, pause, leave(Phase.ROLLOUT, 3), enter(Phase.UPDATE, 3)])
+    assert (found.phase, found.step, found.detail, found.beside) == (Phase.WRITE, 2, "half of it", Phase.UPDATE)
+    found = landing([*writes, leave(Phase.ROLLOUT, 3)])
+    assert (found.phase, found.step, found.beside) == (Phase.WRITE, 2, None)
 
 
 def test_an_announcement_is_read_as_it_was_written_and_fits_into_the_pipe_at_once():
