@@ -10,9 +10,13 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.policy.policy import Policy
+
+PIECE = 2**18
+"""Weights whose squared differences are summed in their own precision; sums of pieces are summed in double."""
 
 
 class Reference:
@@ -60,4 +64,10 @@ class Reference:
     def distance(self, policy: Policy) -> float:
         """Return ||theta - theta_ref||_2 over all parameters."""
         pairs = zip(policy.parameters(), self.policy.parameters(), strict=True)
-        return math.sqrt(sum(float((parameter - ref).square().sum(dtype=torch.float64)) for parameter, ref in pairs))
+        return math.sqrt(sum(_squared_distance(parameter, ref) for parameter, ref in pairs))
+
+
+def _squared_distance(parameter: Tensor, other: Tensor) -> float:
+    """Sum the squares piece by piece, which stays in the processor's cache: the weights are read once, nothing is written."""
+    pieces = zip(torch.split(parameter.flatten(), PIECE), torch.split(other.flatten(), PIECE), strict=True)
+    return sum(float((difference := one - two).dot(difference)) for one, two in pieces)

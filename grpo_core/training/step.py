@@ -73,7 +73,8 @@ def sync_reference(
         return None
     policy_logps, mask = session.policy.logps(rollouts), rollouts.measured_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
-    synced_logps = reference.policy.logps(rollouts)
+    # A hard copy is the policy, whose log-probabilities are known.
+    synced_logps = policy_logps if settings.mixup_alpha == 1 else reference.policy.logps(rollouts)
     return RefSync(
         step=step,
         alpha=settings.mixup_alpha,
