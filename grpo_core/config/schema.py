@@ -239,6 +239,9 @@ class TrainingConfig(Section):
     """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
     rollout_rows: int = Field(default=256, ge=1)
     """Completions sampled at once; bounds the sampler's key-value cache."""
+    packed_weights: bool = True
+    """Whether large matrices are packed for sampling, on a CPU with AVX-512: nearly twice as fast, with other roundings in the
+    last digits. The journal's `start` record says whether they are."""
     checkpoint_every: int | None = Field(default=20, ge=1)
     """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)

@@ -98,7 +98,7 @@ def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
         "evaluation": config.evaluation.model_dump(mode="json", include=EVALUATION_KEYS),
         "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
         "dtype": config.model.dtype,
-        "training": (training.seed, training.device, training.deterministic, training.rollout_rows),
+        "training": (training.seed, training.device, training.deterministic, training.rollout_rows, training.packed_weights),
         "threads": training.threads or core_count(),
     }
 

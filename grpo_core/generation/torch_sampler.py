@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_core.algorithm.masking import completion_mask, is_eos
+from grpo_core.generation.kv_cache import grow_in_place
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
 from grpo_core.policy.device import compute_in
 from grpo_core.policy.forward import continue_prefix, encode_prompts, expand_prefix, vocabulary_head
@@ -50,6 +51,7 @@ def _sample_batch(
     rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
     prefix = expand_prefix(encode_prompts(model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
+    grow_in_place(prefix.cache, attention_dtype(policy))
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
 
     completion_ids = torch.full((len(rows), limit), policy.eos_token_ids[0], device=device)
@@ -69,6 +71,12 @@ def _sample_batch(
         seen = torch.cat([seen, seen.new_ones(len(active), 1)], dim=1)
         hidden = continue_prefix(model, prefix, tokens.unsqueeze(1), seen)[:, -1]
     raise AssertionError("unreachable: max_completion_tokens is at least 1")
+
+
+def attention_dtype(policy: "Policy") -> torch.dtype:
+    """Return what attention is computed in: the compute dtype, or that of the weights where it is fp32."""
+    dtype: torch.dtype = torch.bfloat16 if policy.dtype == "bfloat16" else policy.model.dtype
+    return dtype
 
 
 def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:

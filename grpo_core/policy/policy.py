@@ -1,5 +1,6 @@
 """The policy: a causal language model that completes prompts and gives the probability of every token of a completion."""
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.device import Dtype, compute_in, pick_device
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.packed import packed_weights, why_plain
 from grpo_core.types import Prompt
 
 
@@ -64,6 +66,8 @@ class Policy:
     """Completions that are sampled at once, which bounds the cache."""
     microbatch_tokens: int = 16384
     """Tokens of one forward pass, padding included, which bounds the activations."""
+    plain_because: str | None = "not asked for"
+    """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +84,9 @@ class Policy:
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
-        return sample_completions(self, prompts, settings, key)
+        is_packed = self.plain_because is None
+        with packed_weights(self.model, self.dtype) if is_packed else contextlib.nullcontext():
+            return sample_completions(self, prompts, settings, key)
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
@@ -132,4 +138,7 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         temperature=config.rollout.temperature,
         rollout_rows=config.training.rollout_rows,
         microbatch_tokens=config.training.microbatch_tokens,
+        plain_because=why_plain(model, config.model.dtype)
+        if config.training.packed_weights
+        else "training.packed_weights is off",
     )

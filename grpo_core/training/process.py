@@ -168,6 +168,7 @@ def _run(
         "device": str(session.policy.device),
         "deterministic": config.training.deterministic,
         "repeats": repeatability(config).what,
+        "weights": describe_weights(session.policy.plain_because),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }
@@ -176,6 +177,15 @@ def _run(
     journal.append("resume" if began else "start", state.step, facts)
     with contextlib.closing(session):
         return (*train(session, state), session.evaluator)
+
+
+def describe_weights(plain_because: str | None) -> str:
+    """Return how the weights lie while completions are sampled.
+
+    >>> describe_weights(None), describe_weights("they are for a CPU")
+    ('packed', 'plain: they are for a CPU')
+    """
+    return "packed" if plain_because is None else f"plain: {plain_because}"
 
 
 def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest, device: contextlib.ExitStack) -> None:

@@ -1,0 +1,108 @@
+"""Packed weights give the log-probabilities of plain ones, leave the model as it was, and are not used where they would not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy import packed
+from grpo_core.policy.packed import packed_weights, why_plain
+from grpo_core.types import Prompt
+from tests.policies import policy_of
+
+needs_avx512 = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="weights are packed on processors with AVX-512"
+)
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A model whose matrices are worth packing, with biases in its attention."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=384,
+        intermediate_size=768,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        attention_bias=True,
+        eos_token_id=1,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.normal_(module.bias)
+    return model
+
+
+def logps(model, ids):
+    with torch.no_grad():
+        return torch.log_softmax(model(input_ids=ids).logits, dim=-1)
+
+
+IDS = torch.arange(2, 42).unsqueeze(0)
+
+
+@needs_avx512
+def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(large):
+    exact = logps(copy.deepcopy(large).double(), IDS)
+    plain = logps(large, IDS)
+    with packed_weights(large, "float32"):
+        found = logps(large, IDS)
+    assert float((found - plain).abs().max()) < 1e-5
+    assert float((found - exact).abs().max()) < max(3 * float((plain - exact).abs().max()), 1e-6)
+
+
+@needs_avx512
+def test_large_matrices_are_packed_and_afterwards_the_model_is_as_it_was(large):
+    before = {name: parameter.clone() for name, parameter in large.named_parameters()}
+    expected = logps(large, IDS)
+    linears = [module for module in large.modules() if isinstance(module, nn.Linear)]
+    with packed_weights(large, "float32"):
+        taken = [module for module in linears if "forward" in vars(module)]
+    assert taken == [module for module in linears if module.weight.numel() >= packed.LEAST_WEIGHTS]
+    assert 0 < len(taken) < len(linears)
+    with pytest.raises(ZeroDivisionError), packed_weights(large, "float32"):
+        _ = 1 / 0
+    assert not any("forward" in vars(module) for module in linears)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in large.named_parameters())
+    assert torch.equal(logps(large, IDS), expected)
+
+
+@needs_avx512
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sampling_repeats_and_its_logps_are_the_plain_ones(large, dtype):
+    policy = policy_of(large, dtype=dtype, plain_because=why_plain(large, dtype))
+    assert policy.plain_because is None
+    prompts = [Prompt(id=number, content="", text="", token_ids=(5, 7 + number, 9), columns={}) for number in range(3)]
+    asked, key = SamplingSettings(group_size=4, max_completion_tokens=24), RandomKey(seed=1, stream=Stream.TRAIN, step=1)
+    drawn, again = policy.sample(prompts, asked, key), policy.sample(prompts, asked, key)
+    assert torch.equal(drawn.completion_ids, again.completion_ids)
+    assert torch.equal(drawn.sampling_per_token_logps, again.sampling_per_token_logps)
+    difference = (drawn.sampling_per_token_logps - policy.logps(drawn)).abs()[drawn.completion_mask]
+    assert float(difference.mean()) < {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+
+
+def test_small_models_other_devices_and_processors_stay_plain(tiny_model, large, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert why_plain(tiny_model, "float32") == "no matrix has 100000 weights"
+    assert why_plain(copy.deepcopy(large).to("meta"), "float32") == "they are for a CPU"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert why_plain(large, "float32") == "the processor has no AVX-512"
+
+
+def test_a_product_that_is_wrong_here_is_not_used(large, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(packed, "_product", lambda weight, bias: lambda rows: nn.functional.linear(rows, 1.01 * weight, bias))
+    assert "differ by" in why_plain(large, "float32")
+
+    def missing(weight, bias):
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_reorder_linear_weight'")
+
+    monkeypatch.setattr(packed, "_product", missing)
+    assert why_plain(large, "float32") == "this torch cannot pack them (AttributeError)"
