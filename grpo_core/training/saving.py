@@ -1,10 +1,11 @@
 """Checkpoints beside the training: of a copy, by a thread of its own, while the next step is computed.
 
-One at a time: whoever asks for the next one, or journals anything, first waits for the one under way (`finish`). So the journal
-holds the same records in the same order as if every checkpoint had been written between two steps. Where there is no memory for
-a copy, it is.
+One at a time: whoever asks for the next one, or journals anything, first waits for the one under way (`finish`), which journals
+itself as soon as it is durable. So the journal holds the same records in the same order as if every checkpoint had been written
+between two steps. Where there is no memory for a copy, it is.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,13 +25,19 @@ class CheckpointWriter:
         """Write into `folder`, where the `keep` newest stay; `reference_moves`: whether it is ever synchronised."""
         self._folder, self._keep, self._reference_moves = folder, keep, reference_moves
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._under_way: tuple[int, Future[Path]] | None = None
+        self._under_way: Future[None] | None = None
 
-    def begin(self, live: Trainable, state: TrainingState, mark: JournalMark) -> None:
+    def begin(self, live: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
         """Begin to write a checkpoint: what is in `live` may change as soon as this returns.
 
+        Args:
+            live: what is saved.
+            state: its counters.
+            mark: where the journal is.
+            then: called with the checkpoint's name once it is durable, by the thread that wrote it.
+
         Raises:
-            DiskFullError: the one that was under way, or this one where it could not be copied, did not fit.
+            DiskFullError: it did not fit, and this had to wait for it since there was no memory for a copy.
         """
         assert self._under_way is None, "finish() is called before the next one begins"
         contents = live.contents()
@@ -38,22 +45,24 @@ class CheckpointWriter:
         has_room = free is not None and free > SPARE * contents.copied_bytes(reference_moves=self._reference_moves)
         if has_room:
             contents = contents.copied(reference_moves=self._reference_moves)
-        written = self._thread.submit(save_checkpoint, self._folder, contents, state, self._keep, mark)
-        self._under_way = state.step, written
-        if not has_room:
-            written.result()
 
-    def finish(self) -> tuple[int, str] | None:
-        """Wait for the checkpoint under way; return (step, name) once it is durable, None where there is none.
+        def write() -> None:
+            then(save_checkpoint(self._folder, contents, state, self._keep, mark).name)
+
+        self._under_way = self._thread.submit(write)
+        if not has_room:
+            self._under_way.result()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint under way is durable and `then` was called; return at once where there is none.
 
         Raises:
             DiskFullError: it did not fit; nothing of it is left, and every older one is.
+            JournalError: its record could not be written.
         """
-        if self._under_way is None:
-            return None
-        step, written = self._under_way
-        self._under_way = None
-        return step, written.result().name
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
 
     def close(self) -> None:
         """End the thread."""

@@ -69,16 +69,14 @@ class Session:
         return self.live.reference
 
     def begin_checkpoint(self, state: TrainingState) -> None:
-        """Begin to write a checkpoint; the training may go on."""
+        """Begin to write a checkpoint; the training may go on, but journals nothing before `finish_checkpoint`."""
         records, digest = self.journal.mark
-        self.writer.begin(self.live, state, JournalMark(records=records, digest=digest))
+        mark = JournalMark(records=records, digest=digest)
+        self.writer.begin(self.live, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name}))
 
     def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint under way, if there is one, and journal it. Nothing else is journalled before it is."""
-        finished = self.writer.finish()
-        if finished is not None:
-            step, name = finished
-            self.journal.append("checkpoint", step, {"name": name})
+        """Wait for the checkpoint under way, if there is one, until it is durable and journalled."""
+        self.writer.finish()
 
     def restore(self) -> TrainingState:
         """Go back to the newest whole checkpoint, or to the beginning where there is none; return the counters to resume from.

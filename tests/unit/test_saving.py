@@ -95,13 +95,15 @@ def slow_disk(monkeypatch):
 
 def test_training_goes_on_while_a_checkpoint_is_written(live, writer, slow_disk, tmp_path):
     before = digests(save_checkpoint_at_once(live, tmp_path / "at once", slow_disk))
-    writer.begin(live, STATE, MARK)
+    journalled = []
+    writer.begin(live, STATE, MARK, journalled.append)
     train(live, 2)
-    assert list_checkpoints(tmp_path / "checkpoints") == []
+    assert (list_checkpoints(tmp_path / "checkpoints"), journalled) == ([], [])
     slow_disk.set()
-    assert writer.finish() == (3, "step_000003")
+    writer.finish()
+    assert journalled == ["step_000003"]
     assert digests(tmp_path / "checkpoints" / "step_000003") == before
-    assert writer.finish() is None
+    writer.finish()
 
 
 def save_checkpoint_at_once(live, folder, slow_disk):
@@ -114,9 +116,10 @@ def save_checkpoint_at_once(live, folder, slow_disk):
 def test_without_memory_for_a_copy_training_waits(live, writer, tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "available_memory", lambda: 1000)
     monkeypatch.setattr(saving.Trainable, "contents", lambda self, real=Trainable.contents: Uncopied(real(self)))
-    writer.begin(live, STATE, MARK)
+    journalled = []
+    writer.begin(live, STATE, MARK, journalled.append)
+    assert journalled == ["step_000003"]
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step_000003"]
-    assert writer.finish() == (3, "step_000003")
 
 
 class Uncopied:
@@ -132,7 +135,9 @@ class Uncopied:
 
 def test_what_could_not_be_written_is_raised_to_who_waits(live, writer, tmp_path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    writer.begin(live, STATE, MARK)
+    journalled = []
+    writer.begin(live, STATE, MARK, journalled.append)
     with pytest.raises(OSError, match="checkpoints"):
         writer.finish()
-    assert writer.finish() is None
+    assert journalled == []
+    writer.finish()
