@@ -19,6 +19,7 @@ from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampling
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.device import Dtype, compute_in, pick_device
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
+from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
 from grpo_core.policy.packed import packed_weights, why_plain
 from grpo_core.types import Prompt
@@ -68,6 +69,8 @@ class Policy:
     """Tokens of one forward pass, padding included, which bounds the activations."""
     plain_because: str | None = "not asked for"
     """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
+    padded_because: str | None = "not asked for"
+    """Why completions of different lengths are padded in a forward pass; None = they are not (`grouped.py`)."""
 
     @property
     def device(self) -> torch.device:
@@ -102,14 +105,20 @@ class Policy:
         head, width = vocabulary_head(self.model), completions.completion_ids.shape[1]
         exact = None
         with compute_in(self.dtype, ids.device):
-            hidden = rows_hidden(self.model, completions, rows)
+            hidden = self._hidden(completions, rows)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature)
             if reference is not None:
                 with torch.no_grad():
-                    ref_hidden = rows_hidden(reference.model, completions, rows)
+                    ref_hidden = reference._hidden(completions, rows)
                 ref_head = vocabulary_head(reference.model)
                 exact = scatter(token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature), mask, width)
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
+
+    def _hidden(self, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:
+        """Return the hidden states that predict the rows' completion tokens."""
+        if self.padded_because is None:
+            return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
+        return rows_hidden(self.model, completions, rows)
 
     @torch.no_grad()
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
@@ -141,4 +150,5 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         plain_because=why_plain(model, config.model.dtype)
         if config.training.packed_weights
         else "training.packed_weights is off",
+        padded_because=why_padded(model, config.model.dtype),
     )

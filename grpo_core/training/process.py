@@ -168,7 +168,8 @@ def _run(
         "device": str(session.policy.device),
         "deterministic": config.training.deterministic,
         "repeats": repeatability(config).what,
-        "weights": describe_weights(session.policy.plain_because),
+        "weights": _unless("packed", "plain", session.policy.plain_because),
+        "completions": _unless("without padding", "padded", session.policy.padded_because),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }
@@ -179,13 +180,13 @@ def _run(
         return (*train(session, state), session.evaluator)
 
 
-def describe_weights(plain_because: str | None) -> str:
-    """Return how the weights lie while completions are sampled.
+def _unless(fast: str, usual: str, reason: str | None) -> str:
+    """Return which of two ways was taken, and why the usual one was.
 
-    >>> describe_weights(None), describe_weights("they are for a CPU")
+    >>> _unless("packed", "plain", None), _unless("packed", "plain", "they are for a CPU")
     ('packed', 'plain: they are for a CPU')
     """
-    return "packed" if plain_because is None else f"plain: {plain_because}"
+    return fast if reason is None else f"{usual}: {reason}"
 
 
 def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest, device: contextlib.ExitStack) -> None:

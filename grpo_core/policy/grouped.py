@@ -1,0 +1,244 @@
+"""One forward pass over prompts and completions side by side: each prompt once, no pad token, as if every row stood alone.
+
+The tokens of a micro-batch are one long row, so embeddings, norms and matrix products see real tokens only. Attention alone
+knows of prompts and completions: a token sees its own completion up to itself, and the prompt that the G completions share
+(PrefixGrouper's idea). A query meets the keys of its prompt in one product for the whole group, where a key-value cache is
+copied for each row. Queries and keys are padded inside attention, where that is cheap; it is computed in fp32.
+
+It is for CPUs: scores of completions are a tensor of their own, which a GPU's attention kernels avoid.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, PreTrainedModel
+
+from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.policy.device import Dtype, compute_in
+from grpo_core.policy.forward import backbone, completion_hidden, vocabulary_head
+from grpo_core.policy.packed import TOLERANCE
+
+IMPLEMENTATION = "grpo_grouped"
+"""Name of this attention in transformers' registry."""
+UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
+"""What some architectures ask of attention, and this one has not."""
+CHECKED_PROMPTS, CHECKED_ROWS = (7, 19, 12), ((0, 9), (0, 1), (1, 14), (2, 5), (2, 3), (2, 11))
+"""Lengths of the prompts, and (prompt, length) of the completions, on which a model is checked."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupedTokens:
+    """P prompts and up to g completions of each, as N tokens in one row: the prompts, then the completions.
+
+    In attention they lie in cells: P x S of the prompts, P x g x t of the completions, some of which stay empty.
+    """
+
+    ids: Int[Tensor, "1 N"]
+    positions: Int[Tensor, "1 N"]
+    """Of each token in its own prompt and completion."""
+    prompts: Int[Tensor, "P S"]
+    """The token in each cell of a prompt; 0 in an empty one."""
+    is_prompt: Bool[Tensor, "P S"]
+    """Whether the cell has a token."""
+    completions: Int[Tensor, "P g t"]
+    """The token in each cell of a completion; 0 in an empty one."""
+    cells: Int[Tensor, " N"]
+    """The cell of each token, those of the completions counted on from those of the prompts."""
+    predicting: Int[Tensor, " M"]
+    """The tokens that predict a completion token, row by row."""
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        prompt_of_row: Sequence[int],
+        completions: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> "GroupedTokens":
+        """Lay out token ids.
+
+        Args:
+            prompts: of P prompts, none empty.
+            prompt_of_row: which prompt each completion belongs to; each prompt has one.
+            completions: none empty; the last token predicts nothing that was sampled, and is not run.
+            device: where the tensors are put.
+        """
+        run = [completion[:-1] for completion in completions]
+        width, longest, group = max(map(len, prompts)), max(map(len, run)), max(Counter(prompt_of_row).values())
+        positions, cells, ends = [], [], []
+        for number, prompt in enumerate(prompts):
+            positions.extend(range(len(prompt)))
+            cells.extend(range(number * width, number * width + len(prompt)))
+            ends.append(len(cells) - 1)
+        slots, predicting = [number * group for number in range(len(prompts))], []
+        for number, tokens in zip(prompt_of_row, run, strict=True):
+            first = len(prompts) * width + slots[number] * longest
+            slots[number] += 1
+            predicting.extend([ends[number], *range(len(cells), len(cells) + len(tokens))])
+            positions.extend(range(len(prompts[number]), len(prompts[number]) + len(tokens)))
+            cells.extend(range(first, first + len(tokens)))
+        of_prompts, of_completions = len(prompts) * width, len(prompts) * group * longest
+        tokens_of_cells = torch.full((of_prompts + of_completions,), -1)
+        tokens_of_cells[torch.tensor(cells)] = torch.arange(len(cells))
+        in_prompts, in_completions = tokens_of_cells.split([of_prompts, of_completions])
+        return cls(
+            ids=torch.tensor([[token for tokens in (*prompts, *run) for token in tokens]], device=device),
+            positions=torch.tensor([positions], device=device),
+            prompts=in_prompts.clamp(min=0).view(len(prompts), width).to(device),
+            is_prompt=(in_prompts >= 0).view(len(prompts), width).to(device),
+            completions=in_completions.clamp(min=0).view(len(prompts), group, longest).to(device),
+            cells=torch.tensor(cells, device=device),
+            predicting=torch.tensor(predicting, device=device),
+        )
+
+    @classmethod
+    def of_rows(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
+        """Lay out some rows and their prompts."""
+        numbers = sorted({row // completions.group_size for row in rows})
+        ids, mask = completions.completion_ids, completions.completion_mask
+        return cls.of(
+            [completions.prompts[number].token_ids for number in numbers],
+            [numbers.index(row // completions.group_size) for row in rows],
+            [ids[row][mask[row]].tolist() for row in rows],
+            ids.device,
+        )
+
+
+def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tensor, "M H"]:
+    """Return the hidden states that predict the completion tokens, row by row."""
+    with _attending_in_groups(model):
+        output = backbone(model)(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden[tokens.predicting]
+
+
+def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
+    """Return why completions of a model are run with pad tokens; None where they are run without.
+
+    The log-probabilities of some tokens are computed both ways: an architecture whose tokens would see each other in any
+    other manner is run as it knows itself.
+
+    Args:
+        model: as it is loaded.
+        dtype: what its matrix products are computed in.
+    """
+    config = model.config.get_text_config()
+    if model.device.type != "cpu":
+        return "attention without them is for a CPU"
+    if {*(getattr(config, "layer_types", None) or ())} - {"full_attention"} or getattr(config, "sliding_window", None):
+        return "the model has other layers than full attention"
+    try:
+        difference = _difference(model, dtype)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return f"this architecture has an attention of its own ({type(error).__name__})"
+    if difference <= TOLERANCE[dtype]:
+        return None
+    return f"log-probabilities without pad tokens differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
+
+
+@torch.no_grad()
+def _difference(model: PreTrainedModel, dtype: Dtype) -> float:
+    """In nats, the mean over tokens, weighted by probability."""
+    size = model.config.get_text_config().vocab_size
+    prompts = [[(11 * place + length) % size for place in range(length)] for length in CHECKED_PROMPTS]
+    prompt_of_row = [prompt for prompt, _ in CHECKED_ROWS]
+    rows = [[(7 * place + row) % size for place in range(length)] for row, (_, length) in enumerate(CHECKED_ROWS)]
+    mask = torch.tensor([[place < len(row) for place in range(max(map(len, rows)))] for row in rows])
+    ids = torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, torch.tensor([token for row in rows for token in row]))
+    with compute_in(dtype, model.device):
+        padded = completion_hidden(model, prompts, torch.tensor(prompt_of_row), ids, mask)[mask]
+        grouped = grouped_hidden(model, GroupedTokens.of(prompts, prompt_of_row, rows, model.device))
+        head = vocabulary_head(model)
+        plain, found = (torch.log_softmax(head(hidden).float(), dim=-1) for hidden in (padded, grouped))
+    return float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
+
+
+@contextlib.contextmanager
+def _attending_in_groups(model: PreTrainedModel) -> Iterator[None]:
+    usual = model.config._attn_implementation
+    model.config._attn_implementation = IMPLEMENTATION
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = usual
+
+
+def _attention(
+    module: nn.Module,
+    query: Float[Tensor, "1 h N d"],
+    key: Float[Tensor, "1 k N d"],
+    value: Float[Tensor, "1 k N d"],
+    attention_mask: None,
+    *,
+    grouped: GroupedTokens,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **features: object,
+) -> tuple[Float[Tensor, "1 N h d"], None]:
+    """Attend as transformers' models call it: `query`, `key` and `value` of all tokens, positions applied."""
+    if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
+        raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    with torch.autocast(value.device.type, enabled=False):
+        exact = torch.promote_types(value.dtype, torch.float32)
+        states = [tensor[0].transpose(0, 1).to(exact) for tensor in (query * scaling, key, value)]
+        prompts = _within_prompts(*states, grouped)
+        if torch.is_grad_enabled():  # the scores of all layers at once would be the largest tensors of a pass
+            completions = checkpoint(_of_completions, *states, grouped, use_reentrant=False, preserve_rng_state=False)
+        else:
+            completions = _of_completions(*states, grouped)
+        seen = _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), grouped.cells)
+    return seen.unsqueeze(0).to(value.dtype), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+
+
+def _within_prompts(
+    query: Float[Tensor, "N h d"], key: Float[Tensor, "N k d"], value: Float[Tensor, "N k d"], tokens: GroupedTokens
+) -> Float[Tensor, "P S h d"]:
+    """Causal; empty cells come last, where no token sees them."""
+    queries, keys, values = (_take(states, tokens.prompts).transpose(1, 2) for states in (query, key, value))
+    shared = queries.shape[1] != keys.shape[1]
+    seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=1.0, enable_gqa=shared)
+    return seen.transpose(1, 2)
+
+
+def _of_completions(
+    query: Float[Tensor, "N h d"], key: Float[Tensor, "N k d"], value: Float[Tensor, "N k d"], tokens: GroupedTokens
+) -> Float[Tensor, "P g t h d"]:
+    """Softmax over the shared prompt and the completion's own tokens; empty cells of it come last, as in the prompts."""
+    (num_prompts, group, length), width = tokens.completions.shape, tokens.prompts.shape[1]
+    heads, kv_heads, size = query.shape[1], key.shape[1], query.shape[2]
+    sharing = heads // kv_heads
+    # [P, k, g, h/k, t, d]: the queries of a group that meet the same keys lie beside each other.
+    queries = _take(query, tokens.completions).unflatten(3, (kv_heads, sharing)).permute(0, 3, 1, 4, 2, 5)
+    of_group = queries.reshape(num_prompts, kv_heads, group * sharing * length, size)
+    of_row = of_group.view(num_prompts, kv_heads, group, sharing * length, size)
+    prompt_key, prompt_value = (_take(states, tokens.prompts).transpose(1, 2) for states in (key, value))
+    own_key, own_value = (_take(states, tokens.completions).permute(0, 3, 1, 2, 4) for states in (key, value))
+
+    shape = (num_prompts, kv_heads, group, sharing, length)
+    to_prompt = (of_group @ prompt_key.transpose(-1, -2)).view(*shape, width)
+    to_own = (of_row @ own_key.transpose(-1, -2)).view(*shape, length)
+    to_prompt = to_prompt.masked_fill(~tokens.is_prompt.view(num_prompts, 1, 1, 1, 1, width), -torch.inf)
+    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    weights = torch.cat([to_prompt, to_own.masked_fill(later, -torch.inf)], dim=-1).softmax(dim=-1)
+    on_prompt, on_own = weights.split([width, length], dim=-1)
+    seen = on_prompt.reshape(num_prompts, kv_heads, group * sharing * length, width) @ prompt_value
+    own = on_own.reshape(num_prompts, kv_heads, group, sharing * length, length) @ own_value
+    both = seen.view(*shape, size) + own.view(*shape, size)
+    return both.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
+
+
+def _take(states: Float[Tensor, "n h d"], at: Tensor) -> Tensor:
+    """Return `states[at]`. An embedding's gradient is summed in one order; that of an index is slow where order matters."""
+    return functional.embedding(at, states.flatten(1)).unflatten(-1, states.shape[1:])
