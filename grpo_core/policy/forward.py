@@ -136,19 +136,21 @@ def microbatches(completions: SampledCompletions, rows: Sequence[int], max_token
     """
     lengths = completions.lengths().tolist()
     pieces: list[list[int]] = []
+    prompts: set[int] = set()
+    prompt_width = longest = 0
     for row in rows:
-        candidate = [*pieces[-1], row] if pieces else [row]
-        if pieces and _cost(completions, candidate, lengths) <= max_tokens:
-            pieces[-1] = candidate
+        prompt = row // completions.group_size
+        wider = max(prompt_width, len(completions.prompts[prompt].token_ids))
+        longer = max(longest, lengths[row])
+        of_prompts = (len(prompts) + (prompt not in prompts)) * wider
+        if pieces and of_prompts + (len(pieces[-1]) + 1) * longer <= max_tokens:
+            pieces[-1].append(row)
+            prompt_width, longest = wider, longer
         else:
             pieces.append([row])
+            prompts, prompt_width, longest = set(), len(completions.prompts[prompt].token_ids), lengths[row]
+        prompts.add(prompt)
     return pieces
-
-
-def _cost(completions: SampledCompletions, rows: Sequence[int], lengths: Sequence[int]) -> int:
-    prompts = {row // completions.group_size for row in rows}
-    prompt_width = max(len(completions.prompts[prompt].token_ids) for prompt in prompts)
-    return len(prompts) * prompt_width + len(rows) * max(lengths[row] for row in rows)
 
 
 def cut_rows(completions: SampledCompletions, rows: Sequence[int]) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:

@@ -102,12 +102,13 @@ class GroupedTokens:
     def of_rows(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
         """Lay out some rows and their prompts."""
         numbers = sorted({row // completions.group_size for row in rows})
-        ids, mask = completions.completion_ids, completions.completion_mask
+        places = {number: place for place, number in enumerate(numbers)}
+        ids, lengths = completions.completion_ids.tolist(), completions.lengths().tolist()
         return cls.of(
             [completions.prompts[number].token_ids for number in numbers],
-            [numbers.index(row // completions.group_size) for row in rows],
-            [ids[row][mask[row]].tolist() for row in rows],
-            ids.device,
+            [places[row // completions.group_size] for row in rows],
+            [ids[row][: lengths[row]] for row in rows],
+            completions.completion_ids.device,
         )
 
 
@@ -171,11 +172,11 @@ def _attending_in_groups(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _attention(
-    module: nn.Module,
+    _module: nn.Module,
     query: Float[Tensor, "1 h N d"],
     key: Float[Tensor, "1 k N d"],
     value: Float[Tensor, "1 k N d"],
-    attention_mask: None,
+    _mask: None,
     *,
     grouped: GroupedTokens,
     scaling: float | None = None,

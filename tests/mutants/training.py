@@ -5,6 +5,7 @@ from tests.mutants.mutation import Mutation
 REFERENCE = "grpo_core/policy/reference.py"
 BATCH = "grpo_core/training/batch.py"
 FORWARD = "grpo_core/policy/forward.py"
+GROUPED = "grpo_core/policy/grouped.py"
 POLICY = "grpo_core/policy/policy.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
@@ -91,10 +92,28 @@ MUTATIONS = (
         "micro-batch-over-the-budget",
         FORWARD,
         "microbatches",
-        "_cost(completions, candidate, lengths) <= max_tokens",
-        "_cost(completions, pieces[-1], lengths) <= max_tokens",
+        "of_prompts + (len(pieces[-1]) + 1) * longer",
+        "of_prompts + len(pieces[-1]) * longer",
         ("test_batch",),
         "The last row would go beyond the memory that was granted.",
+    ),
+    Mutation(
+        "completions-of-a-group-see-each-other",
+        GROUPED,
+        "GroupedTokens.of",
+        "slots[number] += 1",
+        "slots[number] += 0",
+        ("test_grouped",),
+        "Completions would lie in each other's cells.",
+    ),
+    Mutation(
+        "completion-tokens-see-later-ones",
+        GROUPED,
+        "_of_completions",
+        "to_own.masked_fill(later, -torch.inf)",
+        "to_own",
+        ("test_grouped",),
+        "A token would be predicted from itself.",
     ),
     # The policy
     Mutation(

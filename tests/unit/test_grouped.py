@@ -1,4 +1,4 @@
-"""A pass without pad tokens equals a pass over every row alone, in value and in gradient, and is not used where it would not."""
+"""A pass without pad tokens equals one over every row alone, in value and in gradient, and is used only where it does."""
 
 import copy
 
