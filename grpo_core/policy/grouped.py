@@ -72,7 +72,9 @@ class GroupedTokens:
         """
         run = [completion[:-1] for completion in completions]
         width, longest, group = max(map(len, prompts)), max(map(len, run)), max(Counter(prompt_of_row).values())
-        positions, cells, ends = [], [], []
+        positions: list[int] = []
+        cells: list[int] = []
+        ends: list[int] = []
         for number, prompt in enumerate(prompts):
             positions.extend(range(len(prompt)))
             cells.extend(range(number * width, number * width + len(prompt)))
@@ -87,7 +89,7 @@ class GroupedTokens:
         of_prompts, of_completions = len(prompts) * width, len(prompts) * group * longest
         tokens_of_cells = torch.full((of_prompts + of_completions,), -1)
         tokens_of_cells[torch.tensor(cells)] = torch.arange(len(cells))
-        in_prompts, in_completions = tokens_of_cells.split([of_prompts, of_completions])
+        in_prompts, in_completions = tokens_of_cells[:of_prompts], tokens_of_cells[of_prompts:]
         return cls(
             ids=torch.tensor([[token for tokens in (*prompts, *run) for token in tokens]], device=device),
             positions=torch.tensor([positions], device=device),
@@ -190,12 +192,12 @@ def _attention(
         scaling = query.shape[-1] ** -0.5
     with torch.autocast(value.device.type, enabled=False):
         exact = torch.promote_types(value.dtype, torch.float32)
-        states = [tensor[0].transpose(0, 1).to(exact) for tensor in (query * scaling, key, value)]
-        prompts = _within_prompts(*states, grouped)
+        q, k, v = (states[0].transpose(0, 1).to(exact) for states in (query * scaling, key, value))
+        prompts = _within_prompts(q, k, v, grouped)
         if torch.is_grad_enabled():  # the scores of all layers at once would be the largest tensors of a pass
-            completions = checkpoint(_of_completions, *states, grouped, use_reentrant=False, preserve_rng_state=False)
+            completions = checkpoint(_of_completions, q, k, v, grouped, use_reentrant=False, preserve_rng_state=False)
         else:
-            completions = _of_completions(*states, grouped)
+            completions = _of_completions(q, k, v, grouped)
         seen = _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), grouped.cells)
     return seen.unsqueeze(0).to(value.dtype), None
 
@@ -221,7 +223,8 @@ def _of_completions(
     heads, kv_heads, size = query.shape[1], key.shape[1], query.shape[2]
     sharing = heads // kv_heads
     # [P, k, g, h/k, t, d]: the queries of a group that meet the same keys lie beside each other.
-    queries = _take(query, tokens.completions).unflatten(3, (kv_heads, sharing)).permute(0, 3, 1, 4, 2, 5)
+    apart = _take(query, tokens.completions).view(num_prompts, group, length, kv_heads, sharing, size)
+    queries = apart.permute(0, 3, 1, 4, 2, 5)
     of_group = queries.reshape(num_prompts, kv_heads, group * sharing * length, size)
     of_row = of_group.view(num_prompts, kv_heads, group, sharing * length, size)
     prompt_key, prompt_value = (_take(states, tokens.prompts).transpose(1, 2) for states in (key, value))
@@ -233,7 +236,7 @@ def _of_completions(
     to_prompt = to_prompt.masked_fill(~tokens.is_prompt.view(num_prompts, 1, 1, 1, 1, width), -torch.inf)
     later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     weights = torch.cat([to_prompt, to_own.masked_fill(later, -torch.inf)], dim=-1).softmax(dim=-1)
-    on_prompt, on_own = weights.split([width, length], dim=-1)
+    on_prompt, on_own = weights[..., :width], weights[..., width:]
     seen = on_prompt.reshape(num_prompts, kv_heads, group * sharing * length, width) @ prompt_value
     own = on_own.reshape(num_prompts, kv_heads, group, sharing * length, length) @ own_value
     both = seen.view(*shape, size) + own.view(*shape, size)
@@ -242,4 +245,4 @@ def _of_completions(
 
 def _take(states: Float[Tensor, "n h d"], at: Tensor) -> Tensor:
     """Return `states[at]`. An embedding's gradient is summed in one order; that of an index is slow where order matters."""
-    return functional.embedding(at, states.flatten(1)).unflatten(-1, states.shape[1:])
+    return functional.embedding(at, states.flatten(1)).view(*at.shape, *states.shape[1:])

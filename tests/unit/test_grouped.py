@@ -65,9 +65,9 @@ def test_values_and_parameter_gradients_are_those_of_rows_alone(model, prompts, 
 
 
 def test_a_completion_does_not_see_the_others(model):
-    logps = without_padding(model, PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
+    logps = without_padding(model, PROMPTS, PROMPT_OF_ROW, COMPLETIONS).detach()
     others = tuple(row if number == 2 else tuple(77 for _ in row) for number, row in enumerate(COMPLETIONS))
-    changed = without_padding(model, PROMPTS, PROMPT_OF_ROW, others)
+    changed = without_padding(model, PROMPTS, PROMPT_OF_ROW, others).detach()
     start = sum(len(row) for row in COMPLETIONS[:2])
     own = slice(start, start + len(COMPLETIONS[2]))
     torch.testing.assert_close(changed[own], logps[own], rtol=0, atol=1e-12)
