@@ -81,7 +81,7 @@ def load_frozen(folder: Path) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
 
 
 def _write(prompts: Sequence[Prompt], path: Path) -> str:
-    text = "".join(json.dumps(jsonable(asdict(prompt)), ensure_ascii=False) + "\n" for prompt in prompts)
+    text = "".join(json.dumps(jsonable(vars(prompt)), ensure_ascii=False) + "\n" for prompt in prompts)
     path.write_text(text, encoding="utf-8")
     return hashlib.sha256(text.encode()).hexdigest()
 
