@@ -1,14 +1,16 @@
 """Checkpoints: everything that a run needs to resume exactly as if it had never stopped.
 
+    checkpoints/initial.safetensors   the initial policy, once for all of them (`initial.py`)
     checkpoints/step_000040/
       policy/                 transformers folder: weights (safetensors), config, tokenizer; loads anywhere
-      reference.safetensors   the current reference
-      initial.safetensors     the initial policy, once a sync has made it differ from the reference
+      initial.json            digest of the initial policy
+      reference.safetensors   the reference, once a sync has made it differ from the initial policy
       optimizer.pt            AdamW moments; read with `weights_only`, so that a checkpoint never runs code
       state.json              cursor, schedule, sync state
       journal.json            how far the journal was, and the digest of its last record then
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
+Earlier versions kept the initial policy in every checkpoint: as its reference, then as an `initial.safetensors` of its own.
 Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`).
 """
 
@@ -16,18 +18,18 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
+from grpo_core.policy.initial import INITIAL_FILE, Weights, find_initial, save_weights
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
     MARK_FILE,
@@ -40,18 +42,24 @@ from grpo_core.policy.saved import (
     read_state,
     step_of,
 )
-from grpo_core.policy.trainable import Contents, Trainable, Weights
+from grpo_core.policy.trainable import Contents, Trainable, named_weights
 
 OPTIMIZER_FILE = "optimizer.pt"
-POLICY_FILE, REFERENCE_FILE, INITIAL_FILE = "policy/model.safetensors", "reference.safetensors", "initial.safetensors"
-NEEDED_FILES = (POLICY_FILE, REFERENCE_FILE, OPTIMIZER_FILE, STATE_FILE)
+POLICY_FILE, REFERENCE_FILE, DIGEST_FILE = "policy/model.safetensors", "reference.safetensors", "initial.json"
+DIGEST = "sha256"
+"""Key in the last of them."""
+NEEDED_FILES = (POLICY_FILE, OPTIMIZER_FILE, STATE_FILE)
+INITIAL_FILES = frozenset({DIGEST_FILE, INITIAL_FILE})
+"""Either says what the initial policy of a reference that has moved is."""
 
 
-def save_checkpoint(folder: Path, contents: Contents, state: TrainingState, keep: int, mark: JournalMark | None = None) -> Path:
+def save_checkpoint(
+    folder: Path, contents: Contents, initial: str, state: TrainingState, *, keep: int, mark: JournalMark | None = None
+) -> Path:
     """Write `folder`/step_NNNNNN and drop all but the `keep` newest and the best; return the new one.
 
     It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
-    failure, sees a whole checkpoint or none.
+    failure, sees a whole checkpoint or none. `initial` is the digest that `store_initial` gave: the checkpoint needs it.
 
     Raises:
         DiskFullError: the disk is full; nothing of the new checkpoint is left, and every older one is.
@@ -61,7 +69,7 @@ def save_checkpoint(folder: Path, contents: Contents, state: TrainingState, keep
     for leftover in list_leftovers(folder):
         shutil.rmtree(leftover)
     with whole_or_gone(f"checkpoint {target.name}", scratch):
-        _write(scratch, contents, state, mark)
+        _write(scratch, contents, initial, state, mark)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     flush(folder)
@@ -69,14 +77,15 @@ def save_checkpoint(folder: Path, contents: Contents, state: TrainingState, keep
     return target
 
 
-def _write(folder: Path, contents: Contents, state: TrainingState, mark: JournalMark | None) -> None:
+def _write(folder: Path, contents: Contents, initial: str, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
     contents.policy.model.save_pretrained(folder / "policy", state_dict=dict(contents.weights))
     contents.policy.tokenizer.save_pretrained(folder / "policy")
-    _save_weights(contents.reference, folder / REFERENCE_FILE)
-    if contents.initial is not None:
-        _save_weights(contents.initial, folder / INITIAL_FILE)
+    (folder / DIGEST_FILE).write_text(json.dumps({DIGEST: initial}) + "\n")
+    if contents.reference is not None:
+        save_weights(contents.reference, folder / REFERENCE_FILE)
+    torch.serialization.set_crc32_options(compute_crc32=False)  # the manifest has a better sum of every file
     with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
         torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, stream)
     (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
@@ -105,14 +114,24 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     state = read_state(checkpoint)
     for name in files & {POLICY_FILE, REFERENCE_FILE, INITIAL_FILE}:
         _check_weights(checkpoint, name, live.policy.model)
+    initial = _initial(checkpoint, files, named_weights(live.reference.start.model))
     _load_optimizer(checkpoint, live)
-    _load_weights(live.policy.model, load_file(checkpoint / POLICY_FILE))
-    live.reference.initial = live.reference.policy.frozen_copy() if INITIAL_FILE in files else None
-    if live.reference.initial is not None:
-        _load_weights(live.reference.initial.model, load_file(checkpoint / INITIAL_FILE))
-    _load_weights(live.reference.policy.model, load_file(checkpoint / REFERENCE_FILE))
-    live.reference.sync_count, live.reference.last_sync_step = state.sync_count, state.last_sync_step
+    live.policy.load(load_file(checkpoint / POLICY_FILE))
+    moved = load_file(checkpoint / REFERENCE_FILE) if files >= {REFERENCE_FILE} and files & INITIAL_FILES else None
+    live.reference.restore(initial, moved, sync_count=state.sync_count, last_sync_step=state.last_sync_step)
     return state
+
+
+def _initial(checkpoint: Path, files: frozenset[str], loaded: Weights) -> Weights:
+    """Return the weights of the initial policy; `loaded` are those of `model.source`."""
+    if DIGEST_FILE in files:
+        with raised_as(
+            ModelError, f"{checkpoint}: {DIGEST_FILE} cannot be read ({{cause}})", OSError, ValueError, LookupError, TypeError
+        ):
+            digest = read_json(checkpoint / DIGEST_FILE)[DIGEST]
+        return find_initial(checkpoint.parent, digest, loaded)
+    weights: Weights = load_file(checkpoint / (INITIAL_FILE if INITIAL_FILE in files else REFERENCE_FILE))
+    return weights
 
 
 def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
@@ -128,11 +147,13 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
             raise ValueError(f"it holds a {type(digests).__name__}")
     fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
     left_out = [name for name in NEEDED_FILES if name not in digests]
+    # A reference that was never synchronised is the initial policy, which one of the two stands for.
+    if fault is None and not left_out:
+        synced = read_state(checkpoint).sync_count
+        wanted = ({REFERENCE_FILE}, INITIAL_FILES) if synced else ({DIGEST_FILE, REFERENCE_FILE},)
+        left_out = [min(names) for names in wanted if names.isdisjoint(digests)]
     if fault is None and left_out:
         fault = f"{left_out[0]} is not in {MANIFEST_FILE}"
-    # A reference that has been synchronised is another one than the initial policy, which is then kept as well.
-    if fault is None and read_state(checkpoint).sync_count and INITIAL_FILE not in digests:
-        fault = f"{INITIAL_FILE} is not in {MANIFEST_FILE}, but the reference was synchronised"
     if fault is not None:
         raise ModelError(f"{checkpoint}: {fault}; the checkpoint is damaged")
     return frozenset(digests)
@@ -162,10 +183,6 @@ def _drop_others(newest: Path, keep: int, best: str | None) -> None:
         if path not in earlier[-keep:] and path.name != best:
             (path / MANIFEST_FILE).unlink()
             shutil.rmtree(path)
-
-
-def _save_weights(weights: Weights, path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
 
 
 def _check_weights(checkpoint: Path, name: str, model: PreTrainedModel) -> None:
@@ -198,9 +215,3 @@ def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
         raise ModelError(
             f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)}); the checkpoint is damaged"
         ) from error
-
-
-@torch.no_grad()
-def _load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
@@ -84,6 +84,12 @@ class Policy:
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Give each weight, by its name, the value in `weights`."""
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""

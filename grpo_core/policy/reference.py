@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grpo_core.policy.initial import Weights
 from grpo_core.policy.policy import Policy
 
 PIECE = 2**18
@@ -24,12 +25,13 @@ class Reference:
 
     def __init__(self, initial_policy: Policy) -> None:
         """Take a frozen copy of `initial_policy` as the reference."""
-        self.policy = initial_policy.frozen_copy()
+        self.start = initial_policy.frozen_copy()
+        """The policy before training. No sync changes its weights."""
+        self.policy = self.start
         self.initial: Policy | None = None
         """The policy before training; None while the reference still is that policy."""
         self.sync_count = 0
         self.last_sync_step = 0
-        self._first = self.policy
 
     def is_due(self, step: int, sync_steps: int | None) -> bool:
         """Return whether the reference is synchronised after `step`."""
@@ -51,9 +53,27 @@ class Reference:
         self.policy = replace(self.policy, model=model)
 
     def keep_initial(self) -> None:
-        """Keep the initial policy: what the reference is until its first sync."""
+        """Keep the initial policy, which the reference is until its first sync, apart from it."""
         if self.initial is None:
-            self.initial = self.policy.frozen_copy() if self._first is self.policy else self._first
+            self.initial = self.start
+            self.policy = self.start.frozen_copy() if self.policy is self.start else self.policy
+
+    @torch.no_grad()
+    def restore(self, initial: Weights, moved: Weights | None, *, sync_count: int, last_sync_step: int) -> None:
+        """Go back to the weights of a checkpoint.
+
+        Args:
+            initial: of the initial policy.
+            moved: of the reference; None while it was that policy.
+            sync_count: how often it had been synchronised.
+            last_sync_step: when it was synchronised last.
+        """
+        self.start.load(initial)
+        self.policy, self.initial = self.start, None
+        if moved is not None:
+            self.keep_initial()
+            self.policy.load(moved)
+        self.sync_count, self.last_sync_step = sync_count, last_sync_step
 
     def count_sync(self, step: int) -> None:
         """Note that the reference was synchronised after `step`, here or by another engine."""

@@ -8,7 +8,7 @@ from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.disk_need import (
-    copied_bytes,
+    checkpoint_bytes,
     count_parameters,
     describe_need,
     disk_need,
@@ -61,8 +61,8 @@ def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None])
         report: takes each line.
     """
     config, num_parameters = run_dir.read_config(), count_parameters(model)
-    if num_parameters is not None and (copied := copied_bytes(config, num_parameters)) >= LARGE_COPY_BYTES:
-        report(f"memory: checkpoints are written beside the training, each from a copy of {shown_bytes(copied)}")
+    if num_parameters is not None and (copied := checkpoint_bytes(config, num_parameters)) >= LARGE_COPY_BYTES:
+        report(f"memory: checkpoints are written beside the training, from a copy that takes {shown_bytes(copied)}")
     if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
         return
     if num_parameters is None:

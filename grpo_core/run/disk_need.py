@@ -1,7 +1,8 @@
 """How much disk a run needs, known before it starts: from the number of its parameters and its configuration.
 
-    checkpoint = 4 bytes x parameters x (policy, reference, two moments of AdamW; the initial policy once a sync made it differ)
-    most       = (keep_checkpoints + 1 while one is written + 1 for the best) x checkpoint
+    checkpoint = 4 bytes x parameters x (policy, two moments of AdamW; the reference once a sync made it differ)
+    most       = (keep_checkpoints + 1 while one is written + 1 for the best) x checkpoint + 4 bytes x parameters, once, of the
+                 initial policy
 
 All weights are fp32. Activations and the model's own files are no part of it.
 """
@@ -78,10 +79,11 @@ def disk_need(config: RunConfig, num_parameters: int, *, from_step: int = 0, pre
     most, lasting = (min(count, len(present) + coming) * checkpoint for count in (kept + 1, kept))
     there = sum(present) if coming else lasting + checkpoint  # nothing is written any more
     texts = _completions_bytes(config, from_step) + (JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)) + FEW_BYTES
+    initial = 0 if present or not coming else BYTES_PER_WEIGHT * num_parameters
     policies = (1 + (config.evaluation.every_steps is not None)) if config.tracking.log_policy else 0
     return DiskNeed(
-        most=max(0, most - there) + texts,
-        lasting=max(0, lasting - there) + texts,
+        most=max(0, most - there) + initial + texts,
+        lasting=max(0, lasting - there) + initial + texts,
         tracked=policies * BYTES_PER_WEIGHT * num_parameters + texts,
     )
 
@@ -89,13 +91,7 @@ def disk_need(config: RunConfig, num_parameters: int, *, from_step: int = 0, pre
 def checkpoint_bytes(config: RunConfig, num_parameters: int) -> int:
     """Return the size of one checkpoint, at its largest."""
     sync = config.reference.sync_steps
-    models = 2 + (sync is not None and sync <= config.training.steps)  # policy, reference, initial policy
-    return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
-
-
-def copied_bytes(config: RunConfig, num_parameters: int) -> int:
-    """Return the memory of the copy from which a checkpoint is written: of what the next step may change."""
-    models = 1 + (config.reference.sync_steps is not None)  # policy, reference
+    models = 1 + (sync is not None and sync <= config.training.steps)  # policy, reference
     return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
 
 

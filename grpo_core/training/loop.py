@@ -34,6 +34,8 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     settings = session.config.training
     saved_at = state.step
     stopped = session.stop.reason()
+    if not is_over(settings, state):
+        session.writer.prepare(session.live)
     try:
         while not is_over(settings, state) and stopped is None:
             try:

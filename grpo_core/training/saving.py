@@ -3,6 +3,8 @@
 One at a time: whoever asks for the next one, or journals anything, first waits for the one under way (`finish`), which journals
 itself as soon as it is durable. So the journal holds the same records in the same order as if every checkpoint had been written
 between two steps. Where there is no memory for a copy, it is.
+
+The initial policy is stored, and memory for the copies taken, beside the first step.
 """
 
 from collections.abc import Callable
@@ -11,11 +13,15 @@ from pathlib import Path
 
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.checkpoint import save_checkpoint
+from grpo_core.policy.initial import store_initial
 from grpo_core.policy.saved import JournalMark, TrainingState
+from grpo_core.policy.snapshot import SnapshotMemory
 from grpo_core.policy.trainable import Trainable
 
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
+MOMENTS = 2
+"""Of AdamW, for each weight."""
 
 
 class CheckpointWriter:
@@ -26,6 +32,25 @@ class CheckpointWriter:
         self._folder, self._keep, self._reference_moves = folder, keep, reference_moves
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
+        self._initial: Future[str] | None = None
+        self._memory = SnapshotMemory()
+
+    def prepare(self, live: Trainable) -> None:
+        """Begin to store the initial policy, and to take the memory of the copies if there is enough.
+
+        `finish` waits for both, and raises what `store_initial` does.
+        """
+        weights = live.contents().initial
+        initial = self._initial = self._thread.submit(store_initial, self._folder, weights)
+        copies = 1 + self._reference_moves + MOMENTS
+        needed = copies * sum(tensor.nbytes for tensor in weights.values())
+
+        def reserve() -> None:
+            initial.result()
+            if _is_free(needed):
+                self._memory.reserve(tensor for tensor in weights.values() for _ in range(copies))
+
+        self._under_way = self._thread.submit(reserve)
 
     def begin(self, live: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
         """Begin to write a checkpoint: what is in `live` may change as soon as this returns.
@@ -41,13 +66,13 @@ class CheckpointWriter:
         """
         assert self._under_way is None, "finish() is called before the next one begins"
         contents = live.contents()
-        free = available_memory()
-        has_room = free is not None and free > SPARE * contents.copied_bytes(reference_moves=self._reference_moves)
+        initial = self._initial = self._initial or self._thread.submit(store_initial, self._folder, contents.initial)
+        has_room = not self._memory.is_empty or _is_free(contents.copied_bytes())
         if has_room:
-            contents = contents.copied(reference_moves=self._reference_moves)
+            contents = self._memory.copy(contents)
 
         def write() -> None:
-            then(save_checkpoint(self._folder, contents, state, self._keep, mark).name)
+            then(save_checkpoint(self._folder, contents, initial.result(), state, keep=self._keep, mark=mark).name)
 
         self._under_way = self._thread.submit(write)
         if not has_room:
@@ -67,3 +92,9 @@ class CheckpointWriter:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
+
+
+def _is_free(needed: int) -> bool:
+    """Return whether the memory of a copy is free, and so much more as a step may need."""
+    free = available_memory()
+    return free is not None and free > SPARE * needed

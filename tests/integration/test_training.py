@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric
-from grpo_core.policy.saved import find_best
+from grpo_core.policy.saved import find_best, list_checkpoints
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.run.record import Chain
@@ -65,7 +65,7 @@ def step_figures(records):
 
 def assert_same_weights(one, other):
     """Compare the newest checkpoints' policies and references bit for bit."""
-    for name in ("policy/model.safetensors", "reference.safetensors", "initial.safetensors"):
+    for name in ("policy/model.safetensors", "reference.safetensors", "../initial.safetensors"):
         left, right = (load_file(newest_checkpoint(run) / name) for run in (one, other))
         assert left.keys() == right.keys()
         assert all(torch.equal(left[key], right[key]) for key in left), name
@@ -155,7 +155,7 @@ def test_a_resumed_training_is_bitwise_the_one_that_never_stopped(tiny_run, jour
     assert [record.step for record in of_kind(records, "resume")] == [2]
     assert step_figures(records) == expected
     assert_same_weights(killed, whole)
-    assert sorted(path.name for path in killed.checkpoints.iterdir()) == ["step_000002", "step_000004"]
+    assert [path.name for path in list_checkpoints(killed.checkpoints)] == ["step_000002", "step_000004"]
 
 
 def killed_after_two_steps_of_four(whole, name, **changed_figures):
@@ -195,7 +195,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_and_take
     whole = tiny_run({"training.checkpoint_every": None}, name="whole")
     expected = step_figures(train(whole))
     killed = killed_after_two_steps_of_four(whole, "killed")
-    assert not list(killed.checkpoints.iterdir())
+    assert not list_checkpoints(killed.checkpoints)
     records = train(killed)
     assert [(record.kind, record.step) for record in records[:2]] == [("start", 0), ("resume", 0)]
     assert step_figures(records) == expected
@@ -294,7 +294,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_known_after_a_resume(
     run_dir = tiny_run({**options, "training.steps": 5})
     EVALUATIONS[:] = [0, 3, 2, 3, 1]
     train(run_dir)
-    assert sorted(path.name for path in run_dir.checkpoints.iterdir()) == ["step_000002", "step_000005"]
+    assert [path.name for path in list_checkpoints(run_dir.checkpoints)] == ["step_000002", "step_000005"]
     assert find_best(run_dir.checkpoints).name == "step_000002"  # the first of equals
     # Killed at the third step: the best is still that of step 2, and an equal one does not replace it.
     shutil.rmtree(run_dir.checkpoints / "step_000005")

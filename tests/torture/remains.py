@@ -45,7 +45,7 @@ def look_at(run_dir: RunDir) -> Remains:
     whole = whole_checkpoints(run_dir)
     return Remains(
         torn_bytes=len(torn),
-        partial=next((path.name for path in run_dir.checkpoints.glob(".*.partial")), None),
+        partial=next((path.name for path in run_dir.checkpoints.glob(".step_*.partial")), None),
         headless=tuple(path.name for path in folders if not (path / MANIFEST_FILE).exists()),
         newest=step_of(whole[-1]) if whole else 0,
         journalled=int(json.loads(lines[-1])["step"]) if lines else 0,

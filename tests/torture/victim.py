@@ -123,7 +123,13 @@ def watch_journal(announcer: Announcer) -> None:
 
 def watch_checkpoints(announcer: Announcer) -> None:
     """Announce the writing of a checkpoint file by file, its renaming, and the deletion of old ones: in a thread of its own."""
-    around(saving, "save_checkpoint", Phase.WRITE, announcer, lambda _folder, _held, state, _keep, _mark: (state.step, ""))
+    around(
+        saving,
+        "save_checkpoint",
+        Phase.WRITE,
+        announcer,
+        lambda _folder, _held, _initial, state, **_: (state.step, ""),
+    )
 
     def written(path: Path) -> None:
         if not announcer.is_in(Phase.WRITE):
@@ -140,7 +146,7 @@ def watch_checkpoints(announcer: Announcer) -> None:
             announcer.point("middle", f"{Path(f'/proc/self/fd/{descriptor}').readlink().name} was flushed")
 
     after(checkpoints.PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "model.safetensors"))
-    after(checkpoints, "save_file", lambda _tensors, path: written(path))
+    after(checkpoints, "save_weights", lambda _tensors, path: written(path))
     after(torch, "save", lambda _content, stream: written(Path(stream.name)))
     after(Path, "write_text", lambda path, *_, **__: written(path))
     after(os, "fsync", flushed)

@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from grpo_core.policy import checkpoint as checkpoints
+from grpo_core.policy.checkpoint import load_checkpoint, verify_checkpoint
+from grpo_core.policy.initial import digest_of, store_initial
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
 from grpo_core.policy.trainable import Trainable
@@ -22,6 +24,11 @@ from tests.policies import policy_of
 
 def state_at(step):
     return TrainingState(step=step, optimizer_step=2 * step, prompts=30 + step, tokens=400, sync_count=1, last_sync_step=2)
+
+
+def save_checkpoint(folder, contents, state, keep):
+    """As a training does: the initial policy first, which its checkpoints need."""
+    return checkpoints.save_checkpoint(folder, contents, store_initial(folder, contents.initial), state, keep=keep)
 
 
 def train(live, steps, alpha=None):
@@ -94,15 +101,16 @@ def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
     assert_identical(snapshot(restored), snapshot(live))
 
 
-def test_before_the_first_sync_the_initial_policy_is_not_stored_twice(fresh, tmp_path):
+def test_before_the_first_sync_the_reference_is_not_stored_again(fresh, tmp_path):
     live = fresh()
     train(live, 1)
     folder = save_checkpoint(tmp_path, live.contents(), replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
     restored = fresh()
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
-    assert not (folder / "initial.safetensors").exists()
+    assert not (folder / "reference.safetensors").exists()
     assert restored.reference.initial is None
+    assert_identical(snapshot(restored), snapshot(live))
 
 
 def test_the_policy_is_a_plain_transformers_folder(saved):
@@ -119,7 +127,7 @@ def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
     for step in (1, 2, 9, 12):
         save_checkpoint(tmp_path, live.contents(), state_at(step), keep=keep)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == left
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{step:06d}" for step in left]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["initial.safetensors", *(f"step_{step:06d}" for step in left)]
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(fresh, tmp_path):
@@ -136,7 +144,7 @@ def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved,
     (folder.parent / "step_000001").mkdir()  # its manifest was removed first, then the process was killed
     assert list_checkpoints(folder.parent) == [folder]
     save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["step_000003", "step_000004"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["initial.safetensors", "step_000003", "step_000004"]
 
 
 def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
@@ -148,7 +156,7 @@ def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
     assert_identical(snapshot(restored), snapshot(live))
 
 
-FILES = ["policy/model.safetensors", "reference.safetensors", "initial.safetensors", "optimizer.pt", "state.json"]
+FILES = ["policy/model.safetensors", "reference.safetensors", "initial.json", "optimizer.pt", "state.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -270,4 +278,117 @@ def test_a_checkpoint_that_a_kill_left_half_deleted_is_deleted_at_the_next_save(
     live, folder = saved
     (shutil.copytree(folder, folder.parent / "step_000001") / "manifest.json").unlink()
     save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["step_000003", "step_000004"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["initial.safetensors", "step_000003", "step_000004"]
+
+
+# The initial policy, stored once
+
+
+def other_source(fresh):
+    """What a resume works with after the model of the start was replaced."""
+    live = fresh()
+    for model in (live.policy.model, live.reference.start.model):
+        for parameter in model.parameters():
+            parameter.data.add_(1.0)
+    return live
+
+
+def test_it_is_the_one_of_the_start_where_the_model_has_been_replaced_since(saved, fresh):
+    live, folder = saved
+    restored = other_source(fresh)
+    load_checkpoint(folder, restored)
+    assert_identical(snapshot(restored), snapshot(live))
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "changed", "other"])
+def test_damage_to_it_harms_no_checkpoint_while_the_model_is_there(saved, fresh, damage):
+    live, folder = saved
+    harm(folder.parent / "initial.safetensors", damage)
+    restored = fresh()
+    load_checkpoint(folder, restored)
+    assert_identical(snapshot(restored), snapshot(live))
+    store_initial(folder.parent, restored.contents().initial)
+    load_checkpoint(folder, other_source(fresh))
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "changed", "other"])
+def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh, damage):
+    harm(saved[1].parent / "initial.safetensors", damage)
+    restored = other_source(fresh)
+    before = snapshot(restored)
+    with pytest.raises(ModelError, match=r"initial\.safetensors: the initial policy is (missing|damaged), and model\.source"):
+        load_checkpoint(saved[1], restored)
+    assert_identical(snapshot(restored), before)
+
+
+def harm(file, damage):
+    content = bytearray(file.read_bytes())
+    if damage == "gone":
+        file.unlink()
+    elif damage == "other":
+        save_file({"weights": torch.ones(3)}, file)
+    else:
+        content[-1] ^= 1
+        file.write_bytes(content if damage == "changed" else content[:-100])
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"sha256": 5}', "null"])
+def test_a_digest_that_is_none_is_refused(saved, fresh, content):
+    (saved[1] / "initial.json").write_text(content)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    change_manifest(saved[1], lambda digests: {**digests, "initial.json": digest})
+    with pytest.raises(ModelError, match="initial"):
+        load_checkpoint(saved[1], fresh())
+
+
+def test_half_of_it_that_a_kill_has_left_is_written_again(fresh, tmp_path):
+    weights = fresh().contents().initial
+    (tmp_path / ".initial.safetensors.partial").write_bytes(b"half")
+    assert store_initial(tmp_path, weights) == digest_of(load_file(tmp_path / "initial.safetensors"))
+    assert [path.name for path in tmp_path.iterdir()] == ["initial.safetensors"]
+
+
+def test_it_is_written_once(fresh, tmp_path):
+    weights = fresh().contents().initial
+    store_initial(tmp_path, weights)
+    before = (tmp_path / "initial.safetensors").stat()
+    store_initial(tmp_path, weights)
+    after = (tmp_path / "initial.safetensors").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_a_digest_is_of_names_shapes_types_and_bytes():
+    weights = {"a": torch.zeros(2, 3), "b": torch.ones(1)}
+    others = [
+        {"a": torch.zeros(3, 2), "b": torch.ones(1)},
+        {"a": torch.zeros(2, 3), "c": torch.ones(1)},
+        {"a": torch.zeros(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)},
+        {"a": torch.zeros(2, 3), "b": -torch.ones(1)},
+        {"a": torch.zeros(2, 3)},
+    ]
+    assert digest_of(weights) == digest_of(dict(reversed(weights.items())))
+    assert len({digest_of(one) for one in (weights, *others)}) == 6
+
+
+@pytest.mark.parametrize("alpha", [None, 0.25])
+def test_a_checkpoint_of_an_earlier_version_has_its_own(fresh, tmp_path, alpha):
+    """Its reference, and the initial policy once a sync had made them differ, were in every checkpoint."""
+    live = fresh()
+    train(live, 2, alpha=alpha)
+    state = state_at(2) if alpha else replace(state_at(2), sync_count=0, last_sync_step=0)
+    folder = save_checkpoint(tmp_path, live.contents(), state, keep=1)
+    (folder / "initial.json").unlink()
+    (tmp_path / "initial.safetensors").unlink()
+    contents = live.contents()
+    own = {"reference.safetensors": contents.reference or contents.initial}
+    own |= {"initial.safetensors": contents.initial} if alpha else {}
+    for name, weights in own.items():
+        save_file(dict(weights), folder / name)
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in own}
+    change_manifest(folder, lambda digests: {key: value for key, value in digests.items() if key != "initial.json"} | sums)
+    restored = other_source(fresh)
+    load_checkpoint(folder, restored)
+    assert_identical(snapshot(restored), snapshot(live))
+    assert (restored.reference.initial is None) is (alpha is None)
+    for one, other in zip(restored.reference.start.parameters(), live.reference.start.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -323,7 +323,7 @@ def snapshot(live: Trainable, state: TrainingState) -> tuple[Any, ...]:
 
 
 MANIFEST = "manifest.json"
-NEEDED = ("policy/model.safetensors", "reference.safetensors", "initial.safetensors", "optimizer.pt", "state.json")
+NEEDED = ("policy/model.safetensors", "reference.safetensors", "initial.json", "optimizer.pt", "state.json")
 
 
 @st.composite

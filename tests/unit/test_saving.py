@@ -10,11 +10,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.machine.disk import sha256_of
 from grpo_core.policy import checkpoint
-from grpo_core.policy.checkpoint import save_checkpoint
+from grpo_core.policy.initial import store_initial
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
+from grpo_core.policy.snapshot import SnapshotMemory
 from grpo_core.policy.trainable import Trainable
-from grpo_core.run.disk_need import copied_bytes
+from grpo_core.run.disk_need import checkpoint_bytes
 from grpo_core.training import saving
 from grpo_core.training.saving import CheckpointWriter
 from tests.policies import policy_of
@@ -23,23 +24,28 @@ STATE = TrainingState(step=3, optimizer_step=3, prompts=6, tokens=40, sync_count
 MARK = JournalMark(records=7, digest="f" * 64)
 
 
-def train(live, seed):
+def train(live, seed, alpha=0.25):
     """Take an optimizer step, and move the reference."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in live.policy.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     live.optimizer.step()
     live.schedule.step()
-    live.reference.sync(live.policy, 0.25, step=2)
+    if alpha is not None:
+        live.reference.sync(live.policy, alpha, step=2)
 
 
-@pytest.fixture
-def live(tiny_model):
+def untrained(tiny_model):
     policy = policy_of(tiny_model).frozen_copy()
     policy.model.requires_grad_(True)
     optimizer = AdamW(policy.parameters(), lr=1e-2)
     schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
-    live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+    return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+
+
+@pytest.fixture
+def live(tiny_model):
+    live = untrained(tiny_model)
     train(live, 1)
     return live
 
@@ -48,28 +54,62 @@ def digests(folder):
     return {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("reference_moves", [True, False])
-def test_a_copy_is_what_was_there_whatever_training_does_next(live, tmp_path, reference_moves):
-    before = digests(save_checkpoint(tmp_path / "before", live.contents(), STATE, keep=1, mark=MARK))
-    copied = live.contents().copied(reference_moves=reference_moves)
+def save(live_or_copy, folder):
+    contents = live_or_copy.contents() if isinstance(live_or_copy, Trainable) else live_or_copy
+    return digests(checkpoint.save_checkpoint(folder, contents, "0" * 64, STATE, keep=1, mark=MARK))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_copy_is_what_was_there_whatever_training_does_next(live, tmp_path, copies):
+    memory = SnapshotMemory()
+    for number in range(copies - 1):  # each of which the next one overwrites
+        memory.copy(live.contents())
+        train(live, 5 + number)
+    before = save(live, tmp_path / "before")
+    copied = memory.copy(live.contents())
     train(live, 2)
-    after = digests(save_checkpoint(tmp_path / "after", copied, STATE, keep=1, mark=MARK))
-    moved = set() if reference_moves else {"reference.safetensors", "manifest.json"}
-    assert {name for name in before if before[name] != after[name]} == moved
-    assert before.keys() == after.keys()
-    now = digests(save_checkpoint(tmp_path / "now", live.contents(), STATE, keep=1, mark=MARK))
-    same = {name for name in before if before[name] == now[name]}
-    assert same.isdisjoint({"policy/model.safetensors", "reference.safetensors", "optimizer.pt"})
-    assert "initial.safetensors" in same
+    assert save(copied, tmp_path / "after") == before
+    now = save(live, tmp_path / "now")
+    assert {name for name in before if before[name] != now[name]} >= {
+        "policy/model.safetensors",
+        "reference.safetensors",
+        "optimizer.pt",
+    }
+
+
+def buffers(memory):
+    return {buffer.data_ptr() for kept in memory._buffers.values() for buffer in kept}
+
+
+def test_a_second_copy_takes_no_memory(live):
+    memory = SnapshotMemory()
+    memory.copy(live.contents())
+    before = buffers(memory)
+    train(live, 2)
+    second = memory.copy(live.contents())
+    assert buffers(memory) == before
+    assert all(torch.equal(second.weights[name], tensor) for name, tensor in live.contents().weights.items())
+
+
+def test_memory_can_be_taken_before_there_is_anything_to_copy(live):
+    memory = SnapshotMemory()
+    weights = live.contents().initial
+    memory.reserve(tensor for tensor in weights.values() for _ in range(4))
+    held = buffers(memory)
+    copied = memory.copy(live.contents())
+    tensors = [*copied.weights.values(), *copied.reference.values()]
+    assert {tensor.data_ptr() for tensor in tensors} <= held
 
 
 @pytest.mark.parametrize("sync_steps", [2, None])
-def test_the_memory_of_a_copy_is_known_beforehand(live, tiny_values, sync_steps):
+def test_the_memory_of_a_copy_is_known_beforehand(tiny_model, tiny_values, sync_steps):
     config = validate_config(apply_overrides(tiny_values, {"reference.sync_steps": sync_steps}))
+    live = untrained(tiny_model)
+    train(live, 1, alpha=None if sync_steps is None else 0.25)
     weights = list(live.policy.parameters())
     counters = 4 * len(weights)  # AdamW counts the steps of each parameter
-    expected = copied_bytes(config, sum(parameter.numel() for parameter in weights)) + counters
-    assert live.contents().copied_bytes(reference_moves=sync_steps is not None) == expected
+    expected = checkpoint_bytes(config, sum(parameter.numel() for parameter in weights)) + counters
+    assert live.contents().copied_bytes() == expected
 
 
 @pytest.fixture
@@ -108,29 +148,20 @@ def test_training_goes_on_while_a_checkpoint_is_written(live, writer, slow_disk,
 
 def save_checkpoint_at_once(live, folder, slow_disk):
     slow_disk.set()
-    saved = save_checkpoint(folder, live.contents(), STATE, keep=1, mark=MARK)
+    contents = live.contents()
+    initial = store_initial(folder, contents.initial)
+    saved = checkpoint.save_checkpoint(folder, contents, initial, STATE, keep=1, mark=MARK)
     slow_disk.clear()
     return saved
 
 
 def test_without_memory_for_a_copy_training_waits(live, writer, tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "available_memory", lambda: 1000)
-    monkeypatch.setattr(saving.Trainable, "contents", lambda self, real=Trainable.contents: Uncopied(real(self)))
+    monkeypatch.setattr(saving.SnapshotMemory, "copy", lambda *_: pytest.fail("copied"))
     journalled = []
     writer.begin(live, STATE, MARK, journalled.append)
     assert journalled == ["step_000003"]
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step_000003"]
-
-
-class Uncopied:
-    """Contents that must not be copied."""
-
-    def __init__(self, contents):
-        self._contents = contents
-
-    def __getattr__(self, name):
-        assert name != "copied"
-        return getattr(self._contents, name)
 
 
 def test_what_could_not_be_written_is_raised_to_who_waits(live, writer, tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from grpo_core.policy.checkpoint import NEEDED_FILES
+from grpo_core.policy.checkpoint import DIGEST_FILE, NEEDED_FILES
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.journal import Record
 from tests.torture.aims import MOMENTS, Aim, Wish, choose, steps_of
@@ -194,7 +194,7 @@ def run_with_checkpoints(tiny_run):
         state = TrainingState(step=step, optimizer_step=step, prompts=1, tokens=1, sync_count=0, last_sync_step=0)
         folder = run_dir.checkpoints / f"step_{step:06d}"
         digests = {}
-        for name in NEEDED_FILES:
+        for name in (*NEEDED_FILES, DIGEST_FILE):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(json.dumps(asdict(state)) if name == "state.json" else "weights\n")
             digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()

@@ -1,0 +1,88 @@
+"""The initial policy of a run, stored once for all its checkpoints, each of which holds its digest.
+
+    checkpoints/initial.safetensors     the weights
+
+A checkpoint taken before the first sync needs them as its reference, a later one as what the drift is measured from. The model
+that the run was started from is their second copy: a run resumes where either of the two has the digest.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from grpo_core.errors import ModelError
+from grpo_core.machine.disk import flush, whole_or_gone
+
+INITIAL_FILE = "initial.safetensors"
+PARTIAL_FILE = ".initial.safetensors.partial"
+Weights = Mapping[str, Tensor]
+
+log = logging.getLogger(__name__)
+
+
+def store_initial(folder: Path, weights: Weights) -> str:
+    """Write the weights into `folder`, the checkpoints of a run, unless they are there; return their digest.
+
+    Raises:
+        DiskFullError: the disk is full; nothing of them is left.
+    """
+    target, partial, digest = folder / INITIAL_FILE, folder / PARTIAL_FILE, digest_of(weights)
+    if _stored(folder, digest) is not None:
+        return digest
+    if target.exists():
+        log.warning("%s is damaged, or of another start of this run; it is written again", target)
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_or_gone("the initial policy", partial):
+        save_weights(weights, partial)
+        flush(partial)
+        partial.replace(target)
+    flush(folder)
+    return digest
+
+
+def find_initial(folder: Path, digest: str, loaded: Weights) -> Weights:
+    """Return the initial policy that has a digest: as it is loaded already, else as it is stored in `folder`.
+
+    Raises:
+        ModelError: neither of the two has it.
+    """
+    if digest_of(loaded) == digest:
+        return loaded
+    stored = _stored(folder, digest)
+    if stored is None:
+        what = "damaged" if (folder / INITIAL_FILE).exists() else "missing"
+        raise ModelError(
+            f"{folder / INITIAL_FILE}: the initial policy is {what}, and model.source no longer is the model of the start; "
+            "put one of the two back"
+        )
+    return stored
+
+
+def digest_of(weights: Weights) -> str:
+    """Return the SHA-256 of names, types, shapes and bytes of weights, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_weights(weights: Weights, path: Path) -> None:
+    """Write a safetensors file."""
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
+
+
+def _stored(folder: Path, digest: str) -> Weights | None:
+    """Return the weights that are stored, if they have a digest."""
+    try:
+        weights: Weights = load_file(folder / INITIAL_FILE)
+    except (OSError, ValueError, SafetensorError):
+        return None
+    return weights if digest_of(weights) == digest else None

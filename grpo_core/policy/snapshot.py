@@ -1,0 +1,77 @@
+"""Copies of what a training changes, from which a checkpoint is written while training goes on.
+
+The memory of a copy is kept for the next one: the pages of fresh memory cost many times what copying into old ones does.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_core.policy.trainable import Contents, place_of
+
+Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+class SnapshotMemory:
+    """CPU memory for one copy at a time."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._buffers: defaultdict[Layout, list[Tensor]] = defaultdict(list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no memory is held yet."""
+        return not self._buffers
+
+    def reserve(self, tensors: Iterable[Tensor]) -> None:
+        """Take memory for a copy of some tensors."""
+        for tensor in tensors:
+            self._buffers[_layout(tensor)].append(torch.zeros_like(tensor, device="cpu", requires_grad=False))
+
+    def copy(self, contents: Contents) -> Contents:
+        """Return a copy of all that the next step may change; the initial policy never changes. An earlier copy is lost."""
+        copies = _Copies(self._buffers)
+        return replace(
+            contents,
+            weights=copies.of(contents.weights),
+            reference=copies.of(contents.reference),
+            optimizer=copies.of(contents.optimizer),
+            schedule=copies.of(contents.schedule),
+        )
+
+
+class _Copies:
+    """Copies tensors wherever they are nested; two names of the same weights stay two names of the same weights."""
+
+    def __init__(self, buffers: defaultdict[Layout, list[Tensor]]) -> None:
+        self._buffers = buffers
+        self._unused = {layout: list(kept) for layout, kept in buffers.items()}
+        self._made: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._made[place_of(value)] if place_of(value) in self._made else self._copy(value)
+        if isinstance(value, Mapping):
+            return {key: self.of(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [self.of(entry) for entry in value]
+        return copy.deepcopy(value)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if unused := self._unused.get(_layout(tensor)):
+            buffer = unused.pop()
+        else:
+            buffer = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            self._buffers[_layout(tensor)].append(buffer)
+        made = self._made[place_of(tensor)] = buffer.copy_(tensor.detach())
+        return made
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.dtype, tensor.shape, tensor.stride()
