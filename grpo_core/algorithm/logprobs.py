@@ -1,8 +1,8 @@
 """Log-probabilities and entropy of sampled tokens, from hidden states, a chunk of tokens at a time.
 
 The logits of a step are its largest tensor (B x T x V floats: 8 x 1024 x 151,936 in fp32 is 5 GB a copy). Only completion
-tokens are projected to the vocabulary, `CHUNK_TOKENS` at once, and where there is more than one chunk its logits are
-recomputed in the backward pass instead of kept.
+tokens are projected to the vocabulary, and only `KEPT_BYTES` of their logits are kept for the backward pass. Where there are
+more, they are computed `CHUNK_BYTES` at a time, and once more in the backward pass.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_core.algorithm.kl import full_kl
 
-CHUNK_TOKENS = 2048
+KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
+FLOAT_BYTES = 4
 Result = TypeVar("Result")
+
+
+def tokens_at_once(num_tokens: int, vocabulary: int) -> int:
+    """Return how many of some tokens are projected to a vocabulary at once: all, where their logits can be kept."""
+    bytes_of_a_token = FLOAT_BYTES * vocabulary
+    return max(1, num_tokens if num_tokens * bytes_of_a_token <= KEPT_BYTES else CHUNK_BYTES // bytes_of_a_token)
 
 
 def token_logps(
@@ -24,7 +31,7 @@ def token_logps(
     head: Callable[[Tensor], Tensor],
     token_ids: Int[Tensor, " N"],
     temperature: float,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return log pi(token) of the temperature-scaled policy and the entropy of the distribution it came from.
 
@@ -33,7 +40,7 @@ def token_logps(
         head: the projection to the vocabulary.
         token_ids: [N] the tokens that were sampled.
         temperature: what the sampler divided the logits by; logps are of that same policy.
-        chunk_tokens: how many tokens are projected at once; it changes memory, not the result.
+        chunk_tokens: how many tokens are projected at once (None = all); it changes memory, not the result.
 
     Returns:
         ([N] log-probabilities in fp32 with gradient, [N] entropies in nats without gradient).
@@ -43,7 +50,7 @@ def token_logps(
         all_logps = _all_logps(states, head, temperature)
         logps = all_logps.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
-            entropy = -(all_logps.exp() * all_logps).sum(dim=-1)
+            entropy = -all_logps.exp().mul_(all_logps).sum(dim=-1)
         return logps, entropy
 
     logps, entropies = zip(*_in_chunks(chunk, hidden, token_ids, chunk_tokens), strict=True)
@@ -57,7 +64,7 @@ def token_full_kl(
     ref_head: Callable[[Tensor], Tensor],
     *,
     temperature: float,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> Float[Tensor, " N"]:
     """Return [N] exact KL(policy || reference) over the vocabulary at each position, in nats, with gradient for the policy.
 
@@ -67,7 +74,7 @@ def token_full_kl(
         ref_hidden: [N, H_ref] those of the reference at the same positions.
         ref_head: its projection.
         temperature: both policies are scaled by it.
-        chunk_tokens: how many tokens are projected at once; it changes memory, not the result.
+        chunk_tokens: how many tokens are projected at once (None = all); it changes memory, not the result.
     """
 
     def chunk(states: Tensor, ref_states: Tensor) -> Tensor:
@@ -77,10 +84,12 @@ def token_full_kl(
     return torch.cat(_in_chunks(chunk, hidden, ref_hidden, chunk_tokens))
 
 
-def _in_chunks(function: Callable[[Tensor, Tensor], Result], first: Tensor, second: Tensor, chunk_tokens: int) -> list[Result]:
+def _in_chunks(
+    function: Callable[[Tensor, Tensor], Result], first: Tensor, second: Tensor, chunk_tokens: int | None
+) -> list[Result]:
     """Apply `function` to `chunk_tokens` rows of both at once; where there are several chunks, the backward pass recomputes."""
-    starts = range(0, max(len(first), 1), chunk_tokens)
-    pieces = [(first[start : start + chunk_tokens], second[start : start + chunk_tokens]) for start in starts]
+    size = chunk_tokens or max(len(first), 1)
+    pieces = list(zip(torch.split(first, size), torch.split(second, size), strict=True))
     if len(pieces) > 1 and torch.is_grad_enabled():
         return [checkpoint(function, *piece, use_reentrant=False) for piece in pieces]
     return [function(*piece) for piece in pieces]
@@ -89,4 +98,5 @@ def _in_chunks(function: Callable[[Tensor, Tensor], Result], first: Tensor, seco
 def _all_logps(hidden: Tensor, head: Callable[[Tensor], Tensor], temperature: float) -> Tensor:
     """At least fp32: the difference of two log-probabilities is what KL and ratios are made of."""
     logits = head(hidden)
-    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(exact if temperature == 1 else exact / temperature, dim=-1)

@@ -2,10 +2,8 @@
 
 The tokens of a micro-batch are one long row, so embeddings, norms and matrix products see real tokens only. Attention alone
 knows of prompts and completions: a token sees its own completion up to itself, and the prompt that the G completions share
-(PrefixGrouper's idea). A query meets the keys of its prompt in one product for the whole group, where a key-value cache is
-copied for each row. Queries and keys are padded inside attention, where that is cheap; it is computed in fp32.
-
-It is for CPUs: scores of completions are a tensor of their own, which a GPU's attention kernels avoid.
+(PrefixGrouper's idea; `prefix_attention.py`). Queries and keys are padded inside attention, where that is cheap; it is computed
+in fp32. It is for CPUs, whose attention kernel it calls.
 """
 
 import contextlib
@@ -17,13 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.policy.device import Dtype, compute_in
 from grpo_core.policy.forward import backbone, completion_hidden, vocabulary_head
 from grpo_core.policy.packed import TOLERANCE
+from grpo_core.policy.prefix_attention import attend_from_completions
 
 IMPLEMENTATION = "grpo_grouped"
 """Name of this attention in transformers' registry."""
@@ -99,6 +97,20 @@ class GroupedTokens:
             cells=torch.tensor(cells, device=device),
             predicting=torch.tensor(predicting, device=device),
         )
+
+    def in_cells(self, states: Float[Tensor, "N h d"]) -> tuple[Float[Tensor, "P S h d"], Float[Tensor, "P g t h d"]]:
+        """Return what the tokens have, cell by cell: (of the prompts, of the completions)."""
+        everywhere = _take(states, torch.cat([self.prompts.flatten(), self.completions.flatten()]))
+        of_prompts, of_completions = everywhere.tensor_split([self.prompts.numel()])
+        kind = states.shape[1:]
+        return of_prompts.view(*self.prompts.shape, *kind), of_completions.view(*self.completions.shape, *kind)
+
+    def prompt_bias(self, dtype: torch.dtype) -> Float[Tensor, "P 1 1 S"] | None:
+        """Return what is added to scores of the prompts' cells: -inf on empty ones; None where none is empty."""
+        if self.is_prompt.all():
+            return None
+        bias = torch.zeros(self.is_prompt.shape, dtype=dtype, device=self.is_prompt.device)
+        return bias.masked_fill_(~self.is_prompt, -torch.inf)[:, None, None]
 
     @classmethod
     def of_rows(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
@@ -192,12 +204,19 @@ def _attention(
         scaling = query.shape[-1] ** -0.5
     with torch.autocast(value.device.type, enabled=False):
         exact = torch.promote_types(value.dtype, torch.float32)
-        q, k, v = (states[0].transpose(0, 1).to(exact) for states in (query * scaling, key, value))
-        prompts = _within_prompts(q, k, v, grouped)
-        if torch.is_grad_enabled():  # the scores of all layers at once would be the largest tensors of a pass
-            completions = checkpoint(_of_completions, q, k, v, grouped, use_reentrant=False, preserve_rng_state=False)
-        else:
-            completions = _of_completions(q, k, v, grouped)
+        q, k, v = (grouped.in_cells(states[0].transpose(0, 1).to(exact)) for states in (query, key, value))
+        (prompt_q, prompt_k, prompt_v), (own_q, own_k, own_v) = zip(q, k, v, strict=True)
+        prompts = functional.scaled_dot_product_attention(  # empty cells come last, where no token sees them
+            prompt_q.transpose(1, 2),
+            prompt_k.transpose(1, 2),
+            prompt_v.transpose(1, 2),
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        ).transpose(1, 2)
+        completions = attend_from_completions(
+            own_q, (own_k, own_v), (prompt_k, prompt_v), prompt_bias=grouped.prompt_bias(exact), scale=scaling
+        )
         seen = _take(torch.cat([prompts.flatten(0, 1), completions.flatten(0, 2)]), grouped.cells)
     return seen.unsqueeze(0).to(value.dtype), None
 
@@ -205,44 +224,6 @@ def _attention(
 AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
-def _within_prompts(
-    query: Float[Tensor, "N h d"], key: Float[Tensor, "N k d"], value: Float[Tensor, "N k d"], tokens: GroupedTokens
-) -> Float[Tensor, "P S h d"]:
-    """Causal; empty cells come last, where no token sees them."""
-    queries, keys, values = (_take(states, tokens.prompts).transpose(1, 2) for states in (query, key, value))
-    shared = queries.shape[1] != keys.shape[1]
-    seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=1.0, enable_gqa=shared)
-    return seen.transpose(1, 2)
-
-
-def _of_completions(
-    query: Float[Tensor, "N h d"], key: Float[Tensor, "N k d"], value: Float[Tensor, "N k d"], tokens: GroupedTokens
-) -> Float[Tensor, "P g t h d"]:
-    """Softmax over the shared prompt and the completion's own tokens; empty cells of it come last, as in the prompts."""
-    (num_prompts, group, length), width = tokens.completions.shape, tokens.prompts.shape[1]
-    heads, kv_heads, size = query.shape[1], key.shape[1], query.shape[2]
-    sharing = heads // kv_heads
-    # [P, k, g, h/k, t, d]: the queries of a group that meet the same keys lie beside each other.
-    apart = _take(query, tokens.completions).view(num_prompts, group, length, kv_heads, sharing, size)
-    queries = apart.permute(0, 3, 1, 4, 2, 5)
-    of_group = queries.reshape(num_prompts, kv_heads, group * sharing * length, size)
-    of_row = of_group.view(num_prompts, kv_heads, group, sharing * length, size)
-    prompt_key, prompt_value = (_take(states, tokens.prompts).transpose(1, 2) for states in (key, value))
-    own_key, own_value = (_take(states, tokens.completions).permute(0, 3, 1, 2, 4) for states in (key, value))
-
-    shape = (num_prompts, kv_heads, group, sharing, length)
-    to_prompt = (of_group @ prompt_key.transpose(-1, -2)).view(*shape, width)
-    to_own = (of_row @ own_key.transpose(-1, -2)).view(*shape, length)
-    to_prompt = to_prompt.masked_fill(~tokens.is_prompt.view(num_prompts, 1, 1, 1, 1, width), -torch.inf)
-    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    weights = torch.cat([to_prompt, to_own.masked_fill(later, -torch.inf)], dim=-1).softmax(dim=-1)
-    on_prompt, on_own = weights[..., :width], weights[..., width:]
-    seen = on_prompt.reshape(num_prompts, kv_heads, group * sharing * length, width) @ prompt_value
-    own = on_own.reshape(num_prompts, kv_heads, group, sharing * length, length) @ own_value
-    both = seen.view(*shape, size) + own.view(*shape, size)
-    return both.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
-
-
-def _take(states: Float[Tensor, "n h d"], at: Tensor) -> Tensor:
+def _take(states: Float[Tensor, "n h d"], at: Int[Tensor, " m"]) -> Float[Tensor, "m h d"]:
     """Return `states[at]`. An embedding's gradient is summed in one order; that of an index is slow where order matters."""
-    return functional.embedding(at, states.flatten(1)).view(*at.shape, *states.shape[1:])
+    return functional.embedding(at, states.flatten(1)).view(len(at), *states.shape[1:])

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.algorithm.logprobs import token_full_kl, token_logps, tokens_at_once
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
@@ -112,12 +112,16 @@ class Policy:
         exact = None
         with compute_in(self.dtype, ids.device):
             hidden = self._hidden(completions, rows)
-            logps, entropy = token_logps(hidden, head, ids[mask], self.temperature)
+            at_once = tokens_at_once(len(hidden), self.model.config.get_text_config().vocab_size)
+            logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
             if reference is not None:
                 with torch.no_grad():
                     ref_hidden = reference._hidden(completions, rows)
                 ref_head = vocabulary_head(reference.model)
-                exact = scatter(token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature), mask, width)
+                per_token = token_full_kl(
+                    hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
+                )
+                exact = scatter(per_token, mask, width)
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
 
     def _hidden(self, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:

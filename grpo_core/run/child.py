@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from grpo_core.errors import TrainingError
+from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slot
@@ -135,8 +136,7 @@ def start_child(
 def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
     """Return the environment of a child."""
     return {
-        # Huge pages for large tensors: a CPU training allocates gigabytes a step, otherwise 4 KiB at a time.
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        **REUSED_MEMORY,
         **os.environ,
         LIFELINE_VARIABLE: str(lifeline),
         "PYTHONPATH": python_path(*import_from),

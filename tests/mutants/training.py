@@ -6,6 +6,7 @@ REFERENCE = "grpo_core/policy/reference.py"
 BATCH = "grpo_core/training/batch.py"
 FORWARD = "grpo_core/policy/forward.py"
 GROUPED = "grpo_core/policy/grouped.py"
+PREFIX_ATTENTION = "grpo_core/policy/prefix_attention.py"
 POLICY = "grpo_core/policy/policy.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
@@ -117,20 +118,29 @@ MUTATIONS = (
     ),
     Mutation(
         "completion-tokens-see-later-ones",
-        GROUPED,
-        "_of_completions",
-        "to_own.masked_fill(later, -torch.inf)",
-        "to_own",
-        ("test_grouped",),
+        PREFIX_ATTENTION,
+        "_TwoParts.forward",
+        "_forward(to_own, own_key, own_value, 0.0, True, scale=scale)",
+        "_forward(to_own, own_key, own_value, 0.0, False, scale=scale)",
+        ("test_prefix_attention", "test_grouped"),
         "A token would be predicted from itself.",
+    ),
+    Mutation(
+        "own-tokens-weighted-as-the-prompt",
+        PREFIX_ATTENTION,
+        "_TwoParts.forward",
+        "(own_sum - total).exp()",
+        "(prompt_sum - total).exp()",
+        ("test_prefix_attention", "test_grouped"),
+        "The two parts of the softmax would not add up to 1.",
     ),
     # The policy
     Mutation(
         "forward-without-temperature",
         POLICY,
         "Policy.forward",
-        "token_logps(hidden, head, ids[mask], self.temperature)",
-        "token_logps(hidden, head, ids[mask], 1.0)",
+        "token_logps(hidden, head, ids[mask], self.temperature, at_once)",
+        "token_logps(hidden, head, ids[mask], 1.0, at_once)",
         ("test_update",),
         "Log-probabilities would be of a policy that never sampled.",
     ),
@@ -147,8 +157,8 @@ MUTATIONS = (
         "exact-kl-policies-exchanged",
         POLICY,
         "Policy.forward",
-        "token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature)",
-        "token_full_kl(ref_hidden, ref_head, hidden, head, temperature=self.temperature)",
+        "token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once)",
+        "token_full_kl(ref_hidden, ref_head, hidden, head, temperature=self.temperature, chunk_tokens=at_once)",
         ("test_update",),
         "KL(ref || policy), and its gradient cut off.",
     ),

@@ -108,10 +108,10 @@ def test_a_policy_gives_the_figures_of_padded_passes_however_its_rows_are_cut(ti
 def test_a_pass_leaves_the_model_as_it_was_whatever_happens_in_it(tiny_model, monkeypatch):
     usual = tiny_model.config._attn_implementation
 
-    def failing(*_):
+    def failing(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(grouped, "_of_completions", failing)
+    monkeypatch.setattr(grouped, "attend_from_completions", failing)
     with torch.no_grad(), pytest.raises(ZeroDivisionError):
         grouped_hidden(tiny_model, GroupedTokens.of(PROMPTS, PROMPT_OF_ROW, COMPLETIONS, CPU))
     assert tiny_model.config._attn_implementation == usual != grouped.IMPLEMENTATION
@@ -177,7 +177,7 @@ def test_whatever_the_check_says_of_an_architecture_its_log_probabilities_are_ri
 
 def test_an_attention_that_is_wrong_here_is_not_used(tiny_model, monkeypatch):
     assert why_padded(tiny_model, "float32") is None
-    right = grouped._of_completions
-    monkeypatch.setattr(grouped, "_of_completions", lambda *states: 1.5 * right(*states))
+    right = grouped.attend_from_completions
+    monkeypatch.setattr(grouped, "attend_from_completions", lambda *states, **others: 1.5 * right(*states, **others))
     assert "differ by" in why_padded(tiny_model, "float32")
     assert why_padded(copy.deepcopy(tiny_model).to("meta"), "float32") == "attention without them is for a CPU"

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.algorithm.logprobs import CHUNK_BYTES, KEPT_BYTES, token_full_kl, token_logps, tokens_at_once
 
 
 @pytest.fixture
@@ -106,3 +106,11 @@ def test_no_tokens_give_no_numbers():
     logps, entropy = token_logps(torch.zeros(0, 4), lambda states: states, torch.zeros(0, dtype=torch.long), 1.0)
     assert logps.shape == entropy.shape == (0,)
     assert logps.dtype == torch.float32
+
+
+def test_logits_are_kept_up_to_a_size_and_else_computed_in_chunks():
+    assert tokens_at_once(4096, 1000) == 4096
+    assert 4 * 151_936 * tokens_at_once(4096, 151_936) <= CHUNK_BYTES
+    kept = KEPT_BYTES // (4 * 1024)
+    assert [tokens_at_once(number, 1024) for number in (kept, kept + 1)] == [kept, CHUNK_BYTES // (4 * 1024)]
+    assert tokens_at_once(10, 10**9) == 1
