@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from grpo_core.algorithm.masking import completion_mask, is_eos
-from grpo_core.generation.kv_cache import grow_in_place
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
+from grpo_core.policy.decoding import Decoder, FoldedDecoder, PlainDecoder
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.forward import continue_prefix, encode_prompts, expand_prefix, vocabulary_head
+from grpo_core.policy.forward import EncodedPrefix, encode_prompts, expand_prefix, vocabulary_head
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ def _sample_batch(
     rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
     prefix = expand_prefix(encode_prompts(model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
-    grow_in_place(prefix.cache, attention_dtype(policy))
+    decoder = decoder_of(policy, prefix, limit)
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
 
     completion_ids = torch.full((len(rows), limit), policy.eos_token_ids[0], device=device)
     logps = torch.zeros(len(rows), limit, device=device)
     active = torch.arange(len(rows), device=device)
-    hidden, seen = prefix.last_hidden, prefix.mask
+    hidden = prefix.last_hidden
     for position in range(limit):
         tokens, token_logps = _draw(vocabulary_head(model)(hidden).float(), settings, uniforms[active, position])
         completion_ids[active, position] = tokens
@@ -66,17 +66,18 @@ def _sample_batch(
         if position + 1 == limit or not unfinished.any():
             return completion_ids[:, : position + 1], logps[:, : position + 1]
         if not unfinished.all():
-            active, tokens, seen = active[unfinished], tokens[unfinished], seen[unfinished]
-            prefix.cache.batch_select_indices(unfinished.nonzero().squeeze(1))
-        seen = torch.cat([seen, seen.new_ones(len(active), 1)], dim=1)
-        hidden = continue_prefix(model, prefix, tokens.unsqueeze(1), seen)[:, -1]
+            active, tokens = active[unfinished], tokens[unfinished]
+            decoder.keep(unfinished.nonzero().squeeze(1))
+        hidden = decoder.run(tokens)
     raise AssertionError("unreachable: max_completion_tokens is at least 1")
 
 
-def attention_dtype(policy: "Policy") -> torch.dtype:
-    """Return what attention is computed in: the compute dtype, or that of the weights where it is fp32."""
+def decoder_of(policy: "Policy", prefix: EncodedPrefix, most_tokens: int) -> Decoder:
+    """Return what continues the rows of an expanded prefix; attention is in the compute dtype, or that of fp32 weights."""
     dtype: torch.dtype = torch.bfloat16 if policy.dtype == "bfloat16" else policy.model.dtype
-    return dtype
+    if policy.padded_because is None:
+        return FoldedDecoder(policy.model, prefix, dtype, most_tokens)
+    return PlainDecoder(policy.model, prefix, dtype)
 
 
 def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:

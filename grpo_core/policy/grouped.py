@@ -6,9 +6,8 @@ knows of prompts and completions: a token sees its own completion up to itself, 
 in fp32. It is for CPUs, whose attention kernel it calls.
 """
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +17,15 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.policy.attention import attending, refuse_unknown
+from grpo_core.policy.decoding import FoldedDecoder
 from grpo_core.policy.device import Dtype, compute_in
-from grpo_core.policy.forward import backbone, completion_hidden, vocabulary_head
+from grpo_core.policy.forward import backbone, completion_hidden, encode_prompts, expand_prefix, vocabulary_head
 from grpo_core.policy.packed import TOLERANCE
 from grpo_core.policy.prefix_attention import attend_from_completions
 
 IMPLEMENTATION = "grpo_grouped"
 """Name of this attention in transformers' registry."""
-UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
-"""What some architectures ask of attention, and this one has not."""
 CHECKED_PROMPTS, CHECKED_ROWS = (7, 19, 12), ((0, 9), (0, 1), (1, 14), (2, 5), (2, 3), (2, 11))
 """Lengths of the prompts, and (prompt, length) of the completions, on which a model is checked."""
 
@@ -128,7 +127,7 @@ class GroupedTokens:
 
 def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tensor, "M H"]:
     """Return the hidden states that predict the completion tokens, row by row."""
-    with _attending_in_groups(model):
+    with attending(model, IMPLEMENTATION):
         output = backbone(model)(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden[tokens.predicting]
@@ -137,8 +136,8 @@ def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tenso
 def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
     """Return why completions of a model are run with pad tokens; None where they are run without.
 
-    The log-probabilities of some tokens are computed both ways: an architecture whose tokens would see each other in any
-    other manner is run as it knows itself.
+    The log-probabilities of some tokens are computed both ways, and a token at a time as the sampler does: an architecture
+    whose tokens would see each other in any other manner is run as it knows itself.
 
     Args:
         model: as it is loaded.
@@ -160,7 +159,7 @@ def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
 
 @torch.no_grad()
 def _difference(model: PreTrainedModel, dtype: Dtype) -> float:
-    """In nats, the mean over tokens, weighted by probability."""
+    """In nats, the larger of two means over tokens, weighted by probability."""
     size = model.config.get_text_config().vocab_size
     prompts = [[(11 * place + length) % size for place in range(length)] for length in CHECKED_PROMPTS]
     prompt_of_row = [prompt for prompt, _ in CHECKED_ROWS]
@@ -170,19 +169,19 @@ def _difference(model: PreTrainedModel, dtype: Dtype) -> float:
     with compute_in(dtype, model.device):
         padded = completion_hidden(model, prompts, torch.tensor(prompt_of_row), ids, mask)[mask]
         grouped = grouped_hidden(model, GroupedTokens.of(prompts, prompt_of_row, rows, model.device))
+        decoded = _decoded_hidden(model, prompts, prompt_of_row, ids)[mask]
         head = vocabulary_head(model)
-        plain, found = (torch.log_softmax(head(hidden).float(), dim=-1) for hidden in (padded, grouped))
-    return float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
+        plain, *found = (torch.log_softmax(head(hidden).float(), dim=-1) for hidden in (padded, grouped, decoded))
+    return max(float((plain.exp() * (logps - plain).abs()).sum(dim=-1).mean()) for logps in found)
 
 
-@contextlib.contextmanager
-def _attending_in_groups(model: PreTrainedModel) -> Iterator[None]:
-    usual = model.config._attn_implementation
-    model.config._attn_implementation = IMPLEMENTATION
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = usual
+def _decoded_hidden(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], ids: Int[Tensor, "B T"]
+) -> Float[Tensor, "B T H"]:
+    """Return the hidden states that predict each token, run one at a time."""
+    prefix = expand_prefix(encode_prompts(model, prompts), torch.tensor(prompt_of_row))
+    decoder = FoldedDecoder(model, prefix, model.dtype, ids.shape[1])
+    return torch.stack([prefix.last_hidden, *(decoder.run(tokens) for tokens in ids[:, :-1].unbind(1))], dim=1)
 
 
 def _attention(
@@ -198,8 +197,7 @@ def _attention(
     **features: object,
 ) -> tuple[Float[Tensor, "1 N h d"], None]:
     """Attend as transformers' models call it: `query`, `key` and `value` of all tokens, positions applied."""
-    if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
-        raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
+    refuse_unknown(dropout, features)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     with torch.autocast(value.device.type, enabled=False):

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from grpo_core.policy.attention import flash_attention, flash_attention_backward
 
 
 def attend_from_completions(
@@ -70,8 +69,8 @@ class _TwoParts(Function):
     ) -> Tensor:
         to_prompt, to_own = _by_prompt(query), _by_row(query)
         mask = None if bias is None else bias.expand(-1, 1, to_prompt.shape[2], -1)
-        prompt, prompt_sum = _forward(to_prompt, prompt_key, prompt_value, 0.0, False, attn_mask=mask, scale=scale)
-        own, own_sum = _forward(to_own, own_key, own_value, 0.0, True, scale=scale)
+        prompt, prompt_sum = flash_attention(to_prompt, prompt_key, prompt_value, 0.0, False, attn_mask=mask, scale=scale)
+        own, own_sum = flash_attention(to_own, own_key, own_value, 0.0, True, scale=scale)
         shape = query.shape
         prompt, prompt_sum, own, own_sum = (
             prompt.reshape(shape),
@@ -89,7 +88,7 @@ class _TwoParts(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, own_key, own_value, prompt_key, prompt_value, mask, seen, total = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        of_prompt = _backward(
+        of_prompt = flash_attention_backward(
             _by_prompt(gradient),
             _by_prompt(query),
             prompt_key,
@@ -101,7 +100,7 @@ class _TwoParts(Function):
             attn_mask=mask,
             scale=ctx.scale,
         )
-        own = _backward(
+        own = flash_attention_backward(
             _by_row(gradient), _by_row(query), own_key, own_value, _by_row(seen), _by_row(total), 0.0, True, scale=ctx.scale
         )
         of_query = of_prompt[0].reshape(query.shape) + _apart(own[0], query.shape)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from grpo_core.generation import torch_sampler
 from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy import decoding
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
@@ -92,7 +92,7 @@ def test_20_000_tokens_are_those_of_a_cache_that_is_copied_for_every_token(tiny_
     asked = SamplingSettings(group_size=32, max_completion_tokens=200)
     key = RandomKey(seed=5, stream=Stream.TRAIN, step=1)
     growing = policy.sample(prompts, asked, key)
-    monkeypatch.setattr(torch_sampler, "grow_in_place", lambda cache, dtype: None)
+    monkeypatch.setattr(decoding, "grow_in_place", lambda cache, dtype: None)
     copied = policy.sample(prompts, asked, key)
     assert int(copied.completion_mask.sum()) > 20_000
     assert torch.equal(growing.completion_ids, copied.completion_ids)
