@@ -12,9 +12,9 @@ from torch import Tensor
 
 from grpo_core.algorithm.masking import completion_mask, is_eos
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
-from grpo_core.policy.decoding import Decoder, FoldedDecoder, PlainDecoder
+from grpo_core.policy.decoding import Decoding
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.forward import EncodedPrefix, encode_prompts, expand_prefix, vocabulary_head
+from grpo_core.policy.forward import encode_prompts, expand_prefix
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def sample_completions(
-    policy: "Policy", prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
+    policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
 ) -> SampledCompletions:
-    """Sample from a policy's model on the device where it already is; see `Policy.sample`."""
+    """Sample from a policy's model, decoded in one of the ways that there are, on its device; see `Policy.sample`."""
     prompts_at_once = max(1, policy.rollout_rows // settings.group_size)
     with compute_in(policy.dtype, policy.device):
         parts = [
-            _sample_batch(policy, prompts[start : start + prompts_at_once], settings, key)
+            _sample_batch(policy, decoding, prompts[start : start + prompts_at_once], settings, key)
             for start in range(0, len(prompts), prompts_at_once)
         ]
     width = max(ids.shape[1] for ids, _ in parts)
@@ -44,14 +44,14 @@ def sample_completions(
 
 
 def _sample_batch(
-    policy: "Policy", prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
+    policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
 ) -> tuple[Tensor, Tensor]:
     """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together."""
-    model, device, limit = policy.model, policy.device, settings.max_completion_tokens
+    device, limit = policy.device, settings.max_completion_tokens
     rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
-    prefix = expand_prefix(encode_prompts(model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
-    decoder = decoder_of(policy, prefix, limit)
+    prefix = expand_prefix(encode_prompts(policy.model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
+    decoder, head = decoding.after(prefix, limit), decoding.logits
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
 
     completion_ids = torch.full((len(rows), limit), policy.eos_token_ids[0], device=device)
@@ -59,7 +59,7 @@ def _sample_batch(
     active = torch.arange(len(rows), device=device)
     hidden = prefix.last_hidden
     for position in range(limit):
-        tokens, token_logps = _draw(vocabulary_head(model)(hidden).float(), settings, uniforms[active, position])
+        tokens, token_logps = _draw(head(hidden).float(), settings, uniforms[active, position])
         completion_ids[active, position] = tokens
         logps[active, position] = token_logps
         unfinished = ~is_eos(tokens, policy.eos_token_ids)
@@ -72,20 +72,12 @@ def _sample_batch(
     raise AssertionError("unreachable: max_completion_tokens is at least 1")
 
 
-def decoder_of(policy: "Policy", prefix: EncodedPrefix, most_tokens: int) -> Decoder:
-    """Return what continues the rows of an expanded prefix; attention is in the compute dtype, or that of fp32 weights."""
-    dtype: torch.dtype = torch.bfloat16 if policy.dtype == "bfloat16" else policy.model.dtype
-    if policy.padded_because is None:
-        return FoldedDecoder(policy.model, prefix, dtype, most_tokens)
-    return PlainDecoder(policy.model, prefix, dtype)
-
-
 def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Return ([b] tokens, [b] their log-probabilities under the policy, whatever `top_p` and `top_k` leave out)."""
     if settings.temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
-        logits = logits / settings.temperature
+        logits = logits if settings.temperature == 1 else logits / settings.temperature
         tokens = invert_cdf(restrict(logits, settings.top_p, settings.top_k).softmax(dim=-1), uniforms)
     return tokens, torch.log_softmax(logits, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 

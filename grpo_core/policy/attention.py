@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
@@ -28,3 +28,9 @@ def refuse_unknown(dropout: float, features: Mapping[str, object]) -> None:
     """Raise NotImplementedError where a model asks attention for something else than softmax over keys."""
     if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
         raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
+
+
+def has_full_attention(config: PreTrainedConfig) -> bool:
+    """Return whether every layer of a text model sees all tokens before its own."""
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    return kinds <= {"full_attention"} and not getattr(config, "sliding_window", None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError
@@ -36,6 +37,11 @@ def compute_in(dtype: Dtype, device: torch.device) -> contextlib.AbstractContext
     Enter it once around a phase in which no weight changes: casts of weights are kept until it is left.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def attention_dtype(model: nn.Module, dtype: Dtype) -> torch.dtype:
+    """Return what attention is computed in: the compute dtype, or that of the weights where it is fp32."""
+    return torch.bfloat16 if dtype == "bfloat16" else next(model.parameters()).dtype
 
 
 def pin_threads(config: TrainingConfig) -> int:

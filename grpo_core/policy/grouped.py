@@ -17,17 +17,14 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.attention import attending, refuse_unknown
-from grpo_core.policy.decoding import FoldedDecoder
-from grpo_core.policy.device import Dtype, compute_in
-from grpo_core.policy.forward import backbone, completion_hidden, encode_prompts, expand_prefix, vocabulary_head
-from grpo_core.policy.packed import TOLERANCE
+from grpo_core.policy.attention import attending, has_full_attention, refuse_unknown
+from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
+from grpo_core.policy.device import Dtype
+from grpo_core.policy.forward import backbone
 from grpo_core.policy.prefix_attention import attend_from_completions
 
 IMPLEMENTATION = "grpo_grouped"
 """Name of this attention in transformers' registry."""
-CHECKED_PROMPTS, CHECKED_ROWS = (7, 19, 12), ((0, 9), (0, 1), (1, 14), (2, 5), (2, 3), (2, 11))
-"""Lengths of the prompts, and (prompt, length) of the completions, on which a model is checked."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,20 +133,19 @@ def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tenso
 def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
     """Return why completions of a model are run with pad tokens; None where they are run without.
 
-    The log-probabilities of some tokens are computed both ways, and a token at a time as the sampler does: an architecture
-    whose tokens would see each other in any other manner is run as it knows itself.
+    The log-probabilities of some tokens are computed both ways: an architecture whose tokens would see each other in any
+    other manner is run as it knows itself.
 
     Args:
         model: as it is loaded.
         dtype: what its matrix products are computed in.
     """
-    config = model.config.get_text_config()
     if model.device.type != "cpu":
         return "attention without them is for a CPU"
-    if {*(getattr(config, "layer_types", None) or ())} - {"full_attention"} or getattr(config, "sliding_window", None):
+    if not has_full_attention(model.config.get_text_config()):
         return "the model has other layers than full attention"
     try:
-        difference = _difference(model, dtype)
+        difference = mean_difference(model, dtype, lambda tokens: _of_checked(model, tokens))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return f"this architecture has an attention of its own ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
@@ -157,31 +153,8 @@ def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
     return f"log-probabilities without pad tokens differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
 
 
-@torch.no_grad()
-def _difference(model: PreTrainedModel, dtype: Dtype) -> float:
-    """In nats, the larger of two means over tokens, weighted by probability."""
-    size = model.config.get_text_config().vocab_size
-    prompts = [[(11 * place + length) % size for place in range(length)] for length in CHECKED_PROMPTS]
-    prompt_of_row = [prompt for prompt, _ in CHECKED_ROWS]
-    rows = [[(7 * place + row) % size for place in range(length)] for row, (_, length) in enumerate(CHECKED_ROWS)]
-    mask = torch.tensor([[place < len(row) for place in range(max(map(len, rows)))] for row in rows])
-    ids = torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, torch.tensor([token for row in rows for token in row]))
-    with compute_in(dtype, model.device):
-        padded = completion_hidden(model, prompts, torch.tensor(prompt_of_row), ids, mask)[mask]
-        grouped = grouped_hidden(model, GroupedTokens.of(prompts, prompt_of_row, rows, model.device))
-        decoded = _decoded_hidden(model, prompts, prompt_of_row, ids)[mask]
-        head = vocabulary_head(model)
-        plain, *found = (torch.log_softmax(head(hidden).float(), dim=-1) for hidden in (padded, grouped, decoded))
-    return max(float((plain.exp() * (logps - plain).abs()).sum(dim=-1).mean()) for logps in found)
-
-
-def _decoded_hidden(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], ids: Int[Tensor, "B T"]
-) -> Float[Tensor, "B T H"]:
-    """Return the hidden states that predict each token, run one at a time."""
-    prefix = expand_prefix(encode_prompts(model, prompts), torch.tensor(prompt_of_row))
-    decoder = FoldedDecoder(model, prefix, model.dtype, ids.shape[1])
-    return torch.stack([prefix.last_hidden, *(decoder.run(tokens) for tokens in ids[:, :-1].unbind(1))], dim=1)
+def _of_checked(model: PreTrainedModel, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
+    return grouped_hidden(model, GroupedTokens.of(tokens.prompts, tokens.prompt_of_row, tokens.rows, model.device))
 
 
 def _attention(

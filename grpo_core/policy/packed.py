@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from grpo_core.policy.checked import TOLERANCE
 from grpo_core.policy.device import Dtype, compute_in
 from grpo_core.policy.forward import backbone, vocabulary_head
 
 LEAST_WEIGHTS = 100_000
 """Smaller matrices stay in the processor's cache, and gain nothing."""
-TOLERANCE: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.05}
-"""In nats: the largest mean difference of log-probabilities, weighted by probability. Rounding alone makes 1e-5 and 0.03."""
 CHECKED_TOKENS = 32
 
 
@@ -62,7 +61,7 @@ def packed_weights(model: PreTrainedModel, dtype: Dtype) -> Iterator[None]:
     try:
         for module in _large_linears(model):
             weight = module.weight.detach().to(torch.float32 if module is head else getattr(torch, dtype))
-            vars(module)["forward"] = _product(weight, module.bias)
+            vars(module)["forward"] = packed_product(weight, module.bias)
             replaced.append(module)
         yield
     finally:
@@ -70,15 +69,19 @@ def packed_weights(model: PreTrainedModel, dtype: Dtype) -> Iterator[None]:
             del vars(module)["forward"]
 
 
-def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    packed, dtype = torch.ops.mkldnn._reorder_linear_weight(weight), weight.dtype
+def packed_product(weight: Tensor, bias: Tensor | None, *, packed: bool = True) -> Callable[[Tensor], Tensor]:
+    """Return the product of rows with a matrix, packed if that is wanted and it is large; rows are cast to its type."""
+    dtype = weight.dtype
     offset = None if bias is None else bias.detach().to(dtype)
+    if not packed or weight.numel() < LEAST_WEIGHTS:
+        return lambda rows: nn.functional.linear(rows.to(dtype), weight, offset)
+    reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
 
-    def forward(rows: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows.to(dtype), packed, offset, "none", [], "")
-        return product
+    def product(rows: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows.to(dtype), reordered, offset, "none", [], "")
+        return result
 
-    return forward
+    return product
 
 
 def _why_impossible(model: PreTrainedModel) -> str | None:

@@ -17,9 +17,11 @@ from grpo_core.algorithm.logprobs import token_full_kl, token_logps, tokens_at_o
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.policy.device import Dtype, compute_in, pick_device
+from grpo_core.policy.decoding import Decoding, PlainDecoding
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in, pick_device
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
+from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
 from grpo_core.policy.packed import packed_weights, why_plain
 from grpo_core.types import Prompt
@@ -69,6 +71,8 @@ class Policy:
     """Tokens of one forward pass, padding included, which bounds the activations."""
     plain_because: str | None = "not asked for"
     """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
+    decoded_plainly_because: str | None = "not asked for"
+    """Why transformers' layers are run for each token that is sampled; None = `lean_decoding.py` does it."""
     padded_because: str | None = "not asked for"
     """Why completions of different lengths are padded in a forward pass; None = they are not (`grouped.py`)."""
 
@@ -93,9 +97,18 @@ class Policy:
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
-        is_packed = self.plain_because is None
-        with packed_weights(self.model, self.dtype) if is_packed else contextlib.nullcontext():
-            return sample_completions(self, prompts, settings, key)
+        with self._decoding() as decoding:
+            return sample_completions(self, decoding, prompts, settings, key)
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[Decoding]:
+        """Prepare the weights as they are now for many tokens."""
+        packed, dtype = self.plain_because is None, attention_dtype(self.model, self.dtype)
+        if self.decoded_plainly_because is None:
+            yield LeanDecoding.of(self.model, dtype, packed=packed)
+        else:
+            with packed_weights(self.model, self.dtype) if packed else contextlib.nullcontext():
+                yield PlainDecoding(model=self.model, dtype=dtype)
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
@@ -149,6 +162,7 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
     """
     model = load_model(folder, pick_device(config.training.device), config.model.trust_remote_code)
     tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
+    plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -157,8 +171,7 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         temperature=config.rollout.temperature,
         rollout_rows=config.training.rollout_rows,
         microbatch_tokens=config.training.microbatch_tokens,
-        plain_because=why_plain(model, config.model.dtype)
-        if config.training.packed_weights
-        else "training.packed_weights is off",
+        plain_because=plain_because,
+        decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
         padded_because=why_padded(model, config.model.dtype),
     )

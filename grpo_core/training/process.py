@@ -169,6 +169,7 @@ def _run(
         "deterministic": config.training.deterministic,
         "repeats": repeatability(config).what,
         "weights": _unless("packed", "plain", session.policy.plain_because),
+        "decoding": _unless("lean", "plain", session.policy.decoded_plainly_because),
         "completions": _unless("without padding", "padded", session.policy.padded_because),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),

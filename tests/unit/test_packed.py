@@ -98,7 +98,9 @@ def test_small_models_other_devices_and_processors_stay_plain(tiny_model, large,
 
 def test_a_product_that_is_wrong_here_is_not_used(large, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(packed, "_product", lambda weight, bias: lambda rows: nn.functional.linear(rows, 1.01 * weight, bias))
+    monkeypatch.setattr(
+        packed, "packed_product", lambda weight, bias: lambda rows: nn.functional.linear(rows, 1.01 * weight, bias)
+    )
     assert "differ by" in why_plain(large, "float32")
 
     def missing(weight, bias):

@@ -1,0 +1,240 @@
+"""Decoder layers of the Llama family with few operations a token: a third of transformers' time beside the matrix products.
+
+One token of each row goes through a layer as
+
+    h = rms(x) Wqkv;  q, k = rotate(h);  x += attention(q, cache + k, v) Wo
+    x += (silu(g) u) Wdown  where  g, u = rms(x) Wgate,up
+
+with one product where transformers has three and two, one rotation for queries and keys, and the flash kernel of CPUs, whose
+queries are the heads that share a key: neither keys nor masks are copied for each head, layer and token. Rounding is that of
+the model under `compute_in`: residuals, norms and rotations in fp32, products, attention and activations in the compute dtype.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
+from grpo_core.policy.attention import flash_attention, has_full_attention
+from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
+from grpo_core.policy.device import Dtype, attention_dtype
+from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
+from grpo_core.policy.packed import packed_product
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norm:
+    """RMSNorm over the last dimension."""
+
+    weight: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: Any) -> "Norm":
+        """Take one of transformers' modules."""
+        return cls(weight=module.weight.detach(), eps=module.variance_epsilon)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the normalised states."""
+        return functional.rms_norm(states, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """Weights of a layer and what it does to one token of each row."""
+
+    heads: int
+    kv_heads: int
+    scale: float
+    dtype: torch.dtype
+    before_attention: Norm
+    before_mlp: Norm
+    of_heads: tuple[Norm, Norm] | None
+    """Norms of each query and key (Qwen3)."""
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
+
+    def run(self, x: Float[Tensor, "B H"], rotation: tuple[Tensor, Tensor], cache: GrowingLayer, bias: Tensor | None) -> None:
+        """Add what the layer does to `x`, in place."""
+        states = self.qkv(self.before_attention(x).to(self.dtype)).view(len(x), self.heads + 2 * self.kv_heads, -1)
+        *rotated, value = torch.split(states, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        if self.of_heads is None:
+            turned = _rotate(states[:, : self.heads + self.kv_heads], rotation)
+        else:
+            normed = [norm(part.to(norm.weight.dtype)) for norm, part in zip(self.of_heads, rotated, strict=True)]
+            turned = _rotate(torch.cat(normed, dim=1), rotation)
+        query, key = turned[:, : self.heads], turned[:, self.heads :]
+        keys, values = cache.update(key.unsqueeze(2), value.unsqueeze(2))
+        folded = query.to(keys.dtype).view(len(x), self.kv_heads, self.heads // self.kv_heads, -1)
+        mask = None if bias is None else bias[..., : keys.shape[2]].expand(-1, 1, folded.shape[2], -1)
+        seen, _ = flash_attention(folded, keys, values, 0.0, False, attn_mask=mask, scale=self.scale)
+        x.add_(self.out(seen.reshape(len(x), -1)))
+        gate, up = self.gate_up(self.before_mlp(x).to(self.dtype)).chunk(2, dim=-1)
+        x.add_(self.down(functional.silu(gate).mul_(up)))
+
+
+def _rotate(states: Float[Tensor, "B n d"], rotation: tuple[Float[Tensor, "B 1 d"], Float[Tensor, "B 1 d"]]) -> Tensor:
+    """Apply rotary positions; the sign of the second half's rotation is in the sine."""
+    cosine, sine = rotation
+    return torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, dims=-1), sine)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LeanDecoding:
+    """See `decoding.Decoding`."""
+
+    model: PreTrainedModel
+    dtype: torch.dtype
+    layers: Sequence[Layer]
+    last_norm: Norm
+    head: Product
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> "LeanDecoding":
+        """Take the weights of a model as they are now.
+
+        Args:
+            model: one that `why_not_lean` has found fit.
+            dtype: of the products of its layers.
+            packed: whether large matrices are packed (`packed.py`).
+        """
+
+        def product(*modules: nn.Linear) -> Product:
+            weight = torch.cat([module.weight.detach().to(dtype) for module in modules])
+            biases = [module.bias.detach().to(dtype) for module in modules if module.bias is not None]
+            return packed_product(weight, torch.cat(biases) if biases else None, packed=packed)
+
+        head, inner = model.get_output_embeddings(), _inner(model)
+        return cls(
+            model=model,
+            dtype=dtype,
+            layers=[_layer(module, product, dtype) for module in inner.layers],
+            last_norm=Norm.of(inner.norm),
+            head=packed_product(head.weight.detach(), head.bias, packed=packed),
+        )
+
+    @property
+    def logits(self) -> Product:
+        """See `Decoding.logits`."""
+        return lambda hidden: self.head(hidden.to(self.model.get_output_embeddings().weight.dtype))
+
+    def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
+        """See `Decoding.after`."""
+        grow_in_place(prefix.cache, self.dtype)
+        return LeanDecoder(self, prefix, most_tokens)
+
+
+def _inner(model: PreTrainedModel) -> Any:
+    """Return the backbone, whose parts no type names."""
+    return backbone(model)
+
+
+def _layer(module: Any, product: Callable[..., Product], dtype: torch.dtype) -> Layer:
+    attention, mlp = module.self_attn, module.mlp
+    return Layer(
+        heads=attention.q_proj.out_features // attention.head_dim,
+        kv_heads=attention.k_proj.out_features // attention.head_dim,
+        scale=attention.scaling,
+        dtype=dtype,
+        before_attention=Norm.of(module.input_layernorm),
+        before_mlp=Norm.of(module.post_attention_layernorm),
+        of_heads=(Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if hasattr(attention, "q_norm") else None,
+        qkv=product(attention.q_proj, attention.k_proj, attention.v_proj),
+        out=product(attention.o_proj),
+        gate_up=product(mlp.gate_proj, mlp.up_proj),
+        down=product(mlp.down_proj),
+    )
+
+
+class LeanDecoder:
+    """See `decoding.Decoder`."""
+
+    def __init__(self, decoding: LeanDecoding, prefix: EncodedPrefix, most_tokens: int) -> None:
+        """Continue a prefix whose cache grows in place."""
+        self._decoding, self._cache = decoding, prefix.cache
+        self._embed: nn.Module = decoding.model.get_input_embeddings()
+        self._positions = prefix.mask.sum(dim=1)
+        self._cosine, self._sine = _rotations(decoding.model, int(self._positions.max()) + most_tokens)
+        self._bias: Tensor | None = None
+        if not prefix.mask.all():
+            seen = functional.pad(prefix.mask, (0, most_tokens), value=True)
+            self._bias = torch.zeros(seen.shape, dtype=decoding.dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
+
+    def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
+        """See `Decoder.run`."""
+        decoding, rotation = self._decoding, (self._cosine[self._positions], self._sine[self._positions])
+        with torch.autocast("cpu", enabled=False):
+            x: Tensor = self._embed(tokens).clone()
+            for layer, cache in zip(decoding.layers, self._cache.layers, strict=True):
+                layer.run(x, rotation, cache, self._bias)
+            self._positions = self._positions + 1
+            return decoding.last_norm(x)
+
+    def keep(self, rows: Int[Tensor, " b"]) -> None:
+        """See `Decoder.keep`."""
+        self._cache.batch_select_indices(rows)
+        self._positions = self._positions[rows]
+        self._bias = None if self._bias is None else self._bias[rows]
+
+
+def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 d"], Float[Tensor, "L 1 d"]]:
+    """Return cosines and signed sines of all positions below `length`."""
+    cosine, sine = _inner(model).rotary_emb(model.get_input_embeddings().weight[:1], torch.arange(length).unsqueeze(0))
+    half = sine.shape[-1] // 2
+    return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)
+
+
+def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str | None:
+    """Return why a model is decoded as transformers runs it; None where its layers are run here.
+
+    The log-probabilities of some tokens are computed both ways.
+
+    Args:
+        model: as it is loaded.
+        dtype: what its matrix products are computed in.
+        packed: whether its large matrices would be packed.
+    """
+    reason = _why_other(model)
+    if reason is not None:
+        return reason
+    try:
+        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
+        difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return f"this version of transformers has other layers ({type(error).__name__})"
+    if difference <= TOLERANCE[dtype]:
+        return None
+    return f"log-probabilities of its layers run here differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
+
+
+def _why_other(model: PreTrainedModel) -> str | None:
+    config = model.config.get_text_config()
+    if model.device.type != "cpu":
+        return "layers with few operations are for a CPU"
+    if config.model_type not in MODEL_TYPES:
+        return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
+    if not has_full_attention(config):
+        return "the model has other layers than full attention"
+    rotation = getattr(_inner(model).rotary_emb, "rope_type", None)
+    return None if rotation in ROTATIONS else f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
+
+
+def _decoded(decoding: LeanDecoding, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
+    """Return the hidden states that predict the completion tokens, each run after the one before it."""
+    prefix = expand_prefix(encode_prompts(decoding.model, tokens.prompts), torch.tensor(tokens.prompt_of_row))
+    decoder = decoding.after(prefix, tokens.ids.shape[1])
+    states = [prefix.last_hidden, *(decoder.run(column) for column in tokens.ids[:, :-1].unbind(1))]
+    return torch.stack(states, dim=1)[tokens.mask]

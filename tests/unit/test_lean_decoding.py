@@ -1,0 +1,122 @@
+"""Layers run with few operations give the tokens of transformers' layers, and are used only where they do."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy import lean_decoding
+from grpo_core.policy.device import attention_dtype
+from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
+from grpo_core.types import Prompt
+from tests.policies import policy_of
+from tests.unit.test_grouped import EITHER, FITTING, LLAMA_LIKE, OTHERS
+
+
+def prompts(count=12):
+    ids = [tuple(range(3, 5 + number)) for number in range(count)]
+    return [Prompt(id=number, content="", text="", token_ids=tokens, columns={}) for number, tokens in enumerate(ids)]
+
+
+def sampled(policy, tokens=24, group_size=4):
+    key = RandomKey(seed=5, stream=Stream.TRAIN, step=1)
+    return policy.sample(prompts(), SamplingSettings(group_size=group_size, max_completion_tokens=tokens), key)
+
+
+@pytest.fixture(params=FITTING.values(), ids=FITTING)
+def fitting(request):
+    torch.manual_seed(0)
+    model = request.param().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms are 0 and 1 when a model is made
+            parameter.add_(0.05 * torch.randn(parameter.shape))
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_models_of_the_family_are_decoded_so(fitting, dtype):
+    assert why_not_lean(fitting, dtype, packed=False) is None
+
+
+def test_tokens_and_log_probabilities_are_those_of_transformers_layers(fitting):
+    policy = policy_of(fitting)
+    plain, lean = sampled(policy), sampled(replace(policy, decoded_plainly_because=None))
+    assert torch.equal(lean.completion_ids, plain.completion_ids)
+    torch.testing.assert_close(lean.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(lean.sampling_per_token_logps, policy.logps(lean), rtol=0, atol=1e-5)
+
+
+def test_20_000_tokens_are_those_of_transformers_layers(tiny_model):
+    policy = policy_of(tiny_model)
+    plain, lean = (
+        sampled(replace(policy, decoded_plainly_because=reason), tokens=200, group_size=32) for reason in ("for the test", None)
+    )
+    assert int(plain.completion_mask.sum()) > 20_000
+    assert torch.equal(lean.completion_ids, plain.completion_ids)
+    torch.testing.assert_close(lean.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
+
+
+def test_the_weights_are_those_of_the_moment(tiny_model):
+    policy = policy_of(copy.deepcopy(tiny_model), decoded_plainly_because=None)
+    before = sampled(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    after = sampled(policy)
+    assert not torch.equal(after.completion_ids, before.completion_ids)
+    torch.testing.assert_close(after.sampling_per_token_logps, policy.logps(after), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [*OTHERS.values(), *EITHER.values()], ids=[*OTHERS, *EITHER])
+def test_other_architectures_are_decoded_as_transformers_runs_them(make):
+    torch.manual_seed(0)
+    assert why_not_lean(make().eval(), "float32", packed=False) is not None
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_length_are_left_to_transformers(kind):
+    factors = {"factor": 2.0} if kind == "dynamic" else {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "factor": 2.0}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, rope_parameters=rope)).eval()
+    assert "rotary" in why_not_lean(model, "float32", packed=False)
+
+
+def test_scaled_positions_are_those_of_the_model():
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    torch.manual_seed(0)
+    policy = policy_of(LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, rope_parameters=rope)).eval())
+    plain, lean = sampled(policy), sampled(replace(policy, decoded_plainly_because=None))
+    assert torch.equal(lean.completion_ids, plain.completion_ids)
+
+
+def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
+    assert why_not_lean(tiny_model, "float32", packed=False) is None
+    assert "for a CPU" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
+    right = lean_decoding._rotate
+    monkeypatch.setattr(lean_decoding, "_rotate", lambda states, rotation: right(states, rotation[::-1]))
+    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
+
+
+def test_layers_that_transformers_has_renamed_are_left_to_it(monkeypatch):
+    model = FITTING["qwen2"]().eval()
+    assert isinstance(model, Qwen2ForCausalLM)
+    del model.model.layers[0].mlp.up_proj
+    assert "AttributeError" in why_not_lean(model, "float32", packed=False)
+
+
+def test_a_packed_product_is_used_where_it_is_asked_for(monkeypatch):
+    made, right = [], lean_decoding.packed_product
+
+    def noted(weight, bias, *, packed):
+        made.append((tuple(weight.shape), packed))
+        return right(weight, bias, packed=packed)
+
+    monkeypatch.setattr(lean_decoding, "packed_product", noted)
+    model = FITTING["llama"]().eval()
+    LeanDecoding.of(model, attention_dtype(model, "float32"), packed=True)
+    heads = 4 + 2 * 2
+    assert [shape for shape, _ in made] == [*[(heads * 12, 48), (48, 48), (128, 48), (48, 64)] * 2, (128, 48)]
+    assert all(packed for _, packed in made)
