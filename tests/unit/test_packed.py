@@ -99,12 +99,12 @@ def test_small_models_other_devices_and_processors_stay_plain(tiny_model, large,
 def test_a_product_that_is_wrong_here_is_not_used(large, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(
-        packed, "packed_product", lambda weight, bias: lambda rows: nn.functional.linear(rows, 1.01 * weight, bias)
+        packed, "packed_product", lambda weight, bias, **_: lambda rows: nn.functional.linear(rows, 1.01 * weight, bias)
     )
     assert "differ by" in why_plain(large, "float32")
 
     def missing(weight, bias):
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_reorder_linear_weight'")
 
-    monkeypatch.setattr(packed, "_product", missing)
+    monkeypatch.setattr(packed, "packed_product", missing)
     assert why_plain(large, "float32") == "this torch cannot pack them (AttributeError)"
