@@ -7,6 +7,9 @@ between two steps. Where there is no memory for a copy, it is.
 The initial policy is stored, and memory for the copies taken, beside the first step.
 """
 
+import contextlib
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +23,7 @@ from grpo_core.policy.trainable import Trainable
 
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
+LOWEST_PRIORITY = 19
 MOMENTS = 2
 """Of AdamW, for each weight."""
 
@@ -30,7 +34,7 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int, *, reference_moves: bool) -> None:
         """Write into `folder`, where the `keep` newest stay; `reference_moves`: whether it is ever synchronised."""
         self._folder, self._keep, self._reference_moves = folder, keep, reference_moves
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_cores)
         self._under_way: Future[None] | None = None
         self._initial: Future[str] | None = None
         self._memory = SnapshotMemory()
@@ -92,6 +96,12 @@ class CheckpointWriter:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
+
+
+def _yield_cores() -> None:
+    """Let this thread have the cores that nobody else wants: a product whose threads wait for one another loses more."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _is_free(needed: int) -> bool:

@@ -1,6 +1,8 @@
 """Checkpoints are written from a copy while training goes on, and say what they could not write when they are waited for."""
 
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -172,3 +174,23 @@ def test_what_could_not_be_written_is_raised_to_who_waits(live, writer, tmp_path
         writer.finish()
     assert journalled == []
     writer.finish()
+
+
+def test_the_memory_of_a_copy_is_taken_without_threads_for_it():
+    tensor = torch.zeros(2**21)  # torch fills it with all its threads
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    with ThreadPoolExecutor(max_workers=1) as writer:
+        before = writer.submit(threads).result()
+        writer.submit(SnapshotMemory().reserve, [tensor]).result()
+        assert writer.submit(threads).result() == before
+
+
+def test_the_writing_thread_takes_only_cores_that_nobody_else_wants(writer):
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert writer._thread.submit(priority).result() == 19
+    assert priority() < 19
