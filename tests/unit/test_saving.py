@@ -3,6 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_the_memory_of_a_copy_is_taken_without_threads_for_it():
     tensor = torch.zeros(2**21)  # torch fills it with all its threads
 
     def threads():
-        return len(os.listdir("/proc/self/task"))
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
 
     with ThreadPoolExecutor(max_workers=1) as writer:
         before = writer.submit(threads).result()
