@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_core.algorithm.masking import completion_mask, is_eos
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
@@ -19,6 +19,9 @@ from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
     from grpo_core.policy.policy import Policy
+
+BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are summed before any of them is looked at."""
 
 
 @torch.no_grad()
@@ -75,11 +78,13 @@ def _sample_batch(
 def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Return ([b] tokens, [b] their log-probabilities under the policy, whatever `top_p` and `top_k` leave out)."""
     if settings.temperature == 0:
-        tokens = logits.argmax(dim=-1)
-    else:
-        logits = logits if settings.temperature == 1 else logits / settings.temperature
-        tokens = invert_cdf(restrict(logits, settings.top_p, settings.top_k).softmax(dim=-1), uniforms)
-    return tokens, torch.log_softmax(logits, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        tokens = logits.argmax(dim=-1, keepdim=True)
+        return tokens.squeeze(1), (logits.gather(-1, tokens) - logits.logsumexp(dim=-1, keepdim=True)).squeeze(1)
+    logits = logits if settings.temperature == 1 else logits / settings.temperature
+    probabilities = logits.softmax(dim=-1)
+    allowed = restrict(logits, settings.top_p, settings.top_k)
+    tokens = invert_cdf(probabilities if allowed is logits else allowed.softmax(dim=-1), uniforms)
+    return tokens, probabilities.gather(-1, tokens.unsqueeze(1)).squeeze(1).log()
 
 
 def restrict(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
@@ -99,14 +104,25 @@ def restrict(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
 def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Return [B] the first token whose cumulative probability exceeds the uniform; never one of probability 0.
 
+    Sums are taken in fp64, first of blocks of tokens and then within the block that is hit: the cumulative sum over the whole
+    vocabulary would be the largest tensor of a token.
+
     Args:
         probabilities: [B, V], summing to about 1.
         uniforms: [B] in [0, 1).
     """
-    cumulative = probabilities.double().cumsum(dim=-1)
+    size = probabilities.shape[-1]
+    blocks = nn.functional.pad(probabilities, (0, -size % BLOCK)).view(len(probabilities), -1, BLOCK)
+    ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     # Scaled by the actual total: it may differ from 1 by rounding, and a uniform beyond it would pick no token.
-    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=probabilities.shape[-1] - 1)
+    targets = uniforms.unsqueeze(1) * ends[:, -1:]
+    hit = torch.searchsorted(ends, targets, right=True).clamp(max=ends.shape[-1] - 1)
+    before = torch.where(hit > 0, ends.gather(1, (hit - 1).clamp(min=0)), 0.0)
+    inside = before + blocks.gather(1, hit.unsqueeze(2).expand(-1, 1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
+    # The block's sum in another order may be smaller by rounding: then the last token that has a probability is meant.
+    most = torch.nextafter(inside[:, -1:], inside.new_tensor(-torch.inf))
+    place = torch.searchsorted(inside, torch.minimum(targets, most), right=True)
+    return (hit * BLOCK + place).squeeze(1).clamp(max=size - 1)
 
 
 def _pad_right(values: Tensor, width: int, fill: float) -> Tensor:

@@ -226,3 +226,33 @@ def test_a_token_of_probability_0_is_never_picked(weights, uniform):
         return
     token = invert_cdf(probabilities, torch.tensor([uniform], dtype=torch.float64))
     assert probabilities[0, token] > 0
+
+
+def whole_vocabulary(probabilities, uniforms):
+    """The same without blocks."""
+    cumulative = probabilities.double().cumsum(dim=-1)
+    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=probabilities.shape[-1] - 1)
+
+
+@pytest.mark.parametrize("size", [3, 255, 256, 257, 5000])
+def test_blocks_of_tokens_change_no_draw(size):
+    generator = torch.Generator().manual_seed(size)
+    logits = (
+        4 * torch.randn(20_000, size, generator=generator) if size < 1000 else 9 * torch.randn(2_000, size, generator=generator)
+    )
+    probabilities = (
+        logits.masked_fill(torch.rand(logits.shape, generator=generator) < 0.3, -torch.inf).softmax(dim=-1).nan_to_num(1 / size)
+    )
+    uniforms = torch.rand(len(probabilities), generator=generator, dtype=torch.float64)
+    drawn = invert_cdf(probabilities, uniforms)
+    assert torch.equal(drawn, whole_vocabulary(probabilities, uniforms))
+    assert bool((probabilities.gather(1, drawn.unsqueeze(1)) > 0).all())
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_an_extreme_uniform_draws_a_token_that_has_a_probability(uniform):
+    probabilities = torch.zeros(1, 1000)
+    probabilities[0, [300, 301, 700]] = torch.tensor([0.1, 0.2, 0.7])
+    token = invert_cdf(probabilities, torch.tensor([uniform], dtype=torch.float64))
+    assert token.item() == {0.0: 300, 0.5: 700}.get(uniform, 700)
