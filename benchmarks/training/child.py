@@ -10,8 +10,8 @@ from typing import TextIO
 from benchmarks.training.timed import TimedStep
 from benchmarks.training.workload import WORKLOAD_FILE, Workload
 
-ENGINES = {"native": "native_engine", "trl": "trl_engine"}
-"""Module of each engine."""
+ENGINES = {"native": "native_engine", "trl": "trl_engine", "trl-as-started": "trl_engine"}
+"""Module of each engine; the last has the C library's own way to get memory, as `python train.py` has."""
 
 
 class Pipe:

@@ -28,7 +28,15 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
     prepare(config, run_dir.data)
     with contextlib.closing(Journal(run_dir.journal_file)) as journal:
         session = open_session(run_dir, journal, StopRequest(run_dir.stop_file, None))
-        turns.ready({"microbatch_tokens": config.training.microbatch_tokens, "rollout_rows": config.training.rollout_rows})
+        turns.ready(
+            {
+                "microbatch_tokens": config.training.microbatch_tokens,
+                "rollout_rows": config.training.rollout_rows,
+                "weights plain": session.policy.plain_because,
+                "decoded plainly": session.policy.decoded_plainly_because,
+                "padded": session.policy.padded_because,
+            }
+        )
         state = FRESH
         for _ in range(workload.steps):
             turns.wait()

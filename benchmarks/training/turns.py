@@ -11,8 +11,11 @@ from pathlib import Path
 
 from benchmarks.training.timed import TimedStep
 from benchmarks.training.workload import Workload, prepare_inputs
+from grpo_core.machine.allocator import REUSED_MEMORY
 
 ROOT = Path(__file__).parents[2]
+AS_STARTED = "trl-as-started"
+"""The engine whose memory is left to the C library's defaults."""
 LOG_LINES = 15
 """Of an engine that failed, shown."""
 
@@ -38,7 +41,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=root,
-                env=environment(root),
+                env=environment(root, engine),
                 text=True,
             )
 
@@ -68,10 +71,10 @@ class EngineProcess:
         raise RuntimeError(f"{self.name} ended with exit code {self._process.returncode}:\n{last}")
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Return the same environment for every engine, with huge pages as `grpo train` gives them, and the code of a checkout."""
-    fast = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**fast, **os.environ, "PYTHONPATH": str(root)}
+def environment(root: Path, engine: str = "native") -> dict[str, str]:
+    """Return the environment of an engine with the code of a checkout: memory as `grpo train` lets its processes get it."""
+    memory = {} if engine == AS_STARTED else REUSED_MEMORY
+    return {**memory, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": str(root)}
 
 
 def measure(

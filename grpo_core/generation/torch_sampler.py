@@ -1,7 +1,8 @@
 """The embedded sampler: the trainer's own model, no server, no second copy of the weights.
 
-One prefill a prompt, its cache expanded to the group; rows that have ended leave the batch. A token is drawn by inverting
-the cumulative distribution at a counter-based uniform, so that a row's random numbers do not depend on its neighbours.
+One prefill a prompt, its cache expanded to the group; rows that have ended leave the batch, some at a time. A token is drawn
+by inverting the cumulative distribution at a counter-based uniform, so that a row's random numbers do not depend on its
+neighbours.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from grpo_core.types import Prompt
 if TYPE_CHECKING:
     from grpo_core.policy.policy import Policy
 
+LEAVING = 8
+"""Rows that have ended leave the batch once they are one in so many of it: the cache of the others is copied for that."""
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed before any of them is looked at."""
 
@@ -60,17 +63,19 @@ def _sample_batch(
     completion_ids = torch.full((len(rows), limit), policy.eos_token_ids[0], device=device)
     logps = torch.zeros(len(rows), limit, device=device)
     active = torch.arange(len(rows), device=device)
+    unfinished = torch.ones_like(active, dtype=torch.bool)
     hidden = prefix.last_hidden
     for position in range(limit):
         tokens, token_logps = _draw(head(hidden).float(), settings, uniforms[active, position])
-        completion_ids[active, position] = tokens
-        logps[active, position] = token_logps
-        unfinished = ~is_eos(tokens, policy.eos_token_ids)
-        if position + 1 == limit or not unfinished.any():
+        completion_ids[active[unfinished], position] = tokens[unfinished]
+        logps[active[unfinished], position] = token_logps[unfinished]
+        unfinished &= ~is_eos(tokens, policy.eos_token_ids)
+        remaining = int(unfinished.sum())
+        if position + 1 == limit or not remaining:
             return completion_ids[:, : position + 1], logps[:, : position + 1]
-        if not unfinished.all():
-            active, tokens = active[unfinished], tokens[unfinished]
+        if len(active) - remaining >= len(active) / LEAVING:
             decoder.keep(unfinished.nonzero().squeeze(1))
+            active, tokens, unfinished = active[unfinished], tokens[unfinished], unfinished[unfinished]
         hidden = decoder.run(tokens)
     raise AssertionError("unreachable: max_completion_tokens is at least 1")
 
@@ -112,7 +117,8 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
         uniforms: [B] in [0, 1).
     """
     size = probabilities.shape[-1]
-    blocks = nn.functional.pad(probabilities, (0, -size % BLOCK)).view(len(probabilities), -1, BLOCK)
+    whole = nn.functional.pad(probabilities, (0, -size % BLOCK)) if size % BLOCK else probabilities
+    blocks = whole.view(len(whole), -1, BLOCK)
     ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     # Scaled by the actual total: it may differ from 1 by rounding, and a uniform beyond it would pick no token.
     targets = uniforms.unsqueeze(1) * ends[:, -1:]

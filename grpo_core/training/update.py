@@ -100,24 +100,42 @@ class Updater:
         first_logps, first_entropy = torch.zeros_like(batch.ref_logps), torch.zeros_like(batch.ref_logps)
         num_rows, seed, reports = batch.rollouts.num_rows, self.config.training.seed, []
         for epoch in range(self.loss.epochs_per_rollout):
-            for rows in split_minibatches(num_rows, self.loss.minibatches, seed, step, epoch):
-                report, figures = self._optimizer_step(batch, rows)
+            for share in split_minibatches(num_rows, self.loss.minibatches, seed, step, epoch):
+                learning, idle = self._split(batch, share)
+                rows = learning + idle
+                report, figures = self._optimizer_step(batch, learning, idle)
                 reports.append(report)
                 if epoch == 0:
                     first_logps[rows], first_entropy[rows] = figures.logps, figures.entropy
         return UpdateResult(steps=tuple(reports), first=TokenFigures(logps=first_logps, entropy=first_entropy))
 
-    def _optimizer_step(self, batch: TrainingBatch, rows: list[int]) -> tuple[OptimizerStep, TokenFigures]:
+    def _split(self, batch: TrainingBatch, rows: list[int]) -> tuple[list[int], list[int]]:
+        """Return (rows whose loss has a gradient, rows whose loss has none).
+
+        A row whose advantages are 0 pulls at nothing but the KL term. If all are such rows, all have a gradient, which is 0:
+        AdamW's momentum moves the weights then, which it would not without a gradient.
+        """
+        if self.loss.kl_placement == "loss" and self.loss.beta > 0:
+            return rows, []
+        pulls = batch.advantages.reshape(batch.rollouts.num_rows, -1).ne(0).any(dim=1).tolist()
+        learning = [row for row in rows if pulls[row]]
+        return (learning, [row for row in rows if not pulls[row]]) if learning else (rows, [])
+
+    def _optimizer_step(self, batch: TrainingBatch, learning: list[int], idle: list[int]) -> tuple[OptimizerStep, TokenFigures]:
+        rows = learning + idle
         policy, rollouts, mask = self.live.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
         denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
         reference = self.live.reference.policy if self._takes_full_kl else None
         terms, passes = [], []
-        for piece in microbatches(rollouts, rows, policy.microbatch_tokens):
-            figures = policy.forward(rollouts, piece, reference)
-            share = self._loss(batch, piece, figures, denominators)
-            share.total.backward()  # type: ignore[no-untyped-call]
-            terms.append(share)
-            passes.append(figures.detach())
+        for has_gradient, some in ((True, learning), (False, idle)):
+            for piece in microbatches(rollouts, some, policy.microbatch_tokens):
+                with torch.set_grad_enabled(has_gradient):
+                    figures = policy.forward(rollouts, piece, reference)
+                    share = self._loss(batch, piece, figures, denominators)
+                if has_gradient:
+                    share.total.backward()  # type: ignore[no-untyped-call]
+                terms.append(share)
+                passes.append(figures.detach())
         lr = self.live.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)

@@ -191,6 +191,15 @@ MUTATIONS = (
         "With several epochs each would take its own log-probabilities for those of the rollouts.",
     ),
     Mutation(
+        "rows-below-average-without-gradient",
+        UPDATE,
+        "Updater._split",
+        "batch.advantages.reshape(batch.rollouts.num_rows, -1).ne(0)",
+        "batch.advantages.reshape(batch.rollouts.num_rows, -1).gt(0)",
+        ("test_update",),
+        "Nothing would be unlearned at beta 0.",
+    ),
+    Mutation(
         "denominators-of-the-micro-batch",
         UPDATE,
         "Updater._optimizer_step",

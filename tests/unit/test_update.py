@@ -372,3 +372,59 @@ def test_the_samplers_weights_compare_it_with_the_policy_of_the_rollouts_not_the
     corrected, plain = (result.steps[0].policy_loss for result in reports)
     assert corrected == pytest.approx(plain / 2, abs=1e-6)
     assert abs(plain) > 0.1
+
+
+def with_advantages(batch, values):
+    return replace(batch, group_advantages=torch.tensor(values))
+
+
+def rows_with_gradient(model, batch, monkeypatch, **loss):
+    """Return the rows of each pass, by whether it had a gradient, and what the update did."""
+    passes, right = {True: [], False: []}, policy_of(model).__class__.forward
+
+    def noted(policy, rollouts, rows, reference=None):
+        passes[torch.is_grad_enabled()].extend(rows)
+        return right(policy, rollouts, rows, reference)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("grpo_core.policy.policy.Policy.forward", noted)
+        result, change = step_taken(model, batch, **loss)
+    passes[False] = passes[False][batch.num_rows :]  # the first pass of `step_taken` measures
+    return passes, result, change
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 8])
+def test_rows_that_pull_at_nothing_are_run_without_gradient(tiny_model, batch, monkeypatch, max_tokens):
+    some = with_advantages(batch, [0.0, 0.0, 2.0, -2.0])
+    passes, result, change = rows_with_gradient(tiny_model, some, monkeypatch, beta=0.0, max_tokens=max_tokens)
+    assert (sorted(passes[True]), sorted(passes[False])) == ([2, 3], [0, 1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "_split", lambda self, batch, rows: (rows, []))
+        expected, whole_change = step_taken(tiny_model, some, beta=0.0, max_tokens=max_tokens)
+    torch.testing.assert_close(change, whole_change, rtol=0, atol=3e-7)  # weights near 1 are rounded by 1e-7
+    torch.testing.assert_close(result.first.logps, expected.first.logps, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.first.entropy, expected.first.entropy, rtol=0, atol=1e-5)
+    (found,), (wanted,) = result.steps, expected.steps
+    for name in ("loss", "policy_loss", "kl_loss", "grad_norm", "ratio_sum", "clipped_low", "clipped_high", "tokens"):
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "loss"),
+    [
+        ([0.0, 0.0, 2.0, -2.0], {"beta": 0.1}),  # the KL term pulls at every row
+        ([0.0] * 4, {"beta": 0.0}),  # and momentum at the weights: they need a gradient, though it is 0
+    ],
+)
+def test_rows_that_pull_at_something_are_run_with_gradient(tiny_model, batch, monkeypatch, advantages, loss):
+    passes, _, change = rows_with_gradient(tiny_model, with_advantages(batch, advantages), monkeypatch, **loss)
+    assert (sorted(passes[True]), passes[False]) == ([0, 1, 2, 3], [])
+    assert bool(change.any()) is (loss["beta"] > 0)
+
+
+def test_an_advantage_of_a_single_token_is_one_of_its_row(tiny_model, batch):
+    logps, _ = logps_of(tiny_model, batch)
+    per_token = torch.zeros(4, 4)
+    per_token[1, 0] = 0.5
+    trained = trained_on(batch, logps, None, advantages=per_token)
+    assert updater(tiny_model, beta=0.0)._split(trained, [0, 1, 3]) == ([1], [0, 3])
