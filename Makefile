@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm vllm bench bench-sampling mutants torture torture-vllm check format docs clean setup
+.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm vllm bench bench-scaling bench-sampling mutants torture torture-vllm check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -56,6 +56,9 @@ test-vllm: setup  ## tests on a real vLLM server; `make vllm` first (ARGS="-m 'v
 
 bench: setup  ## seconds of a step by phase: this engine, TRL's GRPOTrainer and the machine's floor (BASE=<commit>: an earlier state as well; ARGS="--workloads prompt-heavy ...")
 	$(BIN)/python -m benchmarks.training $(if $(BASE),--base $(BASE)) $(ARGS)
+
+bench-scaling: setup  ## seconds of a step against the group size and the model's size, with the machine's floor (ARGS="--dtype float32 ...")
+	$(BIN)/python -m benchmarks.scaling $(ARGS)
 
 bench-sampling: setup  ## tokens per second: embedded sampler, transformers, vLLM; `make vllm` first (ARGS="--dtype bfloat16 --threads 1 ...")
 	$(BIN)/python -m benchmarks.sampling $(ARGS)

@@ -146,6 +146,7 @@ def main() -> None:
     tokens = step.prompt_tokens + generated - len(step.completion_lengths)
     found = {
         "phases": floor_of(step, machine),
+        "weights": machine.weights,
         "gflops_per_second": machine.flops_per_second / 1e9,
         "gigabytes_per_second": machine.bytes_per_second / 1e9,
         "update_gflops": 3 * machine.flops(tokens, generated) / 1e9,

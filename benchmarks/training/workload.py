@@ -91,7 +91,15 @@ WORKLOADS = {
     for workload in (
         Workload(name="natural", num_prompts=2, group_size=8, completion_tokens=32),
         Workload(name="forced", num_prompts=2, group_size=8, completion_tokens=32, forced=True),
-        Workload(name="prompt-heavy", num_prompts=1, group_size=16, prompt_tokens=512, completion_tokens=64, forced=True),
+        Workload(
+            name="prompt-heavy",
+            num_prompts=1,
+            group_size=16,
+            prompt_tokens=512,
+            completion_tokens=64,
+            forced=True,
+            settings=("training.microbatch_tokens=2400",),  # all rows at once need 23 GB in TRL, which repeats the prompt
+        ),
         Workload(name="completion-heavy", num_prompts=2, group_size=8, prompt_tokens=64, completion_tokens=512),
     )
 }

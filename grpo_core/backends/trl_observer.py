@@ -16,7 +16,7 @@ from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.loop import conclude
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
-from grpo_core.training.step import conclude_step, initial_logps, probe, prompts_for
+from grpo_core.training.step import conclude_step, distance_from_reference, initial_logps, probe, prompts_for
 from grpo_core.training.update import OptimizerStep, clipped_tokens
 from grpo_core.types import Conversation, RefSync
 
@@ -44,7 +44,7 @@ class Observer:
         self._probed: measure.Figures = {}
         self._reports: list[OptimizerStep] = []
         self._passes: list[dict[str, Any]] = []
-        self._distance = 0.0
+        self._distance: float | None = None
         self._pending: tuple[Tensor, float] | None = None
 
     @property
@@ -131,7 +131,7 @@ class Observer:
         if len(self._reports) + 1 < updates_per_step(self.session.config):
             return
         with self._clock("sync"), self._evaluating():
-            self._distance = reference.distance(session.policy)
+            self._distance = distance_from_reference(session, self.step)
             if reference.is_due(self.step, session.config.reference.sync_steps):
                 reference.keep_initial()
                 policy_logps = session.policy.logps(self.rollouts)
@@ -185,6 +185,7 @@ class Observer:
             return None
         session, (policy_logps, kl_before) = self.session, self._pending
         self._pending = None
+        assert self._distance is not None, "it is measured before every sync"
         session.reference.count_sync(self.step)
         synced = session.reference.policy.logps(self.rollouts)
         return RefSync(

@@ -195,6 +195,8 @@ class ReferenceConfig(Section):
     """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
     kl_init_every: int = Field(default=1, ge=1)
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
+    distance_every: int = Field(default=1, ge=1)
+    """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""
 
 
 class OptimizerConfig(Section):

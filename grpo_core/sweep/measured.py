@@ -81,6 +81,8 @@ def _period(config: RunConfig, key: str, step: int) -> tuple[str, int | None]:
         return "probe.every_steps", config.probe.every_steps
     if metric is not None and metric.when == "sync":
         return "reference.sync_steps", reference.sync_steps
+    if key == "ref/param_distance":
+        return "reference.distance_every", reference.distance_every
     # Until the first sync the initial policy is the reference, which is measured at every step.
     is_sparse = key.startswith("kl/init/") and reference.sync_steps is not None and step > reference.sync_steps
     return "reference.kl_init_every", reference.kl_init_every if is_sparse else 1

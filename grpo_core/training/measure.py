@@ -162,15 +162,18 @@ def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figu
     }
 
 
-def reference_figures(state: TrainingState, sync: RefSync | None, distance: float) -> Figures:
-    """Return the `ref/*` figures of the step that ends in `state`."""
+def reference_figures(state: TrainingState, sync: RefSync | None, distance: float | None) -> Figures:
+    """Return the `ref/*` figures of the step that ends in `state`; the distance is None where it was not measured."""
     at_sync = {"ref/kl_before_sync": sync.kl_before, "ref/kl_after_sync": sync.kl_after} if sync is not None else {}
-    return at_sync | {
-        "ref/synced": float(sync is not None),
-        "ref/sync_count": float(state.sync_count),
-        "ref/steps_since_sync": float(state.step - state.last_sync_step),
-        "ref/param_distance": distance,
-    }
+    return (
+        at_sync
+        | ({} if distance is None else {"ref/param_distance": distance})
+        | {
+            "ref/synced": float(sync is not None),
+            "ref/sync_count": float(state.sync_count),
+            "ref/steps_since_sync": float(state.step - state.last_sync_step),
+        }
+    )
 
 
 def progress_figures(state: TrainingState) -> Figures:

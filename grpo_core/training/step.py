@@ -64,13 +64,22 @@ def initial_logps(
     return None if step % session.config.reference.kl_init_every else initial.logps(rollouts)
 
 
+def distance_from_reference(session: Session, step: int) -> float | None:
+    """Return ||theta - theta_ref||, None where neither it nor a sync is due after `step`."""
+    reference, settings = session.reference, session.config.reference
+    if step % settings.distance_every and not reference.is_due(step, settings.sync_steps):
+        return None
+    return reference.distance(session.policy)
+
+
 def sync_reference(
-    session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], distance: float, step: int
+    session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], distance: float | None, step: int
 ) -> RefSync | None:
     """Synchronise the reference if `step` is due, measuring the KL on this step's completions before and after."""
     reference, settings = session.reference, session.config.reference
     if not reference.is_due(step, settings.sync_steps):
         return None
+    assert distance is not None, "it is measured before every sync"
     policy_logps, mask = session.policy.logps(rollouts), rollouts.measured_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
     # A hard copy is the policy, whose log-probabilities are known.
@@ -116,7 +125,7 @@ def conclude_step(
     reports: Sequence[OptimizerStep],
     *,
     sync: RefSync | None,
-    distance: float,
+    distance: float | None,
     probed: measure.Figures,
     clock: measure.Clock,
 ) -> StepResult:
@@ -152,6 +161,6 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
         probed = probe(session, step)
     batch, result, logps = update(session, rollouts, step, clock)
     with clock("sync"):
-        distance = session.reference.distance(session.policy)
+        distance = distance_from_reference(session, step)
         sync = sync_reference(session, rollouts, logps.ref, distance, step)
     return conclude_step(session, state, batch, logps, result.steps, sync=sync, distance=distance, probed=probed, clock=clock)

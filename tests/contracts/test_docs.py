@@ -36,7 +36,13 @@ def test_a_table_is_the_codes(name: str) -> None:
 
 def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_project() -> None:
     exported = {key for rule in GRPO_CONFIG if rule.export for key in rule.ours.split(", ")}
-    own = {"rollout.max_prompt_tokens", "reference.kl_init_every", "probe.every_steps", "probe.num_prompts"}
+    own = {
+        "rollout.max_prompt_tokens",
+        "reference.kl_init_every",
+        "reference.distance_every",
+        "probe.every_steps",
+        "probe.num_prompts",
+    }
     parts_of_refused_ones = {
         *("advantage.reward_shift", "advantage.reward_scale"),  # of reward_norm
         *("loss.sampler_level", "loss.sampler_bound"),  # of sampler_correction

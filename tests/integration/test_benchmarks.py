@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sampling
+from benchmarks import sampling, scaling
 from benchmarks.training import __main__ as training
 from benchmarks.training.workload import WORKLOADS
 
@@ -51,7 +51,7 @@ def test_a_step_is_measured_on_both_engines_in_turns(
     asked = ["--model", str(tiny_model_dir), "--workloads", "forced", "--dtypes", "float32", "--steps", "4", "--warm-up", "1"]
     training.main([*asked, "--threads", "1", "--output", str(output)])
     (result,) = json.loads(output.read_text())["results"]
-    assert result["steps"].keys() == {"native", "trl"}
+    assert result["steps"].keys() == {"native", "trl", "trl-as-started"}
     for name, steps in result["steps"].items():
         assert len(steps) == 4
         for step in steps:
@@ -69,9 +69,9 @@ def test_a_step_is_measured_on_both_engines_in_turns(
     )
     printed = capsys.readouterr()
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in printed.out.splitlines() if line.startswith("| forced")]
-    assert rows == [["forced", "float32", name] for name in ("native", "trl", "floor")]
+    assert rows == [["forced", "float32", name] for name in ("native", "trl", "trl-as-started", "floor")]
     turns = [line.partition(": ")[2].split()[0] for line in printed.err.splitlines() if line.startswith("forced")]
-    assert turns == ["native", "trl"] * 4
+    assert turns == ["native", "trl", "trl-as-started"] * 4
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -87,3 +87,27 @@ def test_a_benchmark_without_a_step_that_counts_is_refused(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         training.main(["--steps", "2", "--warm-up", "2"])
     assert "--warm-up 2: expected fewer than --steps 2" in capsys.readouterr().err
+
+
+@pytest.mark.proof
+def test_steps_are_measured_for_group_sizes_and_for_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = (scaling.Shape(hidden=16, layers=1, heads=2), scaling.Shape(hidden=32, layers=2, heads=2))
+    monkeypatch.setattr(scaling, "SHAPES", shapes)
+    output = tmp_path / "figures" / "scaling.json"
+    asked = ["--model", str(tiny_model_dir), "--groups", "4", "16", "--steps", "2", "--threads", "1", "--dtype", "float32"]
+    scaling.main([*asked, "--output", str(output)])
+    found = json.loads(output.read_text())
+    assert [row["group_size"] for row in found["groups"]] == [4, 16]
+    vocabulary, per_layer = 49152, [2 * h * h + 2 * h * h // 2 + 3 * 4 * h * h + 2 * h for h in (16, 32)]
+    assert [row["weights"] for row in found["sizes"]] == [
+        vocabulary * 16 + per_layer[0] + 16,
+        vocabulary * 32 + 2 * per_layer[1] + 32,
+    ]
+    for row in (*found["groups"], *found["sizes"]):
+        assert row["seconds"] == row["steps"][1]  # the first of two is the warm-up
+        assert row["seconds"] >= sum(row["phases"].values()) > 0
+        assert row["floor"] > 0
+    assert "| group size | step, s |" in capsys.readouterr().out
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

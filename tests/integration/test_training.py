@@ -392,6 +392,23 @@ def test_vlm_r1s_reference_is_the_policy_of_the_step_before(tiny_run):
     assert_same_weights(run_dir, other)
 
 
+def test_the_distance_is_measured_where_it_is_asked_for_and_before_every_sync(tiny_run):
+    always, sometimes = (
+        train(tiny_run({"training.steps": 6, "reference.sync_steps": 4, "reference.distance_every": every}, name=name))
+        for name, every in (("always", 1), ("sometimes", 3))
+    )
+    of_steps = [{record.step: record.metrics for record in of_kind(records, "step")} for records in (always, sometimes)]
+    assert [step for step, figures in of_steps[1].items() if "ref/param_distance" in figures] == [3, 4, 6]
+    for step, figures in of_steps[1].items():
+        expected = dict(of_steps[0][step])
+        if "ref/param_distance" not in figures:
+            del expected["ref/param_distance"]
+        deterministic = {key for key in expected if find_metric(key).deterministic}
+        assert {key: figures[key] for key in deterministic} == {key: expected[key] for key in deterministic}
+    (sync,) = of_kind(sometimes, "ref_sync")
+    assert sync.data["param_distance"] == of_steps[1][4]["ref/param_distance"] > 0
+
+
 def test_the_exact_kl_of_the_probe_set_follows_the_policy_and_changes_nothing(tiny_run):
     without = tiny_run({"reference.sync_steps": 3}, name="without")
     run_dir = tiny_run({"reference.sync_steps": 3, "probe.every_steps": 2, "probe.num_prompts": 5})

@@ -74,6 +74,8 @@ def test_the_last_steps_are_those_that_the_run_reached() -> None:
         ("kl/probe/full_init", {"probe.every_steps": None}, 0),
         ("kl/init/k3", {"reference.kl_init_every": 40}, 40),
         ("kl/init/k3", {"reference.kl_init_every": 80, "reference.sync_steps": 50}, 50),
+        ("ref/param_distance", {}, 70),
+        ("ref/param_distance", {"reference.distance_every": 40}, 40),
         ("ref/kl_before_sync", {"reference.sync_steps": 40}, 40),
         ("ref/kl_before_sync", {"reference.sync_steps": None}, 0),
         ("kl/old/k3", {}, 0),

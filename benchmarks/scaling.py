@@ -1,0 +1,186 @@
+"""Seconds of a step against the group size and against the size of the model, with the machine's floor: `make bench-scaling`.
+
+The group sizes share 32 completions, so that more completions of a group mean fewer prompts. The models are Llamas of random
+weights, made on the spot with the bundled model's tokenizer. Completions have 32 tokens each; an update a step, an EMA of the
+reference every two steps.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training import turns
+from benchmarks.training.workload import Workload
+from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
+from grpo_core.policy.loading import load_tokenizer
+from grpo_core.policy.sources.find import resolve_model
+
+BUNDLED = "bundled:smollm2-135m"
+COMPLETIONS = 32
+GROUP_SIZES = (2, 4, 8, 16, 32)
+ENGINES = {"native": ("native", turns.ROOT)}
+PHASES = ("rollout", "logps", "update", "sync")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A Llama of random weights; keys and values have half of the heads."""
+
+    hidden: int
+    layers: int
+    heads: int
+
+    def make(self, folder: Path) -> Path:
+        """Write such a model into `folder`, with the bundled model's tokenizer."""
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        tokenizer = load_tokenizer(resolve_model(BUNDLED), trust_remote_code=False)
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=self.hidden,
+            intermediate_size=4 * self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads // 2,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+
+SHAPES = (Shape(hidden=16, layers=6, heads=2), Shape(hidden=128, layers=14, heads=4), Shape(hidden=576, layers=27, heads=8))
+"""1, 10 and 135 million weights."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print two tables, write a JSON file and a figure."""
+    options = _options(arguments)
+    avoid_broken_kernels()
+    before = os.getloadavg()
+    with tempfile.TemporaryDirectory(prefix="grpo-bench-") as scratch:
+        base = Workload(
+            name="",
+            num_prompts=COMPLETIONS,
+            group_size=1,
+            completion_tokens=32,
+            forced=True,
+            model=options.model,
+            dtype=options.dtype,
+            threads=options.threads,
+            steps=options.steps,
+        )
+        groups = [
+            measure(replace(base, name=f"G={size}", num_prompts=COMPLETIONS // size, group_size=size), Path(scratch), options)
+            for size in options.groups
+        ]
+        models = [str(shape.make(Path(scratch) / f"model-{number}")) for number, shape in enumerate(options.shapes)]
+        sizes = [
+            measure(
+                replace(base, name=f"model {number}", num_prompts=4, group_size=8, model=model),
+                Path(scratch) / "sizes",
+                options,
+            )
+            for number, model in enumerate(models)
+        ]
+    found = {
+        "processor": processor(),
+        "threads": options.threads,
+        "dtype": options.dtype,
+        "load_before": before,
+        "load_after": os.getloadavg(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "groups": groups,
+        "sizes": sizes,
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    draw(found, options.output.with_suffix(".png"))
+    print(f"{processor()}, {options.threads} thread(s), {options.dtype}; medians of {options.steps - options.warm_up} steps\n")
+    print(table(groups, "group size", "group_size") + "\n\n" + table(sizes, "weights", "weights"))
+    print(f"\nwritten: {options.output}, {options.output.with_suffix('.png')}")
+
+
+def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the median seconds of a step and of its phases, and the floor of its products and bytes."""
+    folder = scratch / workload.name
+    steps = turns.measure(workload, ENGINES, folder, _tell)["native"].steps
+    floor: Any = turns.floor(steps[-1], folder / "native")
+    counted = steps[options.warm_up :]
+    return {
+        "group_size": workload.group_size,
+        "weights": floor["weights"],
+        "seconds": statistics.median(step.seconds for step in counted),
+        "phases": {phase: statistics.median(step.phase(phase) for step in counted) for phase in PHASES},
+        "floor": sum(floor["phases"].values()),
+        "steps": [step.seconds for step in steps],
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str, key: str) -> str:
+    """Return medians as a table in Markdown."""
+    lines = [f"| {title} | step, s | {', s | '.join(PHASES)}, s | floor, s |", f"|---:|---:|{'---:|' * len(PHASES)}---:|"]
+    for row in rows:
+        phases = " | ".join(f"{row['phases'][phase]:.2f}" for phase in PHASES)
+        lines.append(f"| {row[key]:,} | {row['seconds']:.2f} | {phases} | {row['floor']:.2f} |")
+    return "\n".join(lines)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Write a figure of two panels: step and floor against the group size, and against the number of weights."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, rows, key in ((left, found["groups"], "group_size"), (right, found["sizes"], "weights")):
+        across = [row[key] for row in rows]
+        axes.plot(across, [row["seconds"] for row in rows], "o-", label="a step")
+        axes.plot(across, [row["floor"] for row in rows], "s--", color="0.5", label="floor: its products and bytes alone")
+        axes.set_xscale("log", base=2 if key == "group_size" else 10)
+        axes.set_ylabel("seconds (median)")
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_xlabel(f"group size G ({COMPLETIONS} completions in all)")
+    left.set_xticks([row["group_size"] for row in found["groups"]], [str(row["group_size"]) for row in found["groups"]])
+    left.set_ylim(bottom=0)
+    right.set_xlabel("weights of the model")
+    right.set_yscale("log")
+    left.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=BUNDLED, help="of the group sizes, as model.source (default: %(default)s)")
+    parser.add_argument("--groups", nargs="+", type=int, default=list(GROUP_SIZES), choices=GROUP_SIZES)
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--steps", type=int, default=5, help="of each workload (default: %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=1, help="of them, first ones that do not count (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=core_count(), help="(default: the cores, %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench_scaling.json"))
+    parser.set_defaults(shapes=SHAPES)
+    options = parser.parse_args(arguments)
+    if options.warm_up >= options.steps:
+        parser.error(f"--warm-up {options.warm_up}: expected fewer than --steps {options.steps}")
+    return options
+
+
+if __name__ == "__main__":
+    main()
