@@ -17,6 +17,8 @@ from grpo_core.algorithm.kl import full_kl
 
 KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
 FLOAT_BYTES = 4
+FULL_KL_COPIES = 4
+"""Tensors as large as the logits that the exact KL keeps for the backward pass."""
 Result = TypeVar("Result")
 
 

@@ -45,16 +45,23 @@ class CheckedTokens:
 
 
 @torch.no_grad()
-def mean_difference(model: PreTrainedModel, dtype: Dtype, hidden: Callable[[CheckedTokens], Float[Tensor, "N H"]]) -> float:
+def mean_difference(
+    model: PreTrainedModel,
+    dtype: Dtype,
+    hidden: Callable[[CheckedTokens], Float[Tensor, "N H"]],
+    head: Callable[[Tensor], Tensor] | None = None,
+) -> float:
     """Return how far log-probabilities are from those of padded passes: in nats, the mean over tokens, weighted by probability.
 
     Args:
         model: on a CPU.
         dtype: what its matrix products are computed in.
         hidden: the other way to get the hidden states that predict the completion tokens, row by row.
+        head: the other way to project them; None = the usual one.
     """
-    tokens, head = CheckedTokens.below(model.config.get_text_config().vocab_size), vocabulary_head(model)
+    tokens, usual_head = CheckedTokens.below(model.config.get_text_config().vocab_size), vocabulary_head(model)
     with compute_in(dtype, model.device):
         usual = completion_hidden(model, tokens.prompts, torch.tensor(tokens.prompt_of_row), tokens.ids, tokens.mask)
-        plain, found = (torch.log_softmax(head(states).float(), dim=-1) for states in (usual[tokens.mask], hidden(tokens)))
+        plain = torch.log_softmax(usual_head(usual[tokens.mask]).float(), dim=-1)
+        found = torch.log_softmax((head or usual_head)(hidden(tokens)).float(), dim=-1)
     return float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())

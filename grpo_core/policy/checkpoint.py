@@ -129,6 +129,8 @@ def _initial(checkpoint: Path, files: frozenset[str], loaded: Weights) -> Weight
             ModelError, f"{checkpoint}: {DIGEST_FILE} cannot be read ({{cause}})", OSError, ValueError, LookupError, TypeError
         ):
             digest = read_json(checkpoint / DIGEST_FILE)[DIGEST]
+            if not isinstance(digest, str):
+                raise TypeError(f"{DIGEST} is a {type(digest).__name__}")
         return find_initial(checkpoint.parent, digest, loaded)
     weights: Weights = load_file(checkpoint / (INITIAL_FILE if INITIAL_FILE in files else REFERENCE_FILE))
     return weights

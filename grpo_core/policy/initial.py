@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grpo_core.errors import ModelError
+from grpo_core.errors import InitialPolicyError
 from grpo_core.machine.disk import flush, whole_or_gone
 
 INITIAL_FILE = "initial.safetensors"
@@ -50,14 +50,14 @@ def find_initial(folder: Path, digest: str, loaded: Weights) -> Weights:
     """Return the initial policy that has a digest: as it is loaded already, else as it is stored in `folder`.
 
     Raises:
-        ModelError: neither of the two has it.
+        InitialPolicyError: neither of the two has it. It is no fault of the checkpoint that names the digest.
     """
     if digest_of(loaded) == digest:
         return loaded
     stored = _stored(folder, digest)
     if stored is None:
         what = "damaged" if (folder / INITIAL_FILE).exists() else "missing"
-        raise ModelError(
+        raise InitialPolicyError(
             f"{folder / INITIAL_FILE}: the initial policy is {what}, and model.source no longer is the model of the start; "
             "put one of the two back"
         )

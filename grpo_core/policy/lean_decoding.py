@@ -25,7 +25,7 @@ from grpo_core.policy.attention import flash_attention, has_full_attention
 from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
 from grpo_core.policy.device import Dtype, attention_dtype
 from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
-from grpo_core.policy.packed import packed_product
+from grpo_core.policy.packed import LEAST_WEIGHTS, packed_product
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -113,9 +113,14 @@ class LeanDecoding:
         """
 
         def product(*modules: nn.Linear) -> Product:
-            weight = torch.cat([module.weight.detach().to(dtype) for module in modules])
-            biases = [module.bias.detach().to(dtype) for module in modules if module.bias is not None]
-            return packed_product(weight, torch.cat(biases) if biases else None, packed=packed)
+            weights = [module.weight.detach().to(dtype) for module in modules]
+            biases = [None if module.bias is None else module.bias.detach().to(dtype) for module in modules]
+            is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
+            if is_large and not packed and weights[0].data_ptr() == modules[0].weight.data_ptr():
+                pairs = list(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
+                return lambda rows: torch.cat([functional.linear(rows, *pair) for pair in pairs], dim=-1)
+            joined = [bias for bias in biases if bias is not None]
+            return packed_product(torch.cat(weights), torch.cat(joined) if joined else None, packed=packed)
 
         head, inner = model.get_output_embeddings(), _inner(model)
         return cls(
@@ -129,7 +134,12 @@ class LeanDecoding:
     @property
     def logits(self) -> Product:
         """See `Decoding.logits`."""
-        return lambda hidden: self.head(hidden.to(self.model.get_output_embeddings().weight.dtype))
+
+        def project(hidden: Tensor) -> Tensor:
+            with torch.autocast(hidden.device.type, enabled=False):
+                return self.head(hidden)  # which casts to the type of its weight
+
+        return project
 
     def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
         """See `Decoding.after`."""
@@ -212,7 +222,7 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         return reason
     try:
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
-        difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens))
+        difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return f"this version of transformers has other layers ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
@@ -228,7 +238,9 @@ def _why_other(model: PreTrainedModel) -> str | None:
         return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
     if not has_full_attention(config):
         return "the model has other layers than full attention"
-    rotation = getattr(_inner(model).rotary_emb, "rope_type", None)
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, not silu"
+    rotation = getattr(getattr(_inner(model), "rotary_emb", None), "rope_type", None)
     return None if rotation in ROTATIONS else f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
 
 

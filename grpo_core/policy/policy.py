@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_core.algorithm.logprobs import token_full_kl, token_logps, tokens_at_once
+from grpo_core.algorithm.logprobs import FULL_KL_COPIES, token_full_kl, token_logps, tokens_at_once
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
@@ -125,7 +125,8 @@ class Policy:
         exact = None
         with compute_in(self.dtype, ids.device):
             hidden = self._hidden(completions, rows)
-            at_once = tokens_at_once(len(hidden), self.model.config.get_text_config().vocab_size)
+            copies = 1 if reference is None else FULL_KL_COPIES
+            at_once = tokens_at_once(len(hidden), copies * self.model.config.get_text_config().vocab_size)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
             if reference is not None:
                 with torch.no_grad():

@@ -23,7 +23,8 @@ from grpo_core.policy.trainable import Trainable
 
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
-LOWEST_PRIORITY = 19
+LOW_PRIORITY = 10
+"""As `nice` counts. At the lowest of all, 19, busy neighbours could hold up a checkpoint for minutes."""
 MOMENTS = 2
 """Of AdamW, for each weight."""
 
@@ -99,9 +100,9 @@ class CheckpointWriter:
 
 
 def _yield_cores() -> None:
-    """Let this thread have the cores that nobody else wants: a product whose threads wait for one another loses more."""
+    """Let the training's threads go first: a product, whose threads wait for one another, loses more than its share."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
 
 
 def _is_free(needed: int) -> bool:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_core.errors import InitialPolicyError
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.metrics import find_metric
 from grpo_core.policy.saved import find_best, list_checkpoints
@@ -333,6 +334,20 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(tiny_run, 
         (folder / "state.json").write_text("{}")
     assert main([str(run_dir.path)]) == 2
     assert "no checkpoint is whole" in capsys.readouterr().err
+
+
+def test_a_run_without_a_copy_of_its_initial_policy_is_refused_and_its_checkpoints_stay(tiny_run, monkeypatch, capsys):
+    run_dir = tiny_run({"training.steps": 4, "training.checkpoint_every": 2})
+    train(run_dir)
+    folders = sorted(path.name for path in run_dir.checkpoints.iterdir())
+
+    def lost(folder, digest, loaded):
+        raise InitialPolicyError(f"{folder}: the initial policy is missing")
+
+    monkeypatch.setattr("grpo_core.policy.checkpoint.find_initial", lost)
+    assert main([str(run_dir.path)]) == InitialPolicyError.exit_code
+    assert "the initial policy is missing" in capsys.readouterr().err
+    assert sorted(path.name for path in run_dir.checkpoints.iterdir()) == folders
 
 
 def test_a_second_training_of_a_run_is_refused_and_named_the_first(tiny_run, capsys):

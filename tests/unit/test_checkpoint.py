@@ -12,7 +12,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_core.errors import ModelError
+from grpo_core.errors import InitialPolicyError, ModelError
 from grpo_core.policy import checkpoint as checkpoints
 from grpo_core.policy.checkpoint import load_checkpoint, verify_checkpoint
 from grpo_core.policy.initial import digest_of, store_initial
@@ -316,7 +316,9 @@ def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh,
     harm(saved[1].parent / "initial.safetensors", damage)
     restored = other_source(fresh)
     before = snapshot(restored)
-    with pytest.raises(ModelError, match=r"initial\.safetensors: the initial policy is (missing|damaged), and model\.source"):
+    with pytest.raises(
+        InitialPolicyError, match=r"initial\.safetensors: the initial policy is (missing|damaged), and model\.source"
+    ):
         load_checkpoint(saved[1], restored)
     assert_identical(snapshot(restored), before)
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy import lean_decoding
-from grpo_core.policy.device import attention_dtype
+from grpo_core.policy.device import attention_dtype, compute_in
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.types import Prompt
 from tests.policies import policy_of
@@ -105,6 +105,44 @@ def test_layers_that_transformers_has_renamed_are_left_to_it(monkeypatch):
     assert isinstance(model, Qwen2ForCausalLM)
     del model.model.layers[0].mlp.up_proj
     assert "AttributeError" in why_not_lean(model, "float32", packed=False)
+
+
+def test_another_activation_is_left_to_transformers():
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, hidden_act="relu")).eval()
+    assert why_not_lean(model, "bfloat16", packed=False) == "its activation is relu, not silu"
+
+
+def test_a_backbone_without_rotary_positions_is_left_to_transformers():
+    model = FITTING["llama"]().eval()
+    del model.model.rotary_emb
+    assert "rotary embedding, None, is none of" in why_not_lean(model, "float32", packed=False)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
+    monkeypatch.setattr("grpo_core.policy.packed.LEAST_WEIGHTS", 1000)
+    model = FITTING["llama"]().eval()
+    decoding = LeanDecoding.of(model, torch.bfloat16, packed=packed)
+    hidden = torch.randn(3, 48)
+    with torch.no_grad(), compute_in("bfloat16", hidden.device):
+        found = decoding.logits(hidden)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, hidden @ model.lm_head.weight.detach().T, rtol=0, atol=1e-5)
+
+
+def test_plain_large_weights_are_not_copied(fitting, monkeypatch):
+    policy = policy_of(fitting)
+    expected = sampled(policy)
+    monkeypatch.setattr(lean_decoding, "LEAST_WEIGHTS", 1000)
+    own = {parameter.data_ptr() for parameter in fitting.parameters()}
+
+    def product(weight, bias, **_):
+        assert weight.data_ptr() in own
+        return lambda rows: torch.nn.functional.linear(rows, weight, bias)
+
+    monkeypatch.setattr(lean_decoding, "packed_product", product)
+    found = sampled(replace(policy, decoded_plainly_because=None))
+    assert torch.equal(found.completion_ids, expected.completion_ids)
 
 
 def test_a_packed_product_is_used_where_it_is_asked_for(monkeypatch):

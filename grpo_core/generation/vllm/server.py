@@ -32,7 +32,7 @@ TAIL_LINES = 8
 GIB = 2**30
 HEAD_IN_FLOAT32 = {"head_dtype": "float32"}
 """vLLM's setting for logits in float32, as the trainer's are: a bfloat16 logit near 20 is off by up to 0.06."""
-FOR_OTHERS = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_")
+FOR_OTHERS = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "GLIBC_TUNABLES")
 
 
 @dataclass(frozen=True, kw_only=True)
