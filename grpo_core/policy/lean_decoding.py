@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family with few operations a token: a third of transformers' time beside the matrix products.
+"""Decoder layers of the Llama family with half of the operations a token that transformers needs beside the matrix products.
 
 One token of each row goes through a layer as
 
@@ -67,7 +67,13 @@ class Layer:
     gate_up: Product
     down: Product
 
-    def run(self, x: Float[Tensor, "B H"], rotation: tuple[Tensor, Tensor], cache: GrowingLayer, bias: Tensor | None) -> None:
+    def run(
+        self,
+        x: Float[Tensor, "B H"],
+        rotation: tuple[Float[Tensor, "B 1 d"], Float[Tensor, "B 1 d"]],
+        cache: GrowingLayer,
+        bias: Float[Tensor, "B 1 1 most"] | None,
+    ) -> None:
         """Add what the layer does to `x`, in place."""
         states = self.qkv(self.before_attention(x).to(self.dtype)).view(len(x), self.heads + 2 * self.kv_heads, -1)
         *rotated, value = torch.split(states, [self.heads, self.kv_heads, self.kv_heads], dim=1)

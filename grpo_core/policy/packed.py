@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -69,7 +70,9 @@ def packed_weights(model: PreTrainedModel, dtype: Dtype) -> Iterator[None]:
             del vars(module)["forward"]
 
 
-def packed_product(weight: Tensor, bias: Tensor | None, *, packed: bool = True) -> Callable[[Tensor], Tensor]:
+def packed_product(
+    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, packed: bool = True
+) -> Callable[[Tensor], Tensor]:
     """Return the product of rows with a matrix, packed if that is wanted and it is large; rows are cast to its type."""
     dtype = weight.dtype
     offset = None if bias is None else bias.detach().to(dtype)

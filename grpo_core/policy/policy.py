@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
@@ -21,6 +21,7 @@ from grpo_core.policy.decoding import Decoding, PlainDecoding
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, pick_device
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
+from grpo_core.policy.initial import Weights
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
 from grpo_core.policy.packed import packed_weights, why_plain
@@ -90,7 +91,7 @@ class Policy:
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
+    def load(self, weights: Weights) -> None:
         """Give each weight, by its name, the value in `weights`."""
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])

@@ -59,14 +59,14 @@ class _TwoParts(Function):
     @staticmethod
     def forward(  # noqa: PLR0917  # `apply` takes no others
         ctx: Any,
-        query: Tensor,
-        own_key: Tensor,
-        own_value: Tensor,
-        prompt_key: Tensor,
-        prompt_value: Tensor,
-        bias: Tensor | None,
+        query: Float[Tensor, "P k g s t d"],
+        own_key: Float[Tensor, "B h t d"],
+        own_value: Float[Tensor, "B h t d"],
+        prompt_key: Float[Tensor, "P k S d"],
+        prompt_value: Float[Tensor, "P k S d"],
+        bias: Float[Tensor, "P 1 1 S"] | None,
         scale: float,
-    ) -> Tensor:
+    ) -> Float[Tensor, "P k g s t d"]:
         to_prompt, to_own = _by_prompt(query), _by_row(query)
         mask = None if bias is None else bias.expand(-1, 1, to_prompt.shape[2], -1)
         prompt, prompt_sum = flash_attention(to_prompt, prompt_key, prompt_value, 0.0, False, attn_mask=mask, scale=scale)
@@ -85,7 +85,7 @@ class _TwoParts(Function):
         return seen
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Float[Tensor, "P k g s t d"]) -> tuple[Float[Tensor, "..."] | None, ...]:
         query, own_key, own_value, prompt_key, prompt_value, mask, seen, total = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         of_prompt = flash_attention_backward(

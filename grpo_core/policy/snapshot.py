@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from grpo_core.policy.trainable import Contents, place_of
@@ -30,7 +31,7 @@ class SnapshotMemory:
         """Whether no memory is held yet."""
         return not self._buffers
 
-    def reserve(self, tensors: Iterable[Tensor]) -> None:
+    def reserve(self, tensors: Iterable[Shaped[Tensor, "..."]]) -> None:
         """Take memory for a copy of some tensors.
 
         Not torch, but the C library writes to its pages first: torch would make threads of its own for a thread that calls

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -57,7 +58,7 @@ class Contents:
         return sum(sizes.values())
 
 
-def place_of(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+def place_of(tensor: Shaped[Tensor, "..."]) -> tuple[int, tuple[int, ...]]:
     """Return where a tensor lies: the same for two names of the same weights."""
     return tensor.data_ptr(), tuple(tensor.shape)
 
@@ -70,6 +71,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(entry)
 
 
-def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+def named_weights(model: PreTrainedModel) -> Weights:
     """Return each parameter once: tied weights are one tensor, and safetensors refuses to store it twice."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
