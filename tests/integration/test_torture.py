@@ -46,7 +46,7 @@ def outcomes(variant, witness):
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         sound = pool.submit(one, 1, None, Phase.WRITE, damaged=True)
-        forgetful = pool.submit(one, 2, "reference", Phase.SYNC)
+        forgetful = pool.submit(one, 4, "reference", Phase.SYNC)  # after step 6: the checkpoint of step 4 is durable
         return sound.result(), forgetful.result()
 
 
