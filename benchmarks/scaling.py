@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training import turns
+from benchmarks.training.command import parse, tell
 from benchmarks.training.workload import Workload
-from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
+from grpo_core.machine.hardware import avoid_broken_kernels, processor
 from grpo_core.policy.loading import load_tokenizer
 from grpo_core.policy.sources.find import resolve_model
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure(replace(base, name=f"G={size}", num_prompts=COMPLETIONS // size, group_size=size), Path(scratch), options)
             for size in options.groups
         ]
-        models = [str(shape.make(Path(scratch) / f"model-{number}")) for number, shape in enumerate(options.shapes)]
+        models = [str(shape.make(Path(scratch) / f"model-{number}")) for number, shape in enumerate(SHAPES)]
         sizes = [
             measure(
                 replace(base, name=f"model {number}", num_prompts=4, group_size=8, model=model),
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(workload: Workload, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the median seconds of a step and of its phases, and the floor of its products and bytes."""
     folder = scratch / workload.name
-    steps = turns.measure(workload, ENGINES, folder, _tell)["native"].steps
+    steps = turns.measure(workload, ENGINES, folder, tell)["native"].steps
     floor: Any = turns.floor(steps[-1], folder / "native")
     counted = steps[options.warm_up :]
     return {
@@ -160,10 +160,6 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -171,15 +167,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default=BUNDLED, help="of the group sizes, as model.source (default: %(default)s)")
     parser.add_argument("--groups", nargs="+", type=int, default=list(GROUP_SIZES), choices=GROUP_SIZES)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
-    parser.add_argument("--steps", type=int, default=5, help="of each workload (default: %(default)s)")
-    parser.add_argument("--warm-up", type=int, default=1, help="of them, first ones that do not count (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=core_count(), help="(default: the cores, %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("build/bench_scaling.json"))
-    parser.set_defaults(shapes=SHAPES)
-    options = parser.parse_args(arguments)
-    if options.warm_up >= options.steps:
-        parser.error(f"--warm-up {options.warm_up}: expected fewer than --steps {options.steps}")
-    return options
+    return parse(parser, arguments, steps=5, warm_up=1)
 
 
 if __name__ == "__main__":

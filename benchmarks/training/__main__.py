@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.training import __doc__ as about
 from benchmarks.training import report, turns
 from benchmarks.training.child import ENGINES
+from benchmarks.training.command import parse, tell
 from benchmarks.training.workload import WORKLOADS, at_scale
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     WORKLOADS[name], dtype=dtype, threads=options.threads, steps=options.steps, model=options.model
                 )
                 folder = Path(scratch) / f"{name}-{dtype}"
-                measured = turns.measure(workload, engines, folder, _tell)
+                measured = turns.measure(workload, engines, folder, tell)
                 first = next(iter(measured))
                 floor = turns.floor(measured[first].steps[-1], folder / first)
                 found.append(report.summary(workload, measured, floor, options.warm_up))
@@ -53,10 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report.table(found) + "\n")
     print(report.remarks(found))
     print(f"written: {options.output}, {options.output.with_suffix('.png')}")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -84,15 +81,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=["natural", "forced"], choices=list(WORKLOADS))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
-    parser.add_argument("--steps", type=int, default=8, help="of each engine (default: %(default)s)")
-    parser.add_argument("--warm-up", type=int, default=2, help="of them, first ones that do not count (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=core_count(), help="of each engine (default: the cores, %(default)s)")
     parser.add_argument("--base", help="a commit whose engine is measured as well")
     parser.add_argument("--output", type=Path, default=Path("build/bench_training.json"))
-    options = parser.parse_args(arguments)
-    if options.warm_up >= options.steps:
-        parser.error(f"--warm-up {options.warm_up}: expected fewer than --steps {options.steps}")
-    return options
+    return parse(parser, arguments, steps=8, warm_up=2)
 
 
 if __name__ == "__main__":
