@@ -20,16 +20,19 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.policy.initial import INITIAL_FILE, Weights, find_initial, save_weights
+from grpo_core.machine.large_file import large_file
+from grpo_core.policy.initial import INITIAL_FILE, find_initial
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
     MARK_FILE,
@@ -42,10 +45,12 @@ from grpo_core.policy.saved import (
     read_state,
     step_of,
 )
-from grpo_core.policy.trainable import Contents, Trainable, named_weights
+from grpo_core.policy.trainable import Contents, Trainable, first_names, named_weights
+from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
 
 OPTIMIZER_FILE = "optimizer.pt"
-POLICY_FILE, REFERENCE_FILE, DIGEST_FILE = "policy/model.safetensors", "reference.safetensors", "initial.json"
+POLICY_FOLDER = "policy"
+POLICY_FILE, REFERENCE_FILE, DIGEST_FILE = f"{POLICY_FOLDER}/{WEIGHTS_FILE}", "reference.safetensors", "initial.json"
 DIGEST = "sha256"
 """Key in the last of them."""
 NEEDED_FILES = (POLICY_FILE, OPTIMIZER_FILE, STATE_FILE)
@@ -80,21 +85,36 @@ def save_checkpoint(
 def _write(folder: Path, contents: Contents, initial: str, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
-    contents.policy.model.save_pretrained(folder / "policy", state_dict=dict(contents.weights))
-    contents.policy.tokenizer.save_pretrained(folder / "policy")
-    (folder / DIGEST_FILE).write_text(json.dumps({DIGEST: initial}) + "\n")
+    digests = {POLICY_FILE: save_policy(contents, folder / POLICY_FOLDER)}
     if contents.reference is not None:
-        save_weights(contents.reference, folder / REFERENCE_FILE)
-    torch.serialization.set_crc32_options(compute_crc32=False)  # the manifest has a better sum of every file
-    with (folder / OPTIMIZER_FILE).open("wb") as stream:  # given a path, torch does not report why it could not write
-        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, stream)
+        digests[REFERENCE_FILE] = save_weights(contents.reference, folder / REFERENCE_FILE)
+    digests[OPTIMIZER_FILE] = save_optimizer(contents, folder / OPTIMIZER_FILE)
+    (folder / DIGEST_FILE).write_text(json.dumps({DIGEST: initial}) + "\n")
     (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
     if mark is not None:
         (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
-    digests = {str(file.relative_to(folder)): sha256_of(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2) + "\n")
+    small = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    digests |= {name: sha256_of(path) for name, path in small.items() if name not in digests}
+    (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2, sort_keys=True) + "\n")
     for path in (*folder.rglob("*"), folder):
         flush(path)
+
+
+def save_policy(contents: Contents, folder: Path) -> str:
+    """Write a folder that transformers loads; return the SHA-256 of its weights."""
+    model = contents.policy.model
+    model.save_pretrained(folder, state_dict={})  # all but the weights
+    contents.policy.tokenizer.save_pretrained(folder)
+    weights = revert_weight_conversion(model, dict(first_names(contents.weights)))  # names and shapes as on the hub
+    return save_weights(weights, folder / WEIGHTS_FILE)
+
+
+def save_optimizer(contents: Contents, path: Path) -> str:
+    """Write AdamW's moments and the schedule; return the file's SHA-256."""
+    torch.serialization.set_crc32_options(compute_crc32=False)  # the manifest has a better sum
+    with large_file(path) as file:
+        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, cast("IO[bytes]", file))
+    return file.sha256
 
 
 def set_aside(checkpoint: Path) -> Path:

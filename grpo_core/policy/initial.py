@@ -8,20 +8,17 @@ that the run was started from is their second copy: a run resumes where either o
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from grpo_core.errors import InitialPolicyError
 from grpo_core.machine.disk import flush, whole_or_gone
+from grpo_core.policy.weights_file import Weights, content_of, save_weights
 
 INITIAL_FILE = "initial.safetensors"
 PARTIAL_FILE = ".initial.safetensors.partial"
-Weights = Mapping[str, Tensor]
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +35,9 @@ def store_initial(folder: Path, weights: Weights) -> str:
     if target.exists():
         log.warning("%s is damaged, or of another start of this run; it is written again", target)
     folder.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)  # of a process that was killed
     with whole_or_gone("the initial policy", partial):
         save_weights(weights, partial)
-        flush(partial)
         partial.replace(target)
     flush(folder)
     return digest
@@ -68,15 +65,10 @@ def digest_of(weights: Weights) -> str:
     """Return the SHA-256 of names, types, shapes and bytes of weights, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        tensor = weights[name].detach()
+        tensor = weights[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(content_of(tensor))
     return digest.hexdigest()
-
-
-def save_weights(weights: Weights, path: Path) -> None:
-    """Write a safetensors file."""
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
 
 
 def _stored(folder: Path, digest: str) -> Weights | None:

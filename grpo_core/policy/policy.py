@@ -21,10 +21,10 @@ from grpo_core.policy.decoding import Decoding, PlainDecoding
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, pick_device
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
-from grpo_core.policy.initial import Weights
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
 from grpo_core.policy.packed import packed_weights, why_plain
+from grpo_core.policy.weights_file import Weights
 from grpo_core.types import Prompt
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_core.policy.initial import Weights
 from grpo_core.policy.policy import Policy
+from grpo_core.policy.weights_file import Weights
 
 PIECE = 2**18
 """Weights whose squared differences are summed in their own precision; sums of pieces are summed in double."""

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from grpo_core.policy.initial import Weights
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
+from grpo_core.policy.weights_file import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,14 @@ class Contents:
 def place_of(tensor: Shaped[Tensor, "..."]) -> tuple[int, tuple[int, ...]]:
     """Return where a tensor lies: the same for two names of the same weights."""
     return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def first_names(weights: Weights) -> Weights:
+    """Return each tensor once, under its first name: tied weights are one tensor, and safetensors refuses to store it twice."""
+    names: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, tensor in weights.items():
+        names.setdefault(place_of(tensor), name)
+    return {name: weights[name] for name in names.values()}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -23,7 +23,7 @@ from grpo_core.policy.trainable import Trainable
 
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
-LOW_PRIORITY = 10
+LOW_PRIORITY = 5
 """As `nice` counts. At the lowest of all, 19, busy neighbours could hold up a checkpoint for minutes."""
 MOMENTS = 2
 """Of AdamW, for each weight."""

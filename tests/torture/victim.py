@@ -145,9 +145,9 @@ def watch_checkpoints(announcer: Announcer) -> None:
         if announcer.is_in(Phase.WRITE):
             announcer.point("middle", f"{Path(f'/proc/self/fd/{descriptor}').readlink().name} was flushed")
 
-    after(checkpoints.PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "model.safetensors"))
-    after(checkpoints, "save_weights", lambda _tensors, path: written(path))
-    after(torch, "save", lambda _content, stream: written(Path(stream.name)))
+    after(checkpoints.PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "config.json"))
+    after(checkpoints, "save_weights", lambda _weights, path: written(path))
+    after(checkpoints, "save_optimizer", lambda _contents, path: written(path))
     after(Path, "write_text", lambda path, *_, **__: written(path))
     after(os, "fsync", flushed)
     watch_folders(announcer)

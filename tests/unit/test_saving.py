@@ -193,5 +193,5 @@ def test_the_writing_thread_lets_the_trainings_threads_go_first(writer):
     def priority():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    assert writer._thread.submit(priority).result() == 10
-    assert priority() < 10
+    assert writer._thread.submit(priority).result() == 5
+    assert priority() < 5
