@@ -109,8 +109,9 @@ def restrict(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
 def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Return [B] the first token whose cumulative probability exceeds the uniform; never one of probability 0.
 
-    Sums are taken in fp64, first of blocks of tokens and then within the block that is hit: the cumulative sum over the whole
-    vocabulary would be the largest tensor of a token.
+    Blocks of tokens are summed first, and added up in fp64; then the block that is hit, token by token. The cumulative sum over
+    the whole vocabulary would be the largest tensor of a token, and slow. A block's own sum is taken in fp32, where 256 numbers
+    lose less than softmax has lost before: 1e-6 of the block's probability at most.
 
     Args:
         probabilities: [B, V], summing to about 1.
@@ -119,7 +120,7 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     size = probabilities.shape[-1]
     whole = nn.functional.pad(probabilities, (0, -size % BLOCK)) if size % BLOCK else probabilities
     blocks = whole.view(len(whole), -1, BLOCK)
-    ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
     # Scaled by the actual total: it may differ from 1 by rounding, and a uniform beyond it would pick no token.
     targets = uniforms.unsqueeze(1) * ends[:, -1:]
     hit = torch.searchsorted(ends, targets, right=True).clamp(max=ends.shape[-1] - 1)
