@@ -11,6 +11,7 @@ was changed, added or removed is refused. Two rules turn lines into history, and
 import contextlib
 import os
 import shlex
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,8 +81,9 @@ class Journal:
             raise
         self._file.truncate(whole_bytes)
         self._whole_bytes = whole_bytes
+        self._one_at_a_time = threading.Lock()  # a checkpoint is journalled by the thread that wrote it
         self.last_step = 0
-        """Step of the last record that was appended here."""
+        """The furthest step of the records that were appended here."""
 
     @property
     def mark(self) -> tuple[int, str]:
@@ -96,12 +98,13 @@ class Journal:
             DiskFullError: the disk is full.
         """
         check_registered(data.get("metrics", {}))
-        record = Record(seq=self._reader.number, time=now(), kind=kind, step=step, data=data)
-        line, digest = self._reader.chain.seal(encode(record))
-        self._write(line + b"\n", f"the record {kind!r} of step {step}")
-        self._reader.chain.digest = digest
-        self._reader.number += 1
-        self.last_step = step
+        with self._one_at_a_time:
+            record = Record(seq=self._reader.number, time=now(), kind=kind, step=step, data=data)
+            line, digest = self._reader.chain.seal(encode(record))
+            self._write(line + b"\n", f"the record {kind!r} of step {step}")
+            self._reader.chain.digest = digest
+            self._reader.number += 1
+            self.last_step = max(self.last_step, step)
         return replace(record, digest=digest)
 
     def _write(self, line: bytes, what: str) -> None:

@@ -60,7 +60,7 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
     Returns:
         (the counters to continue from, the step of the newest checkpoint: it may still be under way)
     """
-    session.finish_checkpoint()
+    session.look_for_checkpoint()
     config, every = session.config, session.config.evaluation.every_steps
     state = replace(result.state, skipped_updates=count_skipped(result, result.state.skipped_updates))
     record(session, result)
@@ -77,7 +77,6 @@ def conclude(session: Session, result: StepResult, saved_at: int) -> tuple[Train
 
 def save_last(session: Session, state: TrainingState, saved_at: int) -> None:
     """Write a checkpoint of the last step, unless the newest one is that: of step `saved_at`."""
-    session.finish_checkpoint()
     if state.step > saved_at:
         session.begin_checkpoint(state)
 

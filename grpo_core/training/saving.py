@@ -1,10 +1,10 @@
 """Checkpoints beside the training: of a copy, by a thread of its own, while the next step is computed.
 
-One at a time: whoever asks for the next one, or journals anything, first waits for the one under way (`finish`), which journals
-itself as soon as it is durable. So the journal holds the same records in the same order as if every checkpoint had been written
-between two steps. Where there is no memory for a copy, it is.
+One at a time: whoever asks for the next one first waits for the one under way (`finish`). A small one is waited for at the end
+of the next step, so its record comes where it would if it had been written between two steps. A large one may take several:
+its record comes when it is durable. Where there is no memory for a copy, all wait for it.
 
-The initial policy is stored, and memory for the copies taken, beside the first step.
+The initial policy is stored, and memory for the copies taken, beside the first steps, when nothing else wants a core.
 """
 
 import contextlib
@@ -23,8 +23,10 @@ from grpo_core.policy.trainable import Trainable
 
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
-LOW_PRIORITY = 5
-"""As `nice` counts. At the lowest of all, 19, busy neighbours could hold up a checkpoint for minutes."""
+LOW_PRIORITY, LOWEST_PRIORITY = 7, 19
+"""As `nice` counts. At the lowest, busy neighbours could hold up a checkpoint for minutes."""
+LARGE_BYTES = 500_000_000
+"""A checkpoint from here on takes longer than a step may wait."""
 MOMENTS = 2
 """Of AdamW, for each weight."""
 
@@ -35,27 +37,28 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int, *, reference_moves: bool) -> None:
         """Write into `folder`, where the `keep` newest stay; `reference_moves`: whether it is ever synchronised."""
         self._folder, self._keep, self._reference_moves = folder, keep, reference_moves
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_cores)
+        self._thread, self._preparing_thread = _thread("checkpoint", LOW_PRIORITY), _thread("prepare", LOWEST_PRIORITY)
         self._under_way: Future[None] | None = None
+        self._is_large = False
         self._initial: Future[str] | None = None
         self._memory = SnapshotMemory()
 
     def prepare(self, live: Trainable) -> None:
         """Begin to store the initial policy, and to take the memory of the copies if there is enough.
 
-        `finish` waits for both, and raises what `store_initial` does.
+        The first checkpoint, and `close`, wait for both; the checkpoint raises what `store_initial` does.
         """
         weights = live.contents().initial
-        initial = self._initial = self._thread.submit(store_initial, self._folder, weights)
         copies = 1 + self._reference_moves + MOMENTS
         needed = copies * sum(tensor.nbytes for tensor in weights.values())
 
-        def reserve() -> None:
-            initial.result()
+        def prepare() -> str:
+            digest = store_initial(self._folder, weights)
             if _is_free(needed):
                 self._memory.reserve(tensor for tensor in weights.values() for _ in range(copies))
+            return digest
 
-        self._under_way = self._thread.submit(reserve)
+        self._initial = self._preparing_thread.submit(prepare)
 
     def begin(self, live: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
         """Begin to write a checkpoint: what is in `live` may change as soon as this returns.
@@ -67,21 +70,31 @@ class CheckpointWriter:
             then: called with the checkpoint's name once it is durable, by the thread that wrote it.
 
         Raises:
-            DiskFullError: it did not fit, and this had to wait for it since there was no memory for a copy.
+            DiskFullError: it, or the initial policy, did not fit.
         """
         assert self._under_way is None, "finish() is called before the next one begins"
         contents = live.contents()
-        initial = self._initial = self._initial or self._thread.submit(store_initial, self._folder, contents.initial)
-        has_room = not self._memory.is_empty or _is_free(contents.copied_bytes())
+        initial = (self._initial or self._thread.submit(store_initial, self._folder, contents.initial)).result()
+        size = contents.copied_bytes()
+        has_room = not self._memory.is_empty or _is_free(size)
         if has_room:
             contents = self._memory.copy(contents)
 
         def write() -> None:
-            then(save_checkpoint(self._folder, contents, initial.result(), state, keep=self._keep, mark=mark).name)
+            then(save_checkpoint(self._folder, contents, initial, state, keep=self._keep, mark=mark).name)
 
-        self._under_way = self._thread.submit(write)
+        self._under_way, self._is_large = self._thread.submit(write), size >= LARGE_BYTES
         if not has_room:
-            self._under_way.result()
+            self.finish()
+
+    def look(self) -> None:
+        """Do what `finish` does, unless a large checkpoint is not durable yet.
+
+        Raises:
+            DiskFullError, JournalError: as `finish`.
+        """
+        if self._under_way is not None and (self._under_way.done() or not self._is_large):
+            self.finish()
 
     def finish(self) -> None:
         """Wait until the checkpoint under way is durable and `then` was called; return at once where there is none.
@@ -95,14 +108,19 @@ class CheckpointWriter:
             under_way.result()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        self._preparing_thread.shutdown()
         self._thread.shutdown()
 
 
-def _yield_cores() -> None:
-    """Let the training's threads go first: a product, whose threads wait for one another, loses more than its share."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+def _thread(name: str, priority: int) -> ThreadPoolExecutor:
+    """Return a thread that lets the training's go first: those of a product wait for each other, and lose more than a share."""
+
+    def yield_cores() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=yield_cores)
 
 
 def _is_free(needed: int) -> bool:

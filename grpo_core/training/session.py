@@ -69,10 +69,15 @@ class Session:
         return self.live.reference
 
     def begin_checkpoint(self, state: TrainingState) -> None:
-        """Begin to write a checkpoint; the training may go on, but journals nothing before `finish_checkpoint`."""
+        """Begin to write a checkpoint, after the one that may be under way; the training may go on."""
+        self.finish_checkpoint()
         records, digest = self.journal.mark
         mark = JournalMark(records=records, digest=digest)
         self.writer.begin(self.live, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name}))
+
+    def look_for_checkpoint(self) -> None:
+        """Wait for the checkpoint under way, unless it is a large one, until it is durable and journalled."""
+        self.writer.look()
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint under way, if there is one, until it is durable and journalled."""

@@ -74,7 +74,7 @@ def test_a_run_that_forgets_its_reference_at_a_resume_is_found_out(outcomes):
 @pytest.mark.slow
 def test_a_run_that_forgets_its_moments_at_a_resume_is_found_out(variant, witness):
     folder = witness.path.parent / "moments"
-    forgetful = torture(plan(2, Phase.SYNC), variant, witness, folder, time.monotonic() + 250, "optimizer")
+    forgetful = torture(plan(4, Phase.SYNC), variant, witness, folder, time.monotonic() + 250, "optimizer")
     resumed = f"step {forgetful.deaths[0].remains.newest + 1}: data: metrics: "
     assert forgetful.differences[0].startswith(resumed)
     # The rollouts of that step are still the same, what its update makes of them is not.

@@ -1,6 +1,7 @@
 """The journal: what is written is read back, whatever is torn, and each line reaches a tail once."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_core.errors import JournalError
-from grpo_core.run.journal import Journal, JournalTail, Record, read_journal
+from grpo_core.run.journal import Journal, JournalTail, Record, read_journal, read_records
 
 
 def write(path: Path, *events: tuple[str, int]) -> list[Record]:
@@ -208,3 +209,13 @@ def test_truncation_at_any_byte_leaves_a_prefix_of_the_records(written: tuple[Pa
     added = journal.append("step", 3, {})
     journal.close()
     assert read_journal(path) == [*records[: kept.count(b"\n")], added]
+
+
+def test_records_of_two_threads_are_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        list(threads.map(lambda step: journal.append("step", step, {"metrics": {}}), range(1, 60)))
+    journal.close()
+    assert sorted(record.step for record in read_records(path)) == list(range(1, 60))
+    assert journal.last_step == 59

@@ -167,13 +167,42 @@ def test_without_memory_for_a_copy_training_waits(live, writer, tmp_path, monkey
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step_000003"]
 
 
-def test_what_could_not_be_written_is_raised_to_who_waits(live, writer, tmp_path):
-    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+@pytest.mark.parametrize("large", [True, False])
+def test_a_step_waits_for_a_small_checkpoint_and_not_for_a_large_one(live, writer, slow_disk, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(saving, "LARGE_BYTES", live.contents().copied_bytes())
     journalled = []
     writer.begin(live, STATE, MARK, journalled.append)
-    with pytest.raises(OSError, match="checkpoints"):
+    if large:
+        writer.look()
+        assert journalled == []
+        slow_disk.set()
+        writer._under_way.result()
+    else:
+        slow_disk.set()
+    writer.look()
+    assert journalled == ["step_000003"]
+    writer.look()
+    writer.finish()
+    assert journalled == ["step_000003"]
+
+
+def test_what_could_not_be_written_is_raised_to_who_waits(live, writer, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step_000003").write_text("a file where the checkpoint should be")
+    journalled = []
+    writer.begin(live, STATE, MARK, journalled.append)
+    with pytest.raises(OSError, match="step_000003"):
         writer.finish()
     assert journalled == []
+    writer.finish()
+
+
+def test_an_initial_policy_that_could_not_be_stored_is_raised_to_the_first_checkpoint(live, writer, tmp_path):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    writer.prepare(live)
+    with pytest.raises(OSError, match="checkpoints"):
+        writer.begin(live, STATE, MARK, print)
     writer.finish()
 
 
@@ -189,9 +218,10 @@ def test_the_memory_of_a_copy_is_taken_without_threads_for_it():
         assert writer.submit(threads).result() == before
 
 
-def test_the_writing_thread_lets_the_trainings_threads_go_first(writer):
+def test_the_threads_let_those_of_the_training_go_first(writer):
     def priority():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    assert writer._thread.submit(priority).result() == 5
-    assert priority() < 5
+    assert writer._thread.submit(priority).result() == 7
+    assert writer._preparing_thread.submit(priority).result() == 19
+    assert priority() < 7
