@@ -204,5 +204,6 @@ def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: 
     """
     first = (step - 1) * num_prompts_per_step
     places = [divmod(position, len(prompts)) for position in range(first, first + num_prompts_per_step)]
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch, _ in places}
+    epochs = {epoch for epoch, _ in places}
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(len(prompts)) for epoch in epochs}
     return tuple(prompts[int(orders[epoch][index])] for epoch, index in places)

@@ -2,7 +2,7 @@
 
 One prefill a prompt, its cache expanded to the group; rows that have ended leave the batch, some at a time. A token is drawn
 by inverting the cumulative distribution at a counter-based uniform, so that a row's random numbers do not depend on its
-neighbours.
+neighbours. Nothing in a token's work waits for the device, except a look now and then at which rows have ended.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from grpo_core.algorithm.masking import completion_mask, is_eos
+from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
 from grpo_core.policy.decoding import Decoding
 from grpo_core.policy.device import compute_in
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LEAVING = 8
 """Rows that have ended leave the batch once they are one in so many of it: the cache of the others is copied for that."""
+LOOK_EVERY = 16
+"""Tokens after which a host looks at which rows have ended, and waits for an accelerator to know; a CPU knows at once."""
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed before any of them is looked at."""
 
@@ -40,44 +42,52 @@ def sample_completions(
         ]
     width = max(ids.shape[1] for ids, _ in parts)
     completion_ids = torch.cat([_pad_right(ids, width, policy.eos_token_ids[0]) for ids, _ in parts])
+    mask = completion_mask(completion_ids, policy.eos_token_ids)
+    longest = int(mask.any(dim=0).sum())
     return SampledCompletions(
         prompts=tuple(prompts),
         group_size=settings.group_size,
-        completion_ids=completion_ids,
-        completion_mask=completion_mask(completion_ids, policy.eos_token_ids),
-        sampling_per_token_logps=torch.cat([_pad_right(logps, width, 0.0) for _, logps in parts]),
+        completion_ids=completion_ids[:, :longest],
+        completion_mask=mask[:, :longest],
+        sampling_per_token_logps=torch.cat([_pad_right(logps, width, 0.0) for _, logps in parts])[:, :longest],
     )
 
 
 def _sample_batch(
     policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
 ) -> tuple[Tensor, Tensor]:
-    """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together."""
+    """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together, pads behind their ends."""
     device, limit = policy.device, settings.max_completion_tokens
     rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
     prefix = expand_prefix(encode_prompts(policy.model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
     decoder, head = decoding.after(prefix, limit), decoding.logits
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
+    eos, pad = torch.tensor(policy.eos_token_ids, device=device), policy.eos_token_ids[0]
+    look_every = 1 if device.type == "cpu" else LOOK_EVERY
 
-    completion_ids = torch.full((len(rows), limit), policy.eos_token_ids[0], device=device)
+    completion_ids = torch.full((len(rows), limit), pad, device=device)
     logps = torch.zeros(len(rows), limit, device=device)
     active = torch.arange(len(rows), device=device)
-    unfinished = torch.ones_like(active, dtype=torch.bool)
+    ended = torch.zeros_like(active, dtype=torch.bool)
     hidden = prefix.last_hidden
     for position in range(limit):
         tokens, token_logps = _draw(head(hidden).float(), settings, uniforms[active, position])
-        completion_ids[active[unfinished], position] = tokens[unfinished]
-        logps[active[unfinished], position] = token_logps[unfinished]
-        unfinished &= ~is_eos(tokens, policy.eos_token_ids)
-        remaining = int(unfinished.sum())
-        if position + 1 == limit or not remaining:
-            return completion_ids[:, : position + 1], logps[:, : position + 1]
-        if len(active) - remaining >= len(active) / LEAVING:
-            decoder.keep(unfinished.nonzero().squeeze(1))
-            active, tokens, unfinished = active[unfinished], tokens[unfinished], unfinished[unfinished]
+        tokens = tokens.masked_fill(ended, pad)
+        completion_ids[:, position].index_copy_(0, active, tokens)
+        logps[:, position].index_copy_(0, active, token_logps.masked_fill(ended, 0.0))
+        ended = ended | torch.isin(tokens, eos)
+        if position + 1 == limit:
+            break
+        if (position + 1) % look_every == 0:
+            going = (~ended).nonzero().squeeze(1)
+            if not len(going):
+                return completion_ids[:, : position + 1], logps[:, : position + 1]
+            if len(active) - len(going) >= len(active) / LEAVING:
+                decoder.keep(going)
+                active, tokens, ended = active[going], tokens[going], ended[going]
         hidden = decoder.run(tokens)
-    raise AssertionError("unreachable: max_completion_tokens is at least 1")
+    return completion_ids, logps
 
 
 def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,16 +103,19 @@ def _draw(logits: Tensor, settings: SamplingSettings, uniforms: Tensor) -> tuple
 
 
 def restrict(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
-    """Return [B, V] logits with -inf outside the `top_k` most likely tokens and outside the nucleus of mass `top_p`."""
+    """Return [B, V] logits with -inf outside the `top_k` most likely tokens and outside the nucleus of mass `top_p`.
+
+    Tokens as likely as the least likely one inside are inside, too.
+    """
     if top_k is not None and top_k < logits.shape[-1]:
         smallest_kept = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
     if top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        mass_before = probabilities.cumsum(dim=-1) - probabilities
-        outside = torch.zeros_like(mass_before, dtype=torch.bool).scatter(-1, order, mass_before >= top_p)
-        logits = logits.masked_fill(outside, -torch.inf)
+        probabilities = logits.softmax(dim=-1)
+        ordered = probabilities.sort(dim=-1, descending=True).values
+        is_inside = ordered.cumsum(dim=-1) - ordered < top_p
+        smallest_inside = ordered.masked_fill(~is_inside, torch.inf).amin(dim=-1, keepdim=True)
+        logits = logits.masked_fill(probabilities < smallest_inside, -torch.inf)
     return logits
 
 
@@ -117,6 +130,8 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
         probabilities: [B, V], summing to about 1.
         uniforms: [B] in [0, 1).
     """
+    if len(probabilities) == 1:  # on a GPU the cumulative sum of one row takes another way, which may not repeat bit for bit
+        return invert_cdf(probabilities.expand(2, -1), uniforms.expand(2))[:1]
     size = probabilities.shape[-1]
     whole = nn.functional.pad(probabilities, (0, -size % BLOCK)) if size % BLOCK else probabilities
     blocks = whole.view(len(whole), -1, BLOCK)

@@ -51,9 +51,9 @@ class PlainDecoding:
         """See `Decoding.logits`."""
         return vocabulary_head(self.model)
 
-    def after(self, prefix: EncodedPrefix, most_tokens: int) -> "PlainDecoder":  # noqa: ARG002
+    def after(self, prefix: EncodedPrefix, most_tokens: int) -> "PlainDecoder":
         """See `Decoding.after`."""
-        grow_in_place(prefix.cache, self.dtype)
+        grow_in_place(prefix.cache, self.dtype, most_tokens)
         return PlainDecoder(self.model, prefix)
 
 

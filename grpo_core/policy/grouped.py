@@ -6,7 +6,6 @@ knows of prompts and completions: a token sees its own completion up to itself, 
 in fp32. It is for CPUs, whose attention kernel it calls.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,46 +51,44 @@ class GroupedTokens:
     def of(
         cls,
         prompts: Sequence[Sequence[int]],
-        prompt_of_row: Sequence[int],
-        completions: Sequence[Sequence[int]],
+        prompt_of_row: Int[Tensor, " B"],
+        completion_ids: Int[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"],
         device: torch.device,
     ) -> "GroupedTokens":
-        """Lay out token ids.
+        """Lay out token ids that lie on the CPU.
 
         Args:
             prompts: of P prompts, none empty.
             prompt_of_row: which prompt each completion belongs to; each prompt has one.
-            completions: none empty; the last token predicts nothing that was sampled, and is not run.
+            completion_ids: padded on the right.
+            mask: the completion mask; no row is empty.
             device: where the tensors are put.
         """
-        run = [completion[:-1] for completion in completions]
-        width, longest, group = max(map(len, prompts)), max(map(len, run)), max(Counter(prompt_of_row).values())
-        positions: list[int] = []
-        cells: list[int] = []
-        ends: list[int] = []
-        for number, prompt in enumerate(prompts):
-            positions.extend(range(len(prompt)))
-            cells.extend(range(number * width, number * width + len(prompt)))
-            ends.append(len(cells) - 1)
-        slots, predicting = [number * group for number in range(len(prompts))], []
-        for number, tokens in zip(prompt_of_row, run, strict=True):
-            first = len(prompts) * width + slots[number] * longest
-            slots[number] += 1
-            predicting.extend([ends[number], *range(len(cells), len(cells) + len(tokens))])
-            positions.extend(range(len(prompts[number]), len(prompts[number]) + len(tokens)))
-            cells.extend(range(first, first + len(tokens)))
-        of_prompts, of_completions = len(prompts) * width, len(prompts) * group * longest
-        tokens_of_cells = torch.full((of_prompts + of_completions,), -1)
-        tokens_of_cells[torch.tensor(cells)] = torch.arange(len(cells))
-        in_prompts, in_completions = tokens_of_cells[:of_prompts], tokens_of_cells[of_prompts:]
+        run = functional.pad(mask[:, 1:], (0, 1))  # the last token predicts nothing that was sampled
+        lengths, of_rows, counts = torch.tensor(list(map(len, prompts))), run.sum(dim=1), torch.bincount(prompt_of_row)
+        num_prompts, width, longest, group = len(prompts), int(lengths.max()), int(of_rows.max()), int(counts.max())
+        across, along = torch.arange(width), torch.arange(mask.shape[1])
+        is_prompt = across < lengths.unsqueeze(1)
+        prompt_cells = (torch.arange(num_prompts).unsqueeze(1) * width + across)[is_prompt]
+        slots = prompt_of_row * group + _ranks(prompt_of_row, counts)
+        completion_cells = (num_prompts * width + slots.unsqueeze(1) * longest + along)[run]
+        cells = torch.cat([prompt_cells, completion_cells])
+        tokens_of_cells = torch.full((num_prompts * (width + group * longest),), -1)
+        tokens_of_cells[cells] = torch.arange(len(cells))
+        in_prompts, in_completions = tokens_of_cells.tensor_split([num_prompts * width])
+        starts, ends = len(prompt_cells) + of_rows.cumsum(0) - of_rows, lengths.cumsum(0) - 1
+        predicting = torch.cat([ends[prompt_of_row].unsqueeze(1), starts.unsqueeze(1) + along[:-1]], dim=1)[mask]
+        positions = (lengths[prompt_of_row].unsqueeze(1) + along)[run]
+        ids = torch.tensor([token for prompt in prompts for token in prompt])
         return cls(
-            ids=torch.tensor([[token for tokens in (*prompts, *run) for token in tokens]], device=device),
-            positions=torch.tensor([positions], device=device),
-            prompts=in_prompts.clamp(min=0).view(len(prompts), width).to(device),
-            is_prompt=(in_prompts >= 0).view(len(prompts), width).to(device),
-            completions=in_completions.clamp(min=0).view(len(prompts), group, longest).to(device),
-            cells=torch.tensor(cells, device=device),
-            predicting=torch.tensor(predicting, device=device),
+            ids=torch.cat([ids, completion_ids[run]]).unsqueeze(0).to(device),
+            positions=torch.cat([across.expand(num_prompts, -1)[is_prompt], positions]).unsqueeze(0).to(device),
+            prompts=in_prompts.clamp(min=0).view(num_prompts, width).to(device),
+            is_prompt=is_prompt.to(device),
+            completions=in_completions.clamp(min=0).view(num_prompts, group, longest).to(device),
+            cells=cells.to(device),
+            predicting=predicting.to(device),
         )
 
     def in_cells(self, states: Float[Tensor, "N h d"]) -> tuple[Float[Tensor, "P S h d"], Float[Tensor, "P g t h d"]]:
@@ -111,15 +108,28 @@ class GroupedTokens:
     @classmethod
     def of_rows(cls, completions: SampledCompletions, rows: Sequence[int]) -> "GroupedTokens":
         """Lay out some rows and their prompts."""
-        numbers = sorted({row // completions.group_size for row in rows})
+        prompt_numbers = [row // completions.group_size for row in rows]
+        numbers = sorted(set(prompt_numbers))
         places = {number: place for place, number in enumerate(numbers)}
-        ids, lengths = completions.completion_ids.tolist(), completions.lengths().tolist()
         return cls.of(
             [completions.prompts[number].token_ids for number in numbers],
-            [places[row // completions.group_size] for row in rows],
-            [ids[row][: lengths[row]] for row in rows],
+            torch.tensor([places[number] for number in prompt_numbers]),
+            completions.completion_ids[list(rows)].cpu(),
+            completions.completion_mask[list(rows)].cpu(),
             completions.completion_ids.device,
         )
+
+
+def _ranks(groups: Int[Tensor, " B"], counts: Int[Tensor, " P"]) -> Int[Tensor, " B"]:
+    """Return which one of its group each row is.
+
+    >>> _ranks(torch.tensor([1, 0, 1, 1]), torch.tensor([1, 3])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = torch.argsort(groups, stable=True)
+    ranks = torch.empty_like(groups)
+    ranks[order] = torch.arange(len(groups)) - (counts.cumsum(0) - counts)[groups[order]]
+    return ranks
 
 
 def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tensor, "M H"]:
@@ -154,7 +164,8 @@ def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
 
 
 def _of_checked(model: PreTrainedModel, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
-    return grouped_hidden(model, GroupedTokens.of(tokens.prompts, tokens.prompt_of_row, tokens.rows, model.device))
+    layout = GroupedTokens.of(tokens.prompts, torch.tensor(tokens.prompt_of_row), tokens.ids, tokens.mask, model.device)
+    return grouped_hidden(model, layout)
 
 
 def _attention(

@@ -149,7 +149,7 @@ class LeanDecoding:
 
     def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
         """See `Decoding.after`."""
-        grow_in_place(prefix.cache, self.dtype)
+        grow_in_place(prefix.cache, self.dtype, most_tokens)
         return LeanDecoder(self, prefix, most_tokens)
 
 

@@ -116,10 +116,11 @@ def score(rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[
         RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
     """
     breakdown = {reward.name: call(reward, prompts, texts) for reward in rewards}
-    scored = [
-        [reward.weight * value for reward in rewards if (value := breakdown[reward.name][row]) is not None]
-        for row in range(len(texts))
-    ]
+    weights = [reward.weight for reward in rewards]
+    scored = (
+        [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
+        for row in zip(*(breakdown[reward.name] for reward in rewards), strict=True)
+    )
     return ScoredCompletions(total=tuple(sum(values) if values else math.nan for values in scored), breakdown=breakdown)
 
 
