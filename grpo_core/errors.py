@@ -115,6 +115,17 @@ class StaleWeightsError(SamplerError):
     """A server computes with other weights than the policy's: a rollout from it would be of another policy."""
 
 
+class MemoryFullError(GrpoError):
+    """There was too little memory, on the GPU or beside it, for a phase of a step."""
+
+    exit_code = 1
+
+    def __init__(self, message: str = "", *, phase: str = "") -> None:
+        """Keep the message, and the phase that it happened in."""
+        super().__init__(message)
+        self.phase = phase
+
+
 class TrainingError(GrpoError):
     """The training process ended without reaching its last step."""
 

@@ -16,7 +16,7 @@ from typing import Literal
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import markdown_table
 
-When = Literal["step", "multi_update", "sync", "probe", "filter", "eval", "server"]
+When = Literal["step", "multi_update", "sync", "probe", "filter", "eval", "server", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Metric:
     """Whether a repeated run must give the same figure; times and memory need not."""
     when: When = "step"
     """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation,
-    rollouts from a server."""
+    rollouts from a server, a GPU."""
 
     @property
     def is_probe(self) -> bool:
@@ -175,7 +175,11 @@ REGISTRY: tuple[Metric, ...] = (
     _time("time/step_seconds", "the whole step"),
     _time("perf/completion_tokens_per_second", "sampled tokens per second of sampling", "tokens/s", "ratio of sums"),
     _time("perf/train_tokens_per_second", "prompt and completion tokens per second of the update", "tokens/s", "ratio of sums"),
-    _time("perf/peak_memory_gib", "peak memory: allocated on the GPU, resident set on a CPU", "GiB", "max so far"),
+    _time("perf/peak_memory_gib", "peak memory: of the step's tensors on a GPU, resident set so far on a CPU", "GiB", "max"),
+    _time("memory/rollout_gib", "peak of the tensors while completions are sampled", "GiB", "max", when="gpu"),
+    _time("memory/logps_gib", "peak of the tensors in passes without gradient, the probe included", "GiB", "max", when="gpu"),
+    _time("memory/update_gib", "peak of the tensors in the update", "GiB", "max", when="gpu"),
+    _time("memory/sync_gib", "peak of the tensors while the reference is measured and synchronised", "GiB", "max", when="gpu"),
     # Filtering
     _m("filter/zero_variance_group_frac", "groups left out: all rewards equal", "-", "0..1", "share of groups", "below 0.5",
        when="filter"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.training.timed import TimedStep, Turns
 from benchmarks.training.workload import Workload
 from grpo_core.data.prepare import prepare
-from grpo_core.policy.device import pin_threads, set_determinism
+from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.training.loop import conclude
@@ -22,7 +22,7 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
     """Make the steps of a workload."""
     config = workload.config(folder)
     pin_threads(config.training)
-    set_determinism(config.training.deterministic)
+    choose_kernels(deterministic=config.training.deterministic)
     run_dir = RunDir(folder / "run")
     run_dir.create(config)
     prepare(config, run_dir.data)

@@ -23,19 +23,30 @@ if TYPE_CHECKING:
 SHOWN_METRICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds")
 
 
-def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the resolved configuration and every warning, without loading a model."""
+DeviceMemory = Annotated[
+    float | None,
+    typer.Option("--device-memory", min=1, help="GB of a GPU that is not here; left out: the device of this machine."),
+]
+
+
+def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = False, device_memory: DeviceMemory = None) -> None:
+    """Print the resolved configuration, the memory that a step needs, and every warning, without loading a model."""
     from grpo_core.rewards.base import reward_notes
+    from grpo_core.run.memory_fit import fit_of, shape_for
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
     factor, notes = advantage_rms_factor(resolved), reward_notes(resolved)
-    warnings = (*check_consistency(resolved), *slow_dtype_warnings(resolved))
+    shape = shape_for(resolved)
+    fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
+    slow = () if device_memory is not None else slow_dtype_warnings(resolved)
+    warnings = (*check_consistency(resolved), *slow, *(fit.warnings() if fit else ()))
     if as_json:
         derived = {
             "advantage_rms_factor": factor,
             "effective_beta": weight_of_kl(resolved),
             "repeats": repeatability(resolved).what,
+            "memory": None if fit is None else fit.as_json(),
         }
         echo_json({"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings})
         return
@@ -45,6 +56,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     echo(f"advantage_rms_factor: {meaning}")
     echo(f"effective beta: {weight_of_kl(resolved)}")
     echo(f"repeats: {repeatability(resolved).what}")
+    echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)

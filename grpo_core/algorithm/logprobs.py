@@ -1,8 +1,8 @@
 """Log-probabilities and entropy of sampled tokens, from hidden states, a chunk of tokens at a time.
 
 The logits of a step are its largest tensor (B x T x V floats: 8 x 1024 x 151,936 in fp32 is 5 GB a copy). Only completion
-tokens are projected to the vocabulary, and only `KEPT_BYTES` of their logits are kept for the backward pass. Where there are
-more, they are computed `CHUNK_BYTES` at a time, and once more in the backward pass.
+tokens are projected to the vocabulary, and where there are many, a chunk of them at a time, once more in the backward pass
+(`policy/logits_memory.py` decides).
 """
 
 from collections.abc import Callable
@@ -15,17 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_core.algorithm.kl import full_kl
 
-KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
-FLOAT_BYTES = 4
-FULL_KL_COPIES = 4
-"""Tensors as large as the logits that the exact KL keeps for the backward pass."""
 Result = TypeVar("Result")
-
-
-def tokens_at_once(num_tokens: int, vocabulary: int) -> int:
-    """Return how many of some tokens are projected to a vocabulary at once: all, where their logits can be kept."""
-    bytes_of_a_token = FLOAT_BYTES * vocabulary
-    return max(1, num_tokens if num_tokens * bytes_of_a_token <= KEPT_BYTES else CHUNK_BYTES // bytes_of_a_token)
 
 
 def token_logps(

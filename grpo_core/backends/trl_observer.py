@@ -14,6 +14,7 @@ from grpo_core.interop.trl.batches import updates_per_step
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.loop import conclude
+from grpo_core.training.phases import Clock
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
 from grpo_core.training.step import conclude_step, distance_from_reference, initial_logps, probe, prompts_for
@@ -40,7 +41,7 @@ class Observer:
         self.rollouts: Rollouts
         self.batch: TrainingBatch
         self.logps: measure.StepLogps
-        self._clock = measure.Clock()
+        self._clock = Clock()
         self._probed: measure.Figures = {}
         self._reports: list[OptimizerStep] = []
         self._passes: list[dict[str, Any]] = []
@@ -54,7 +55,7 @@ class Observer:
 
     def begin(self) -> None:
         """Start the clock of a step."""
-        self._clock, self._reports, self._passes = measure.Clock(), [], []
+        self._clock, self._reports, self._passes = Clock(), [], []
 
     def roll_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:  # noqa: ARG002  (TRL's signature)
         """Sample and score the step's completions; return them as TRL's `rollout_func` does.

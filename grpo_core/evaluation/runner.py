@@ -10,7 +10,7 @@ from grpo_core.config import RunConfig
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.device import pin_threads, set_determinism
+from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.policy.policy import Policy, open_policy
 from grpo_core.rewards.base import Reward, call, load_rewards
 from grpo_core.types import Prompt
@@ -102,7 +102,7 @@ class Evaluator:
 def open_evaluator(config: RunConfig, folder: Path) -> Evaluator:
     """Return an evaluator of the model in `folder`, for a process that does nothing else."""
     pin_threads(config.training)
-    set_determinism(config.training.deterministic)
+    choose_kernels(deterministic=config.training.deterministic)
     return Evaluator(
         policy=open_policy(folder, config),
         verifier=pick_verifier(load_rewards(config.rewards), config.evaluation.verifier),

@@ -58,7 +58,9 @@ def grow_in_place(cache: DynamicCache, dtype: torch.dtype, most_tokens: int) -> 
         dtype: in which attention is computed.
         most_tokens: that will come.
     """
-    cache.layers = [GrowingLayer(layer, dtype, most_tokens) if _is_plain(layer) else layer for layer in cache.layers]
+    for number, layer in enumerate(cache.layers):  # one after the other: two caches of all layers would be twice the memory
+        if _is_plain(layer):
+            cache.layers[number] = GrowingLayer(layer, dtype, most_tokens)
 
 
 def _is_plain(layer: CacheLayerMixin) -> bool:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 LEAVING = 8
 """Rows that have ended leave the batch once they are one in so many of it: the cache of the others is copied for that."""
-LOOK_EVERY = 16
-"""Tokens after which a host looks at which rows have ended, and waits for an accelerator to know; a CPU knows at once."""
+LOOK_EVERY = {"cpu": 1, "cuda": 16}
+"""Tokens after which the host looks at which rows have ended: it waits for an accelerator to know, a CPU knows at once."""
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed before any of them is looked at."""
 
@@ -64,7 +64,7 @@ def _sample_batch(
     decoder, head = decoding.after(prefix, limit), decoding.logits
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
     eos, pad = torch.tensor(policy.eos_token_ids, device=device), policy.eos_token_ids[0]
-    look_every = 1 if device.type == "cpu" else LOOK_EVERY
+    look_every = LOOK_EVERY[device.type]
 
     completion_ids = torch.full((len(rows), limit), pad, device=device)
     logps = torch.zeros(len(rows), limit, device=device)

@@ -94,6 +94,21 @@ def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
     }
 
 
+def gpu_memory() -> int | None:
+    """Return the bytes of the smallest NVIDIA GPU here, as its driver's tool counts them; None where there is none."""
+    try:
+        output = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return min((int(line) * 2**20 for line in output.split() if line.isdecimal()), default=None)
+
+
 def gpus() -> tuple[list[str], str | None]:
     """Return the names of the machine's NVIDIA GPUs and their driver's version.
 

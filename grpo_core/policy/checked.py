@@ -22,25 +22,22 @@ class CheckedTokens:
     """Prompts and completions of several lengths."""
 
     prompts: Sequence[Sequence[int]]
-    prompt_of_row: Sequence[int]
-    rows: Sequence[Sequence[int]]
-    """The completions."""
+    prompt_of_row: Int[Tensor, " B"]
     ids: Int[Tensor, "B T"]
-    """The same, padded on the right."""
+    """The completions, padded on the right."""
     mask: Bool[Tensor, "B T"]
 
     @classmethod
-    def below(cls, size: int) -> "CheckedTokens":
+    def below(cls, size: int, device: torch.device) -> "CheckedTokens":
         """Return token ids of a vocabulary of some size."""
         rows = [[(7 * place + row) % size for place in range(length)] for row, (_, length) in enumerate(ROWS)]
         mask = torch.tensor([[place < len(row) for place in range(max(map(len, rows)))] for row in rows])
         ids = torch.tensor([token for row in rows for token in row])
         return cls(
             prompts=[[(11 * place + length) % size for place in range(length)] for length in PROMPT_LENGTHS],
-            prompt_of_row=[prompt for prompt, _ in ROWS],
-            rows=rows,
-            ids=torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, ids),
-            mask=mask,
+            prompt_of_row=torch.tensor([prompt for prompt, _ in ROWS], device=device),
+            ids=torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, ids).to(device),
+            mask=mask.to(device),
         )
 
 
@@ -54,14 +51,15 @@ def mean_difference(
     """Return how far log-probabilities are from those of padded passes: in nats, the mean over tokens, weighted by probability.
 
     Args:
-        model: on a CPU.
+        model: as it is loaded.
         dtype: what its matrix products are computed in.
         hidden: the other way to get the hidden states that predict the completion tokens, row by row.
         head: the other way to project them; None = the usual one.
     """
-    tokens, usual_head = CheckedTokens.below(model.config.get_text_config().vocab_size), vocabulary_head(model)
+    tokens = CheckedTokens.below(model.config.get_text_config().vocab_size, model.device)
+    usual_head = vocabulary_head(model)
     with compute_in(dtype, model.device):
-        usual = completion_hidden(model, tokens.prompts, torch.tensor(tokens.prompt_of_row), tokens.ids, tokens.mask)
+        usual = completion_hidden(model, tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask)
         plain = torch.log_softmax(usual_head(usual[tokens.mask]).float(), dim=-1)
         found = torch.log_softmax((head or usual_head)(hidden(tokens)).float(), dim=-1)
     return float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())

@@ -228,7 +228,8 @@ def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
     """Restore AdamW and the schedule; where that fails they are as they were."""
     before = copy.deepcopy(live.optimizer.state_dict()), copy.deepcopy(live.schedule.state_dict())
     try:
-        saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location=live.policy.device)
+        # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
+        saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
         live.optimizer.load_state_dict(saved["optimizer"])
         live.schedule.load_state_dict(saved["schedule"])
     except Exception as error:  # torch raises many types for a file that is none of its own, or of another optimizer

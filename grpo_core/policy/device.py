@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from grpo_core.config import TrainingConfig
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, TrainingError
 from grpo_core.machine.gpus import Gpu, held_gpu
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 
 Dtype = Literal["float32", "bfloat16"]
+NO_SUCH_KERNEL = "does not have a deterministic implementation"
+"""In torch's message."""
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -51,11 +53,14 @@ def pin_threads(config: TrainingConfig) -> int:
     return threads
 
 
-def set_determinism(wanted: bool) -> None:
-    """Let torch choose deterministic kernels, or not; call it before anything is computed on a GPU.
+def choose_kernels(*, deterministic: bool) -> None:
+    """Let torch choose kernels that repeat bit for bit, or not; call it before anything is computed on a GPU.
 
-    An operation that has none runs with a warning, which the log holds: refusing it would refuse the model.
+    Outside of `strictly_deterministic`, an operation that has none runs with a warning, which the log holds.
     """
+    wanted = deterministic
+    # cuDNN's attention makes a plan for every shape, 23 to 37 ms each, and decoding has another shape at every token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if wanted:
         # cuBLAS reads it when it starts, and sums in another order from call to call without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -63,6 +68,32 @@ def set_determinism(wanted: bool) -> None:
     # It would find reads of memory that nobody wrote, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     torch.backends.cudnn.benchmark = False
+
+
+@contextlib.contextmanager
+def strictly_deterministic() -> Iterator[None]:
+    """Where kernels that repeat bit for bit are wanted, refuse all others while inside: around every pass of the trainer.
+
+    A warning alone would not do: torch then keeps backward passes of flash and memory-efficient attention whose sums come in
+    any order. Sampling stays outside: cumulative sums have no other kernel, and a token that was drawn is a fact.
+
+    Raises:
+        TrainingError: an operation of the model has no such kernel on this device.
+    """
+    wanted, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(wanted)
+    try:
+        yield
+    except RuntimeError as error:
+        if not (wanted and NO_SUCH_KERNEL in str(error)):
+            raise
+        operation = str(error).split(NO_SUCH_KERNEL)[0].strip()
+        raise TrainingError(
+            f"training.deterministic: {operation} has no kernel here that repeats bit for bit; set it to false: then the run "
+            "does not repeat either"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(wanted, warn_only=warned)
 
 
 @contextlib.contextmanager

@@ -164,7 +164,7 @@ def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
 
 
 def _of_checked(model: PreTrainedModel, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
-    layout = GroupedTokens.of(tokens.prompts, torch.tensor(tokens.prompt_of_row), tokens.ids, tokens.mask, model.device)
+    layout = GroupedTokens.of(tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask, model.device)
     return grouped_hidden(model, layout)
 
 

@@ -2,12 +2,14 @@
 
 One token of each row goes through a layer as
 
-    h = rms(x) Wqkv;  q, k = rotate(h);  x += attention(q, cache + k, v) Wo
+    h, v = rms(x) Wqk,v;  q, k = rotate(h);  x += attention(q, cache + k, v) Wo
     x += (silu(g) u) Wdown  where  g, u = rms(x) Wgate,up
 
-with one product where transformers has three and two, one rotation for queries and keys, and the flash kernel of CPUs, whose
-queries are the heads that share a key: neither keys nor masks are copied for each head, layer and token. Rounding is that of
-the model under `compute_in`: residuals, norms and rotations in fp32, products, attention and activations in the compute dtype.
+with one product where transformers has three and two, one rotation for queries and keys, and attention whose queries are the
+heads that share a key: neither keys nor masks are copied for each head, layer and token. On an accelerator each operation is
+a launch, which takes the host as long as the device needs for a small one; nothing here waits for the device. Rounding is
+that of the model under `compute_in`: residuals, norms and rotations in fp32, products, attention and activations in the
+compute dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,6 +33,8 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
 Product = Callable[[Tensor], Tensor]
+Products = Callable[[Tensor], Sequence[Tensor]]
+"""Of the same rows with several matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,10 +66,10 @@ class Layer:
     before_mlp: Norm
     of_heads: tuple[Norm, Norm] | None
     """Norms of each query and key (Qwen3)."""
-    qkv: Product
-    out: Product
-    gate_up: Product
-    down: Product
+    qk_and_v: Products
+    out: Products
+    gate_and_up: Products
+    down: Products
 
     def run(
         self,
@@ -75,21 +79,28 @@ class Layer:
         bias: Float[Tensor, "B 1 1 most"] | None,
     ) -> None:
         """Add what the layer does to `x`, in place."""
-        states = self.qkv(self.before_attention(x).to(self.dtype)).view(len(x), self.heads + 2 * self.kv_heads, -1)
-        *rotated, value = torch.split(states, [self.heads, self.kv_heads, self.kv_heads], dim=1)
-        if self.of_heads is None:
-            turned = _rotate(states[:, : self.heads + self.kv_heads], rotation)
-        else:
-            normed = [norm(part.to(norm.weight.dtype)) for norm, part in zip(self.of_heads, rotated, strict=True)]
-            turned = _rotate(torch.cat(normed, dim=1), rotation)
-        query, key = turned[:, : self.heads], turned[:, self.heads :]
-        keys, values = cache.update(key.unsqueeze(2), value.unsqueeze(2))
+        qk, value = self.qk_and_v(self.before_attention(x).to(self.dtype))
+        qk = qk.view(len(x), self.heads + self.kv_heads, -1)
+        if self.of_heads is not None:
+            parts = zip(self.of_heads, torch.split(qk, [self.heads, self.kv_heads], dim=1), strict=True)
+            qk = torch.cat([norm(part.to(norm.weight.dtype)) for norm, part in parts], dim=1)
+        query, key = torch.split(_rotate(qk, rotation), [self.heads, self.kv_heads], dim=1)
+        keys, values = cache.update(key.unsqueeze(2), value.view(len(x), self.kv_heads, 1, -1))
         folded = query.to(keys.dtype).view(len(x), self.kv_heads, self.heads // self.kv_heads, -1)
         mask = None if bias is None else bias[..., : keys.shape[2]].expand(-1, 1, folded.shape[2], -1)
-        seen, _ = flash_attention(folded, keys, values, 0.0, False, attn_mask=mask, scale=self.scale)
-        x.add_(self.out(seen.reshape(len(x), -1)))
-        gate, up = self.gate_up(self.before_mlp(x).to(self.dtype)).chunk(2, dim=-1)
-        x.add_(self.down(functional.silu(gate).mul_(up)))
+        seen = _attend(folded, keys, values, mask, self.scale)
+        (out,) = self.out(seen.reshape(len(x), -1))
+        x.add_(out)
+        gate, up = self.gate_and_up(self.before_mlp(x).to(self.dtype))
+        (down,) = self.down(functional.silu(gate).mul_(up))
+        x.add_(down)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    if query.device.type == "cpu":  # its kernel by name: torch's choice would repeat the keys for each head
+        seen: Tensor = flash_attention(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)[0]
+        return seen
+    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 
 
 def _rotate(states: Float[Tensor, "B n d"], rotation: tuple[Float[Tensor, "B 1 d"], Float[Tensor, "B 1 d"]]) -> Tensor:
@@ -118,15 +129,8 @@ class LeanDecoding:
             packed: whether large matrices are packed (`packed.py`).
         """
 
-        def product(*modules: nn.Linear) -> Product:
-            weights = [module.weight.detach().to(dtype) for module in modules]
-            biases = [None if module.bias is None else module.bias.detach().to(dtype) for module in modules]
-            is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
-            if is_large and not packed and weights[0].data_ptr() == modules[0].weight.data_ptr():
-                pairs = list(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
-                return lambda rows: torch.cat([functional.linear(rows, *pair) for pair in pairs], dim=-1)
-            joined = [bias for bias in biases if bias is not None]
-            return packed_product(torch.cat(weights), torch.cat(joined) if joined else None, packed=packed)
+        def product(*parts: Sequence[nn.Linear]) -> Products:
+            return _product(parts, dtype, packed=packed)
 
         head, inner = model.get_output_embeddings(), _inner(model)
         return cls(
@@ -153,12 +157,33 @@ class LeanDecoding:
         return LeanDecoder(self, prefix, most_tokens)
 
 
+def _product(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *, packed: bool) -> Products:
+    """Return the products of rows with the matrices of modules: a result for each part, modules of a part side by side."""
+    modules = [module for part in parts for module in part]
+    weights = [module.weight.detach().to(dtype) for module in modules]
+    biases = [None if module.bias is None else module.bias.detach().to(dtype) for module in modules]
+    is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
+    if is_large and not packed and weights[0].data_ptr() == modules[0].weight.data_ptr():
+        given = iter(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
+        pairs = [[next(given) for _ in part] for part in parts]
+
+        def apart(rows: Tensor) -> list[Tensor]:
+            found = [[functional.linear(rows, *pair) for pair in part] for part in pairs]
+            return [part[0] if len(part) == 1 else torch.cat(part, dim=-1) for part in found]
+
+        return apart
+    known = [bias for bias in biases if bias is not None]
+    joined = packed_product(torch.cat(weights), torch.cat(known) if known else None, packed=packed)
+    widths = [sum(module.out_features for module in part) for part in parts]
+    return lambda rows: torch.split(joined(rows), widths, dim=-1)
+
+
 def _inner(model: PreTrainedModel) -> Any:
     """Return the backbone, whose parts no type names."""
     return backbone(model)
 
 
-def _layer(module: Any, product: Callable[..., Product], dtype: torch.dtype) -> Layer:
+def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     return Layer(
         heads=attention.q_proj.out_features // attention.head_dim,
@@ -168,10 +193,10 @@ def _layer(module: Any, product: Callable[..., Product], dtype: torch.dtype) -> 
         before_attention=Norm.of(module.input_layernorm),
         before_mlp=Norm.of(module.post_attention_layernorm),
         of_heads=(Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if hasattr(attention, "q_norm") else None,
-        qkv=product(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=product(attention.o_proj),
-        gate_up=product(mlp.gate_proj, mlp.up_proj),
-        down=product(mlp.down_proj),
+        qk_and_v=product([attention.q_proj, attention.k_proj], [attention.v_proj]),
+        out=product([attention.o_proj]),
+        gate_and_up=product([mlp.gate_proj], [mlp.up_proj]),
+        down=product([mlp.down_proj]),
     )
 
 
@@ -187,12 +212,13 @@ class LeanDecoder:
         self._bias: Tensor | None = None
         if not prefix.mask.all():
             seen = functional.pad(prefix.mask, (0, most_tokens), value=True)
-            self._bias = torch.zeros(seen.shape, dtype=decoding.dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
+            bias = torch.zeros(seen.shape, dtype=decoding.dtype, device=seen.device)
+            self._bias = bias.masked_fill_(~seen, -torch.inf)[:, None, None]
 
     def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
         """See `Decoder.run`."""
         decoding, rotation = self._decoding, (self._cosine[self._positions], self._sine[self._positions])
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(tokens.device.type, enabled=False):
             x: Tensor = self._embed(tokens).clone()
             for layer, cache in zip(decoding.layers, self._cache.layers, strict=True):
                 layer.run(x, rotation, cache, self._bias)
@@ -208,7 +234,8 @@ class LeanDecoder:
 
 def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 d"], Float[Tensor, "L 1 d"]]:
     """Return cosines and signed sines of all positions below `length`."""
-    cosine, sine = _inner(model).rotary_emb(model.get_input_embeddings().weight[:1], torch.arange(length).unsqueeze(0))
+    positions = torch.arange(length, device=model.device).unsqueeze(0)
+    cosine, sine = _inner(model).rotary_emb(model.get_input_embeddings().weight[:1], positions)
     half = sine.shape[-1] // 2
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)
 
@@ -238,8 +265,6 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
 
 def _why_other(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
-    if model.device.type != "cpu":
-        return "layers with few operations are for a CPU"
     if config.model_type not in MODEL_TYPES:
         return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
     if not has_full_attention(config):
@@ -252,7 +277,7 @@ def _why_other(model: PreTrainedModel) -> str | None:
 
 def _decoded(decoding: LeanDecoding, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
     """Return the hidden states that predict the completion tokens, each run after the one before it."""
-    prefix = expand_prefix(encode_prompts(decoding.model, tokens.prompts), torch.tensor(tokens.prompt_of_row))
+    prefix = expand_prefix(encode_prompts(decoding.model, tokens.prompts), tokens.prompt_of_row)
     decoder = decoding.after(prefix, tokens.ids.shape[1])
     states = [prefix.last_hidden, *(decoder.run(column) for column in tokens.ids[:, :-1].unbind(1))]
     return torch.stack(states, dim=1)[tokens.mask]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_core.algorithm.logprobs import FULL_KL_COPIES, token_full_kl, token_logps, tokens_at_once
+from grpo_core.algorithm.logprobs import token_full_kl, token_logps
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
@@ -23,6 +23,7 @@ from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatte
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.packed import packed_weights, why_plain
 from grpo_core.policy.weights_file import Weights
 from grpo_core.types import Prompt

@@ -2,10 +2,7 @@
 
 import math
 import resource
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +14,14 @@ from grpo_core.algorithm.advantages import group_std
 from grpo_core.algorithm.kl import k1, k2, k3
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import Rollouts, TrainingBatch
+from grpo_core.training.phases import Clock
 from grpo_core.training.update import OptimizerStep
 from grpo_core.types import RefSync
 
 Figures = dict[str, float]
+GIB = 2**30
+MEASURED_MEMORY = ("rollout", "logps", "update", "sync")
+"""Phases whose peak of memory is journalled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +36,6 @@ class StepLogps:
     """Under the initial policy; None where it was not measured at this step."""
     entropy: Float[Tensor, "B T"]
     """Entropies of the policy that made the rollouts."""
-
-
-class Clock:
-    """Adds up the wall-clock seconds of a step under names: `with clock("rollout"): ...`."""
-
-    def __init__(self) -> None:
-        """Start the step's clock."""
-        self._start = time.perf_counter()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        """By phase; 0 for one that did not happen."""
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Count what happens inside towards `phase`."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += time.perf_counter() - started
-
-    def total(self) -> float:
-        """Return the seconds since the clock was made."""
-        return time.perf_counter() - self._start
 
 
 def kl_figures(logps: StepLogps, sampling: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Figures:
@@ -154,12 +132,19 @@ def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figu
     completion_tokens = float(rollouts.num_generated_tokens)
     prompt_tokens = float(sum(len(prompt.token_ids) for prompt in rollouts.prompts))
     seconds = {f"time/{phase}_seconds": clock.seconds[phase] for phase in ("rollout", "reward", "logps", "update", "sync")}
-    return seconds | {
-        "time/step_seconds": clock.total(),
-        "perf/completion_tokens_per_second": _rate(completion_tokens, clock.seconds["rollout"]),
-        "perf/train_tokens_per_second": _rate((prompt_tokens + completion_tokens) * updates_per_row, clock.seconds["update"]),
-        "perf/peak_memory_gib": _peak_memory_gib(rollouts.completion_ids.device),
-    }
+    peaks = {f"memory/{phase}_gib": clock.peaks[phase] / GIB for phase in MEASURED_MEMORY if phase in clock.peaks}
+    return (
+        seconds
+        | peaks
+        | {
+            "time/step_seconds": clock.total(),
+            "perf/completion_tokens_per_second": _rate(completion_tokens, clock.seconds["rollout"]),
+            "perf/train_tokens_per_second": _rate(
+                (prompt_tokens + completion_tokens) * updates_per_row, clock.seconds["update"]
+            ),
+            "perf/peak_memory_gib": max(clock.peaks.values()) / GIB if clock.peaks else _resident_peak() / GIB,
+        }
+    )
 
 
 def reference_figures(state: TrainingState, sync: RefSync | None, distance: float | None) -> Figures:
@@ -232,7 +217,5 @@ def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
 
 
-def _peak_memory_gib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device)) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+def _resident_peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # which is in KiB

@@ -149,12 +149,12 @@ def _run(
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
     with importing():
-        from grpo_core.policy.device import held_device, pick_device, pin_threads, set_determinism
+        from grpo_core.policy.device import choose_kernels, held_device, pick_device, pin_threads
         from grpo_core.training.session import open_session
 
         train = load()
     threads = pin_threads(config.training)
-    set_determinism(config.training.deterministic)
+    choose_kernels(deterministic=config.training.deterministic)
     device.enter_context(held_device(pick_device(config.training.device), run_dir.path))
     session = open_session(run_dir, journal, stop)
     state = session.restore()

@@ -11,7 +11,7 @@ from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.rewards.base import ScoredCompletions, score
 from grpo_core.training.batch import Rollouts
 from grpo_core.training.filtering import filter_rows, overlong_penalty
-from grpo_core.training.measure import Clock
+from grpo_core.training.phases import Clock
 from grpo_core.training.session import Session
 from grpo_core.types import Prompt
 

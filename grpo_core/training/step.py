@@ -9,9 +9,11 @@ from torch import Tensor
 from grpo_core.algorithm.kl import k3
 from grpo_core.data.prompts import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
+from grpo_core.policy.device import strictly_deterministic
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
+from grpo_core.training.phases import Clock
 from grpo_core.training.probe import probe_figures
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import Session
@@ -39,16 +41,16 @@ def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:
 
 
 def update(
-    session: Session, rollouts: Rollouts, step: int, clock: measure.Clock
+    session: Session, rollouts: Rollouts, step: int, clock: Clock
 ) -> tuple[TrainingBatch, UpdateResult, measure.StepLogps]:
     """Score the completions under every policy of interest, shape their advantages and take the step's optimizer steps."""
     updater = session.updater
-    with clock("logps"):
+    with clock("logps"), strictly_deterministic():
         ref_logps = session.reference.policy.logps(rollouts)
         initial = initial_logps(session, rollouts, ref_logps, step)
         measured = session.policy.measure(rollouts) if updater.needs_old_logps else None
     batch = updater.prepare(rollouts, ref_logps, None if measured is None else measured.logps)
-    with clock("update"):
+    with clock("update"), strictly_deterministic():
         result = updater.update(batch, step)
     before = measured or result.first
     return batch, result, measure.StepLogps(old=before.logps, ref=ref_logps, initial=initial, entropy=before.entropy)
@@ -127,7 +129,7 @@ def conclude_step(
     sync: RefSync | None,
     distance: float | None,
     probed: measure.Figures,
-    clock: measure.Clock,
+    clock: Clock,
 ) -> StepResult:
     """Return the counters and every figure of the step after `before`, from what it left behind."""
     after = advance(session, before, batch.rollouts, len(reports))
@@ -155,12 +157,12 @@ def conclude_step(
 
 def run_step(session: Session, state: TrainingState) -> StepResult:
     """Run the step after `state`."""
-    step, clock = state.step + 1, measure.Clock()
+    step, clock = state.step + 1, Clock(session.policy.device)
     rollouts = explore(session, prompts_for(session, step), step, clock)
     with clock("logps"):
         probed = probe(session, step)
     batch, result, logps = update(session, rollouts, step, clock)
-    with clock("sync"):
+    with clock("sync"), strictly_deterministic():
         distance = distance_from_reference(session, step)
         sync = sync_reference(session, rollouts, logps.ref, distance, step)
     return conclude_step(session, state, batch, logps, result.steps, sync=sync, distance=distance, probed=probed, clock=clock)

@@ -15,7 +15,7 @@ from grpo_core.generation.scripted import ScriptedSampler
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.training.__main__ import main as train_native
-from grpo_core.training.measure import Clock
+from grpo_core.training.phases import Clock
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import open_session
 from grpo_core.training.signals import StopRequest

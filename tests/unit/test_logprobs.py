@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from grpo_core.algorithm.logprobs import CHUNK_BYTES, KEPT_BYTES, token_full_kl, token_logps, tokens_at_once
+from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.policy.logits_memory import CHUNK_BYTES, KEPT_BYTES, tokens_at_once
 
 
 @pytest.fixture

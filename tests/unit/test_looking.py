@@ -178,7 +178,14 @@ def test_status_of_no_stack_as_json_keeps_its_exit_code(tmp_path: Path) -> None:
 
 def test_check_as_json_holds_the_configuration_and_every_warning(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
-        yaml.safe_dump({"rewards": [{"fn": "mine:short"}], "loss": {"beta": 0.1}, "rollout": {"top_k": 5}})
+        yaml.safe_dump(
+            {
+                "rewards": [{"fn": "mine:short"}],
+                "loss": {"beta": 0.1},
+                "rollout": {"top_k": 5},
+                "training": {"microbatch_tokens": 1024},
+            }
+        )
     )
     done = grpo("check", str(tmp_path / "mine.yaml"), "--json")
     document = json.loads(done.stdout)

@@ -96,4 +96,9 @@ def test_all_unregistered_keys_are_named() -> None:
 
 
 def test_times_memory_and_what_a_server_answers_may_differ_between_repeats_and_nothing_else() -> None:
-    assert {metric.key.partition("/")[0] for metric in REGISTRY if not metric.deterministic} == {"time", "perf", "sampler"}
+    assert {metric.key.partition("/")[0] for metric in REGISTRY if not metric.deterministic} == {
+        "time",
+        "perf",
+        "memory",
+        "sampler",
+    }

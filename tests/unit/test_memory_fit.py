@@ -1,0 +1,131 @@
+"""The memory that a run needs is known before it starts, and so is the setting with which it would fit."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_core.config import load_config
+from grpo_core.config.presets import preset_names
+from grpo_core.run import memory_fit
+from grpo_core.run.memory_fit import fit_of, shape_for
+from grpo_core.run.memory_need import KNOWN_SHAPES, ModelShape, Piece, kept_bytes, memory_need, shape_of, states_bytes
+
+ROOT = Path(__file__).parents[2]
+GSM8K = [name for name in preset_names() if name.startswith("gsm8k_qwen25")]
+SMALL = ModelShape(parameters=10**6, layers=2, hidden=64, intermediate=128, attention=64, key_value=32, vocabulary=1000)
+
+
+def config(**overrides):
+    return load_config("quickstart", {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+@pytest.mark.parametrize("name", GSM8K)
+def test_a_preset_for_a_gpu_fits_it_and_says_so(name):
+    text = (ROOT / "configs" / f"{name}.yaml").read_text()
+    (size,) = re.findall(rf"grpo check {re.escape(name)} --device-memory (\d+)", text)
+    chosen = load_config(name, {})
+    fit = fit_of(chosen, KNOWN_SHAPES[chosen.model.source], int(size) * 10**9)
+    assert f"# {fit}." in text
+    assert fit.too_large == ()
+    assert fit.need.most < 0.9 * fit.available
+
+
+def test_there_is_a_preset_for_each_size_of_gpu():
+    texts = [(ROOT / "configs" / f"{name}.yaml").read_text() for name in GSM8K]
+    sizes = {(re.search(r"Qwen2\.5-([\d.]+B)", text)[1], re.search(r"--device-memory (\d+)", text)[1]) for text in texts}
+    assert sizes == {("0.5B", "24"), ("0.5B", "40"), ("0.5B", "80"), ("1.5B", "80"), ("1.5B", "141")}
+
+
+def test_states_are_those_of_three_models_and_two_moments_once_the_reference_moves():
+    assert states_bytes(config(reference__sync_steps=None), SMALL) == 4 * 10**6 * (2 + 2)
+    assert states_bytes(config(reference__sync_steps=10**6), SMALL) == 4 * 10**6 * (2 + 2)
+    assert states_bytes(config(reference__sync_steps=10), SMALL) == 4 * 10**6 * (3 + 2)
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(1, 1), (70, 1), (84, 2), (196, 8), (300, 12), (100_000, 12)])
+def test_the_largest_micro_batch_is_that_of_the_longest_rows(limit, rows):
+    settings = config(
+        training__microbatch_tokens=limit,
+        rollout__num_prompts_per_step=2,
+        rollout__group_size=6,
+        rollout__max_prompt_tokens=50,
+        rollout__max_completion_tokens=12,
+    )
+    piece = Piece.largest(settings)
+    # 50 + 12 r tokens for up to 6 rows of one prompt, 100 + 12 r for more
+    expected = max([r for r in range(1, 13) if math.ceil(r / 6) * 50 + 12 * r <= limit], default=1)
+    assert piece.rows == expected == rows
+    assert piece.prompts == math.ceil(rows / 6)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("half", [2, 4])
+def test_what_layers_keep_grows_with_layers_and_rows(padded, half):
+    def kept(layers, rows):
+        shape = ModelShape(**{**vars(SMALL), "layers": layers})
+        return kept_bytes(shape, Piece(prompts=1, rows=rows, prompt_tokens=8, completion_tokens=16), half, padded=padded)
+
+    assert kept(4, 3) == 2 * kept(2, 3)
+    assert kept(2, 5) - kept(2, 4) == kept(2, 4) - kept(2, 3) > 0
+
+
+def test_gradients_count_where_there_are_several_micro_batches():
+    one, two = config(training__microbatch_tokens=10**6), config(training__microbatch_tokens=1000)
+    large = KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"]
+    whole, cut = (memory_need(settings, large, padded=True) for settings in (one, two))
+    assert cut.update - cut.states > 4 * large.parameters
+    assert Piece.largest(two).rows < Piece.largest(one).rows
+    assert whole.rollout == cut.rollout
+
+
+@pytest.mark.parametrize("gigabytes", [19, 24, 30, 50])
+def test_proposed_settings_fit_and_are_the_largest_that_do(gigabytes):
+    asked = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 65536, "training.rollout_rows": 256})
+    shape = KNOWN_SHAPES[asked.model.source]
+    fit = fit_of(asked, shape, gigabytes * 10**9)
+    assert "update" in fit.too_large
+    values = dict(remedy.split("=") for remedy in fit.remedies)
+    mended = load_config(
+        "gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 65536, **{k: int(v) for k, v in values.items()}}
+    )
+    assert fit_of(mended, shape, gigabytes * 10**9).too_large == ()
+    tokens = int(values["training.microbatch_tokens"])
+    more = {"training.microbatch_tokens": tokens + 256}
+    assert "update" in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", more), shape, gigabytes * 10**9).too_large
+    assert len(fit.warnings()) == len(fit.too_large)
+    assert all("training.microbatch_tokens" in warning for warning in fit.warnings())
+
+
+def test_where_nothing_would_fit_nothing_is_proposed():
+    asked = load_config("gsm8k_qwen25_1.5b_80gb", {})
+    fit = fit_of(asked, KNOWN_SHAPES[asked.model.source], 16 * 10**9)
+    assert fit.remedies == ()
+    assert "no micro-batch is small enough" in fit.warnings()[0]
+
+
+def test_the_device_is_the_one_that_the_run_would_take(monkeypatch):
+    monkeypatch.setattr(memory_fit, "gpu_memory", lambda: 10 * 10**9)
+    monkeypatch.setattr(memory_fit, "available_memory", lambda: 7 * 10**9)
+    on_gpu = fit_of(config(), SMALL)
+    assert on_gpu.available == int(0.92 * 10 * 10**9) - 800_000_000
+    assert fit_of(config(training__device="cpu"), SMALL).available == 7 * 10**9
+    monkeypatch.setattr(memory_fit, "gpu_memory", lambda: None)
+    assert fit_of(config(), SMALL).available == 7 * 10**9
+    monkeypatch.setattr(memory_fit, "available_memory", lambda: None)
+    unknown = fit_of(config(), SMALL)
+    assert (unknown.available, unknown.too_large, unknown.warnings()) == (None, (), ())
+
+
+def test_the_shape_of_a_model_is_read_from_its_files(tiny_model, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    shape, sizes = shape_of(tmp_path), tiny_model.config
+    assert shape.parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
+    assert (shape.layers, shape.hidden, shape.vocabulary) == (sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size)
+    assert shape.key_value == sizes.num_key_value_heads * (sizes.hidden_size // sizes.num_attention_heads)
+    assert shape_for(config(model__source=str(tmp_path))) == shape
+    (tmp_path / "config.json").write_text(json.dumps({"n_embd": 3}))
+    assert shape_of(tmp_path) is None
+    assert shape_for(config(model__source="nobody/nothing")) is None

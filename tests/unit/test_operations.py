@@ -1,0 +1,124 @@
+"""What a token costs beside arithmetic: operations, which a GPU launches one by one, and waits of the host for the device.
+
+On a CPU neither matters, but both can be counted there.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_core.generation import torch_sampler
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy.forward import encode_prompts, expand_prefix
+from grpo_core.policy.lean_decoding import LeanDecoding
+from grpo_core.types import Prompt
+from tests.policies import policy_of
+
+SIZES = {
+    "vocab_size": 600,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+}
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+VIEWS = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "transpose",
+    "t",
+    "permute",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "select",
+} | {
+    "split",
+    "split_with_sizes",
+    "detach",
+    "alias",
+    "as_strided",
+}
+NORM = Counter(pow=1, mean=1, add_=1, rsqrt=1, mul=2)
+"""What a CPU runs for one RMSNorm; a GPU has it as one operation."""
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations by name, views apart, and what makes a host wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.waits = Counter(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.operations[name] += name not in VIEWS
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        self.waits += name in WAITS or by_mask
+        return function(*args, **(kwargs or {}))
+
+
+def model(family, layers):
+    torch.manual_seed(0)
+    config, of = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[family]
+    return of(config(num_hidden_layers=layers, **SIZES)).eval()
+
+
+def operations_of_a_token(family, layers, dtype):
+    chosen = model(family, layers)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        prefix = expand_prefix(encode_prompts(chosen, [[1, 2, 3], [4, 5]]), torch.tensor([0, 0, 1, 1]))
+        decoder = LeanDecoding.of(chosen, dtype, packed=False).after(prefix, 8)
+        decoder.run(torch.tensor([1, 2, 3, 4]))
+        with Counted() as counted:
+            decoder.run(torch.tensor([1, 2, 3, 4]))
+    return counted.operations
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_runs_at_most_21_operations_for_a_token(family, dtype):
+    of_layer = operations_of_a_token(family, 3, dtype) - operations_of_a_token(family, 2, dtype)
+    norms = 2
+    for name, count in NORM.items():
+        assert of_layer[name] >= norms * count
+    assert of_layer.total() - norms * (NORM.total() - 1) <= 21
+
+
+def sample(tokens, eos=(599,)):
+    policy = policy_of(model("llama", 2), eos=eos, decoded_plainly_because=None)
+    prompts = [Prompt(id=number, content="", text="", token_ids=(5, 6, 7 + number), columns={}) for number in range(3)]
+    asked = SamplingSettings(group_size=4, max_completion_tokens=tokens)
+    with Counted() as counted:
+        sampled = policy.sample(prompts, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
+    return sampled, counted
+
+
+def test_the_host_waits_for_an_accelerator_once_in_ten_tokens_at_most(monkeypatch):
+    never = (598,)
+    before = {tokens: sample(tokens, never)[1].waits for tokens in (64, 192)}
+    assert (before[192] - before[64]) / 128 >= 1  # as on a CPU, where it costs nothing
+    monkeypatch.setitem(torch_sampler.LOOK_EVERY, "cpu", torch_sampler.LOOK_EVERY["cuda"])
+    waits = {tokens: sample(tokens, never)[1].waits for tokens in (64, 192)}
+    assert (waits[192] - waits[64]) / 128 <= 0.1
+
+
+@pytest.mark.parametrize("tokens", [5, 16, 40])
+def test_completions_are_the_same_however_often_ended_rows_are_looked_at(monkeypatch, tokens):
+    ends = tuple(range(0, 600, 12))
+    expected, _ = sample(tokens, ends)
+    assert len(set(expected.lengths().tolist())) > 2
+    for every in (3, 16):
+        monkeypatch.setitem(torch_sampler.LOOK_EVERY, "cpu", every)
+        found, _ = sample(tokens, ends)
+        assert torch.equal(found.completion_ids, expected.completion_ids)
+        assert torch.equal(found.completion_mask, expected.completion_mask)
+        torch.testing.assert_close(found.sampling_per_token_logps, expected.sampling_per_token_logps, rtol=0, atol=1e-5)

@@ -1,0 +1,81 @@
+"""Phases of a step: seconds and peaks of memory are charged to the right one, and too little memory names it."""
+
+import time
+
+import pytest
+import torch
+
+from grpo_core.errors import MemoryFullError
+from grpo_core.training import phases
+from grpo_core.training.phases import Clock
+
+
+def test_seconds_of_a_phase_add_up_and_others_are_0():
+    clock = Clock()
+    for _ in range(2):
+        with clock("rollout"):
+            time.sleep(0.02)
+    assert 0.04 <= clock.seconds["rollout"] <= clock.total() < 5
+    assert clock.seconds["update"] == 0
+    assert clock.peaks == {}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        ),
+    ],
+)
+def test_too_little_memory_names_the_phase(error):
+    clock = Clock()
+    with pytest.raises(MemoryFullError, match="out of memory in the phase update") as raised, clock("update"):
+        raise error
+    assert raised.value.phase == "update"
+    assert clock.seconds["update"] > 0
+
+
+def test_memory_that_cannot_be_had_is_recognised():
+    with pytest.raises(MemoryFullError, match="phase logps"), Clock()("logps"):
+        torch.empty(2**62, dtype=torch.uint8)
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match="shapes"), Clock()("update"):
+        raise RuntimeError("shapes do not match")
+
+
+class Gpu:
+    """Stands for torch.cuda: what was called, and memory as a test sets it."""
+
+    def __init__(self):
+        self.calls, self.allocated = [], 0
+
+    def synchronize(self, _device):
+        self.calls.append("wait")
+
+    def reset_peak_memory_stats(self, _device):
+        self.calls.append("reset")
+        self.allocated = 100
+
+    def max_memory_allocated(self, _device):
+        return self.allocated
+
+
+def test_a_gpu_is_waited_for_and_its_peak_is_that_of_the_phase(monkeypatch):
+    gpu = Gpu()
+    for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(phases.torch.cuda, name, getattr(gpu, name))
+    clock = Clock(torch.device("cuda"))
+    gpu.calls.clear()
+    with clock("rollout"):
+        gpu.calls.append("work")
+        gpu.allocated = 700
+    assert gpu.calls == ["wait", "reset", "work", "wait"]
+    with clock("update"):
+        gpu.allocated = 900
+    with clock("rollout"):
+        gpu.allocated = 300
+    assert clock.peaks == {"rollout": 700, "update": 900}
