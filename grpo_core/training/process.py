@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
 from grpo_core.config.repeatability import repeatability
-from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, SamplerError, TrainingError
+from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, MemoryFullError, SamplerError, TrainingError
 from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import free_bytes, is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
@@ -28,6 +28,8 @@ from grpo_core.policy.saved import TrainingState, list_checkpoints
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_records
+from grpo_core.run.memory_fit import fit_of, shape_for
+from grpo_core.run.memory_need import memory_need
 from grpo_core.training.ending import why_finished
 from grpo_core.training.signals import StopRequest
 
@@ -171,6 +173,7 @@ def _run(
         "weights": _unless("packed", "plain", session.policy.plain_because),
         "decoding": _unless("lean", "plain", session.policy.decoded_plainly_because),
         "completions": _unless("without padding", "padded", session.policy.padded_because),
+        "memory": _estimate(config, padded=session.policy.padded_because is not None),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }
@@ -179,6 +182,12 @@ def _run(
     journal.append("resume" if began else "start", state.step, facts)
     with contextlib.closing(session):
         return (*train(session, state), session.evaluator)
+
+
+def _estimate(config: RunConfig, *, padded: bool) -> dict[str, int] | None:
+    """Return the bytes of tensors that each phase is estimated to need, None where the model's shape is not known."""
+    shape = shape_for(config)
+    return None if shape is None else memory_need(config, shape, padded=padded).phases()
 
 
 def _unless(fast: str, usual: str, reason: str | None) -> str:
@@ -205,15 +214,27 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
 
 def _explain(error: GrpoError, run_dir: RunDir) -> str:
     """Return the message of an error; of what the run can be resumed after, with what is left of it and what to do."""
-    if not isinstance(error, (DiskFullError, SamplerError)):
+    if not isinstance(error, (DiskFullError, SamplerError, MemoryFullError)):
         return str(error)
     checkpoints = list_checkpoints(run_dir.checkpoints)
     newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
+    if isinstance(error, MemoryFullError):
+        return f"{error}; {_smaller(run_dir.read_config(), error.phase)}; {newest}, which stays"
     remedy = "mend the cause"
     if isinstance(error, DiskFullError):
         newest = f"{(free_bytes(run_dir.path) or 0) / 2**20:.1f} MiB are free; {newest}"
         remedy = "free space"
     return f"{error}; {newest}; {remedy}, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
+
+
+def _smaller(config: RunConfig, phase: str) -> str:
+    """Return which setting decides the memory of a phase, its value, and which one would fit."""
+    key = "rollout_rows" if phase == "rollout" else "microbatch_tokens"
+    value, shape = getattr(config.training, key), shape_for(config)
+    proposed = () if shape is None else fit_of(config, shape).remedies
+    estimated = next((remedy for remedy in proposed if remedy.startswith(f"training.{key}=")), None)
+    smaller = f"{estimated}, which is estimated to fit" if estimated else f"training.{key}={max(1, value // 2)}"
+    return f"training.{key} is {value}; start a new run with {smaller}: a run keeps the settings with which it began"
 
 
 def _fail(journal: Journal, message: str, exit_code: int) -> int:
