@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import logging
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -19,18 +18,19 @@ from typing import TYPE_CHECKING
 
 from grpo_core.config import RunConfig
 from grpo_core.config.repeatability import repeatability
-from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, MemoryFullError, SamplerError, TrainingError
+from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
 from grpo_core.machine.collector import importing
-from grpo_core.machine.disk import free_bytes, is_full_disk
+from grpo_core.machine.disk import is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
 from grpo_core.plain_text import visible
-from grpo_core.policy.saved import TrainingState, list_checkpoints
+from grpo_core.policy.saved import TrainingState
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_records
-from grpo_core.run.memory_fit import fit_of, shape_for
+from grpo_core.run.memory_fit import shape_for
 from grpo_core.run.memory_need import memory_need
 from grpo_core.training.ending import why_finished
+from grpo_core.training.failing import last_message
 from grpo_core.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     except GrpoError as error:
         if options.debug:
             traceback.print_exc()
-        return _fail(journal, _explain(error, run_dir), error.exit_code)
+        return _fail(journal, last_message(error, run_dir), error.exit_code)
     except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
         if is_full_disk(error):
-            return _fail(journal, _explain(DiskFullError(f"disk full: {error}"), run_dir), DiskFullError.exit_code)
+            return _fail(journal, last_message(DiskFullError(f"disk full: {error}"), run_dir), DiskFullError.exit_code)
         traceback.print_exc()
         return _fail(journal, redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code)
     finally:
@@ -164,24 +164,30 @@ def _run(
         raise TrainingError(
             f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
         )
-    facts = {
-        "engine": engine,
-        "threads": threads,
-        "device": str(session.policy.device),
-        "deterministic": config.training.deterministic,
-        "repeats": repeatability(config).what,
-        "weights": _unless("packed", "plain", session.policy.plain_because),
-        "decoding": _unless("lean", "plain", session.policy.decoded_plainly_because),
-        "completions": _unless("without padding", "padded", session.policy.padded_because),
-        "memory": _estimate(config, padded=session.policy.padded_because is not None),
-        "steps": config.training.steps,
-        "config": config.model_dump(mode="json"),
-    }
+    facts = _facts(config, session, threads)
     # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
     began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
     journal.append("resume" if began else "start", state.step, facts)
     with contextlib.closing(session):
         return (*train(session, state), session.evaluator)
+
+
+def _facts(config: RunConfig, session: "Session", threads: int) -> dict[str, object]:
+    """Return what the `start` and `resume` records say of how the run is computed."""
+    policy = session.policy
+    return {
+        "engine": config.training.engine,
+        "threads": threads,
+        "device": str(policy.device),
+        "deterministic": config.training.deterministic,
+        "repeats": repeatability(config).what,
+        "weights": _unless("packed", "plain", policy.plain_because),
+        "decoding": _unless("lean", "plain", policy.decoded_plainly_because),
+        "completions": _unless("without padding", "padded", policy.padded_because),
+        "memory": _estimate(config, padded=policy.padded_because is not None),
+        "steps": config.training.steps,
+        "config": config.model_dump(mode="json"),
+    }
 
 
 def _estimate(config: RunConfig, *, padded: bool) -> dict[str, int] | None:
@@ -210,31 +216,6 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
         return
     exit_with_lifeline()
     evaluate_last(run_dir, evaluator, step, release=device.close)
-
-
-def _explain(error: GrpoError, run_dir: RunDir) -> str:
-    """Return the message of an error; of what the run can be resumed after, with what is left of it and what to do."""
-    if not isinstance(error, (DiskFullError, SamplerError, MemoryFullError)):
-        return str(error)
-    checkpoints = list_checkpoints(run_dir.checkpoints)
-    newest = f"the newest whole checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint yet"
-    if isinstance(error, MemoryFullError):
-        return f"{error}; {_smaller(run_dir.read_config(), error.phase)}; {newest}, which stays"
-    remedy = "mend the cause"
-    if isinstance(error, DiskFullError):
-        newest = f"{(free_bytes(run_dir.path) or 0) / 2**20:.1f} MiB are free; {newest}"
-        remedy = "free space"
-    return f"{error}; {newest}; {remedy}, then run it again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
-
-
-def _smaller(config: RunConfig, phase: str) -> str:
-    """Return which setting decides the memory of a phase, its value, and which one would fit."""
-    key = "rollout_rows" if phase == "rollout" else "microbatch_tokens"
-    value, shape = getattr(config.training, key), shape_for(config)
-    proposed = () if shape is None else fit_of(config, shape).remedies
-    estimated = next((remedy for remedy in proposed if remedy.startswith(f"training.{key}=")), None)
-    smaller = f"{estimated}, which is estimated to fit" if estimated else f"training.{key}={max(1, value // 2)}"
-    return f"training.{key} is {value}; start a new run with {smaller}: a run keeps the settings with which it began"
 
 
 def _fail(journal: Journal, message: str, exit_code: int) -> int:
