@@ -163,7 +163,7 @@ def _product(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *, packed
     weights = [module.weight.detach().to(dtype) for module in modules]
     biases = [None if module.bias is None else module.bias.detach().to(dtype) for module in modules]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
-    if is_large and not packed and weights[0].data_ptr() == modules[0].weight.data_ptr():
+    if is_large and not packed and modules[0].weight.dtype == dtype:
         given = iter(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
         pairs = [[next(given) for _ in part] for part in parts]
 
