@@ -62,13 +62,20 @@ def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
 
 
 def test_an_optional_field_names_the_value_of_every_preset() -> None:
-    fields = schema_of("flows.train.grpo")["properties"]
-    for preset in PRESETS:
-        config = load_config(preset)
-        for name, value in {"beta": config.loss.beta, "group_size": config.rollout.group_size}.items():
-            _, _, values = fields[name]["description"].partition("Left empty: the preset's value, ")
-            groups = dict(group.split(" (") for group in values.removesuffix(").").split("), "))
-            assert preset in groups[f"{value:g}"].split(", ")
+    fields, configs = schema_of("flows.train.grpo")["properties"], {preset: load_config(preset) for preset in PRESETS}
+    values = {
+        "beta": {preset: config.loss.beta for preset, config in configs.items()},
+        "group_size": {preset: config.rollout.group_size for preset, config in configs.items()},
+    }
+    for name, of_presets in values.items():
+        _, _, text = fields[name]["description"].partition("Left empty: the preset's value, ")
+        groups = dict(group.split(" (") for group in text.removesuffix(").").split("), "))
+        assert groups.keys() == {f"{value:g}" for value in of_presets.values()}
+        for value, named in groups.items():
+            of_value = [preset for preset in PRESETS if f"{of_presets[preset]:g}" == value]
+            shown, _, more = named.partition(" and ")
+            assert set(shown.split(", ")) <= set(of_value)
+            assert len(shown.split(", ")) + int(more.removesuffix(" more") or 0) == len(of_value)
 
 
 @pytest.mark.parametrize(
