@@ -41,7 +41,7 @@ class Observer:
         self.rollouts: Rollouts
         self.batch: TrainingBatch
         self.logps: measure.StepLogps
-        self._clock = Clock()
+        self._clock = Clock(self.session.policy.device)
         self._probed: measure.Figures = {}
         self._reports: list[OptimizerStep] = []
         self._passes: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ class Observer:
 
     def begin(self) -> None:
         """Start the clock of a step."""
-        self._clock, self._reports, self._passes = Clock(), [], []
+        self._clock, self._reports, self._passes = Clock(self.session.policy.device), [], []
 
     def roll_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:  # noqa: ARG002  (TRL's signature)
         """Sample and score the step's completions; return them as TRL's `rollout_func` does.

@@ -235,8 +235,8 @@ class TrainingConfig(Section):
     """CPU threads, which decide floating-point results; null = as many as the process may use. Recorded."""
     deterministic: bool = True
     """Only deterministic kernels, so that a run repeats bit for bit: on the same hardware, with the same number of threads and
-    the same torch. An operation without one runs with a warning in train.log; vLLM's sampling does not repeat. Off: cuDNN and
-    cuBLAS may choose faster kernels on a GPU."""
+    the same torch. An operation of the trainer's passes without one ends the run by name (while sampling, and in TRL's engine,
+    it warns in train.log); vLLM's sampling does not repeat. Off: cuDNN and cuBLAS may choose faster kernels on a GPU."""
     microbatch_tokens: int = Field(default=16384, ge=1)
     """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
     rollout_rows: int = Field(default=256, ge=1)

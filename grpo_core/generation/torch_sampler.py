@@ -142,7 +142,7 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     before = torch.where(hit > 0, ends.gather(1, (hit - 1).clamp(min=0)), 0.0)
     inside = before + blocks.gather(1, hit.unsqueeze(2).expand(-1, 1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
     # The block's sum in another order may be smaller by rounding: then the last token that has a probability is meant.
-    most = torch.nextafter(inside[:, -1:], inside.new_tensor(-torch.inf))
+    most = torch.nextafter(inside[:, -1:], torch.full_like(inside[:, -1:], -torch.inf))
     place = torch.searchsorted(inside, torch.minimum(targets, most), right=True)
     return (hit * BLOCK + place).squeeze(1).clamp(max=size - 1)
 

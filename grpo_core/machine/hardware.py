@@ -95,10 +95,13 @@ def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
 
 
 def gpu_memory() -> int | None:
-    """Return the bytes of the smallest NVIDIA GPU here, as its driver's tool counts them; None where there is none."""
+    """Return the bytes of the smallest NVIDIA GPU that CUDA_VISIBLE_DEVICES lets this process see; None where there is none.
+
+    It asks the driver's own tool, for which a part of a GPU (MIG) is the whole.
+    """
     try:
         output = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=30,
@@ -106,7 +109,15 @@ def gpu_memory() -> int | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return min((int(line) * 2**20 for line in output.split() if line.isdecimal()), default=None)
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.count(",") == 2]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = None if visible is None else [name.strip() for name in visible.split(",")]
+    known = [
+        int(memory) * 2**20
+        for index, uuid, memory in rows
+        if memory.isdecimal() and (seen is None or index in seen or any(name and uuid.startswith(name) for name in seen))
+    ]
+    return min(known, default=None)
 
 
 def gpus() -> tuple[list[str], str | None]:

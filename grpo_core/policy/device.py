@@ -15,6 +15,8 @@ from grpo_core.machine.gpus import Gpu, held_gpu
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 
 Dtype = Literal["float32", "bfloat16"]
+NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""In torch's messages where there is no more memory, beside those of `torch.OutOfMemoryError`."""
 NO_SUCH_KERNEL = "does not have a deterministic implementation"
 """In torch's message."""
 
@@ -109,3 +111,9 @@ def held_device(device: torch.device, run_path: Path) -> Iterator[None]:
     facts = torch.cuda.get_device_properties(device)
     with held_gpu(Gpu(uuid=f"GPU-{facts.uuid}", name=facts.name), run_path):
         yield
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is too little memory, on a GPU or beside one."""
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or any(text in str(error) for text in NO_MEMORY)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
 from grpo_core.policy.attention import flash_attention, has_full_attention
 from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
-from grpo_core.policy.device import Dtype, attention_dtype
+from grpo_core.policy.device import Dtype, attention_dtype, is_out_of_memory
 from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
 from grpo_core.policy.packed import LEAST_WEIGHTS, packed_product
 
@@ -257,6 +257,8 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
         difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         return f"this version of transformers has other layers ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
         return None

@@ -14,3 +14,8 @@ def tokens_at_once(num_tokens: int, vocabulary: int) -> int:
     """Return how many of some tokens are projected to a vocabulary at once: all, where their logits can be kept."""
     bytes_of_a_token = FLOAT_BYTES * vocabulary
     return max(1, num_tokens if num_tokens * bytes_of_a_token <= KEPT_BYTES else CHUNK_BYTES // bytes_of_a_token)
+
+
+def most_at_once(num_tokens: int, vocabulary: int) -> int:
+    """Return the most that `tokens_at_once` says for a number of tokens up to this one: more tokens may need less memory."""
+    return max(1, min(num_tokens, KEPT_BYTES // (FLOAT_BYTES * vocabulary)))

@@ -95,7 +95,7 @@ class RuleBook:
 
     def check(self, record: Record) -> list[Alert]:
         """Return the breaches that begin with this record."""
-        self._last_step = record.step
+        self._last_step = record.step if record.kind in ("start", "resume") else max(self._last_step, record.step)
         if record.kind in ("start", "resume", "end"):
             self._has_ended = record.kind == "end"
         self._breached -= {rule for rule in self.rules if rule.kind == "stalled"}

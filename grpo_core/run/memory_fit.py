@@ -1,7 +1,8 @@
 """Whether a run fits the memory of its device, and with which settings it would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from grpo_core.config import RunConfig
 from grpo_core.machine.hardware import available_memory, gpu_memory
@@ -11,6 +12,12 @@ from grpo_core.run.memory_need import KNOWN_SHAPES, MemoryNeed, ModelShape, memo
 
 TOKENS_AT_A_TIME = 256
 """`training.microbatch_tokens` is proposed as a multiple of this."""
+SETTINGS = {
+    "rollout": "training.rollout_rows",
+    "logps": "training.microbatch_tokens",
+    "update": "training.microbatch_tokens",
+}
+"""What decides the memory of a phase."""
 GPU_SHARE, GPU_TAKEN = 0.92, 800_000_000
 """Of a GPU's memory: what fragments leave, less what CUDA and its libraries take."""
 
@@ -22,8 +29,8 @@ class Fit:
     need: MemoryNeed
     available: int | None
     """Bytes for tensors; None where that is not known."""
-    remedies: tuple[str, ...]
-    """Settings with which the phases that do not fit would; empty where all fit, or none would help."""
+    fitting: Mapping[str, int | None]
+    """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
 
     @property
     def too_large(self) -> tuple[str, ...]:
@@ -39,7 +46,7 @@ class Fit:
             **self.need.phases(),
             "available": self.available,
             "too_large": list(self.too_large),
-            "remedies": list(self.remedies),
+            "remedies": [self._remedy(phase) for phase, value in self.fitting.items() if value is not None],
         }
 
     def __str__(self) -> str:
@@ -50,12 +57,15 @@ class Fit:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a warning for each phase that does not fit."""
-        what = f"; set {' and '.join(self.remedies)}" if self.remedies else "; no micro-batch is small enough"
         return tuple(
             f"memory: the phase {phase} needs {shown_bytes(self.need.phases()[phase])}, and {shown_bytes(self.available or 0)} "
-            f"are there{what}"
+            f"are there; {self._remedy(phase)}"
             for phase in self.too_large
         )
+
+    def _remedy(self, phase: str) -> str:
+        value = self.fitting[phase]
+        return f"no {SETTINGS[phase]} is small enough" if value is None else f"set {SETTINGS[phase]}={value}"
 
 
 def shape_for(config: RunConfig) -> ModelShape | None:
@@ -76,37 +86,38 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     total = device_memory if device_memory is not None else gpu_memory() if on_gpu else available_memory()
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need = memory_need(config, shape, padded=on_gpu)
-    remedies = () if available is None else _remedies(config, shape, need, available, padded=on_gpu)
-    return Fit(need=need, available=available, remedies=remedies)
+    fitting = {} if available is None else _fitting(config, shape, need, available, padded=on_gpu)
+    return Fit(need=need, available=available, fitting=fitting)
 
 
 def will_use_gpu(config: RunConfig) -> bool:
     """Return whether a run would take a GPU of this machine."""
-    return config.training.device == "cuda" or (config.training.device == "auto" and gpu_memory() is not None)
+    device = config.training.device
+    return device == "cuda" or (device == "auto" and has_cuda(version("torch")) and gpu_memory() is not None)
 
 
-def _remedies(config: RunConfig, shape: ModelShape, need: MemoryNeed, available: int, *, padded: bool) -> tuple[str, ...]:
-    training = config.training
+def has_cuda(torch_version: str) -> bool:
+    """Return whether a build of torch may know CUDA.
 
-    def needs(**changed: int) -> MemoryNeed:
-        smaller = config.model_copy(update={"training": training.model_copy(update=changed)})
-        return memory_need(smaller, shape, padded=padded)
+    >>> has_cuda("2.13.0+cpu"), has_cuda("2.13.0+cu130"), has_cuda("2.13.0")
+    (False, True, True)
+    """
+    return not torch_version.endswith("+cpu")
 
-    def fits(tokens: int) -> bool:
-        smaller = needs(microbatch_tokens=tokens * TOKENS_AT_A_TIME)
-        return max(smaller.update, smaller.logps) <= available
 
-    group = config.rollout.group_size
-    found = []
-    if max(need.update, need.logps) > available:
-        tokens = _largest(fits, training.microbatch_tokens // TOKENS_AT_A_TIME)
-        found.append(None if tokens is None else f"training.microbatch_tokens={tokens * TOKENS_AT_A_TIME}")
-    if need.rollout > available:
-        groups = _largest(
-            lambda number: needs(rollout_rows=number * group).rollout <= available, training.rollout_rows // group
-        )
-        found.append(None if groups is None else f"training.rollout_rows={groups * group}")
-    return tuple(remedy for remedy in found if remedy is not None) if None not in found else ()
+def _fitting(config: RunConfig, shape: ModelShape, need: MemoryNeed, available: int, *, padded: bool) -> dict[str, int | None]:
+    def needs(phase: str, value: int) -> int:
+        training = config.training.model_copy(update={SETTINGS[phase].removeprefix("training."): value})
+        return memory_need(config.model_copy(update={"training": training}), shape, padded=padded).phases()[phase]
+
+    def largest(phase: str) -> int | None:
+        is_rollout = phase == "rollout"
+        unit = config.rollout.group_size if is_rollout else TOKENS_AT_A_TIME
+        most = config.training.rollout_rows if is_rollout else config.training.microbatch_tokens
+        units = _largest(lambda number: needs(phase, number * unit) <= available, most // unit)
+        return None if units is None else units * unit
+
+    return {phase: largest(phase) for phase, needed in need.phases().items() if needed > available}
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int | None:

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
+from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
 from grpo_core.run.disk_need import MOMENTS, count_parameters
 
 FLOAT, HALF = 4, 2
 """Bytes."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of models whose matrices are not those of `intermediate_size` alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class ModelShape:
             LookupError, TypeError: it names its sizes otherwise.
         """
         text = config.get("text_config", config)
+        if experts := [key for key in text if key in EXPERTS]:
+            raise LookupError(f"{experts[0]}: layers of experts are no product of these sizes")
         heads, hidden = text["num_attention_heads"], text["hidden_size"]
         size = text.get("head_dim") or hidden // heads
         return cls(
@@ -180,7 +184,13 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, half: int, *, packed: bo
     rollout = config.rollout
     if rollout.engine != "embedded":
         return 0
-    rows = min(max(config.training.rollout_rows, rollout.group_size), rollout.num_prompts_per_step * rollout.group_size)
+    evaluation, probe = config.evaluation, config.probe
+    wanted = max(
+        rollout.num_prompts_per_step * rollout.group_size,
+        (evaluation.num_prompts or config.training.rollout_rows) * max(1, evaluation.samples),
+        0 if probe.every_steps is None else probe.num_prompts,
+    )
+    rows = min(max(config.training.rollout_rows, rollout.group_size), wanted)
     tokens = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens)
     cache = tokens * shape.layers * 2 * shape.key_value * half
     # In bfloat16 autocast keeps the casts of the prompts' pass beside those that decoding multiplies with.
@@ -196,7 +206,7 @@ def logps_bytes(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> 
     Of what a layer would keep for the backward pass, about half is there at a time. A padded pass hands keys and values of
     the prompts to each of their completions, in all layers.
     """
-    logits = 2 * FLOAT * shape.vocabulary * tokens_at_once(piece.of_rows, shape.vocabulary)
+    logits = 2 * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, shape.vocabulary)
     tokens = piece.rows * (piece.prompt_tokens + piece.completion_tokens) if padded else 0
     cache = FLOAT * tokens * shape.layers * 2 * shape.key_value
     of_layer = kept_bytes(replace(shape, layers=1), piece, half, padded=padded) // 2
@@ -210,7 +220,7 @@ def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, half: int, 
     """
     takes_full = config.loss.kl_estimator == "full" and config.loss.beta > 0
     copies = FULL_KL_COPIES if takes_full else 1
-    logits = (2 + copies) * FLOAT * shape.vocabulary * tokens_at_once(piece.of_rows, copies * shape.vocabulary)
+    logits = (2 + copies) * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, copies * shape.vocabulary)
     passes, gradients = kept_bytes(shape, piece, half, padded=padded) + logits, FLOAT * shape.parameters
     rows = config.rollout.num_prompts_per_step * config.rollout.group_size // config.loss.minibatches
     return _casts(shape, half) + (passes + gradients if piece.rows < rows else max(passes, gradients))

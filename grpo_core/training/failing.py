@@ -7,7 +7,7 @@ from grpo_core.errors import DiskFullError, GrpoError, MemoryFullError, SamplerE
 from grpo_core.machine.disk import free_bytes
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.folder import RunDir
-from grpo_core.run.memory_fit import fit_of, shape_for
+from grpo_core.run.memory_fit import fit_of, shape_for, will_use_gpu
 
 
 def last_message(error: GrpoError, run_dir: RunDir) -> str:
@@ -27,9 +27,22 @@ def last_message(error: GrpoError, run_dir: RunDir) -> str:
 
 def _smaller(config: RunConfig, phase: str) -> str:
     """Return which setting decides the memory of a phase, its value, and which one would fit."""
-    key = "rollout_rows" if phase == "rollout" else "microbatch_tokens"
-    value, shape = getattr(config.training, key), shape_for(config)
-    proposed = () if shape is None else fit_of(config, shape).remedies
-    estimated = next((remedy for remedy in proposed if remedy.startswith(f"training.{key}=")), None)
-    smaller = f"{estimated}, which is estimated to fit" if estimated else f"training.{key}={max(1, value // 2)}"
-    return f"training.{key} is {value}; start a new run with {smaller}: a run keeps the settings with which it began"
+    rollout = config.rollout
+    if phase in ("rollout", "evaluation"):
+        key, least = "rollout_rows", rollout.group_size
+    else:
+        key, least = "microbatch_tokens", rollout.max_prompt_tokens + rollout.max_completion_tokens
+    value = getattr(config.training, key)
+    if value <= least:
+        wanted = f"a smaller rollout.max_completion_tokens, since training.{key} {value} is as small as helps"
+    else:
+        wanted = f"training.{key}={_estimated(config, phase) or max(least, value // 2)}, which was {value}"
+    return f"start a new run with {wanted}: a run keeps the settings with which it began"
+
+
+def _estimated(config: RunConfig, phase: str) -> int | None:
+    """Return the value that is estimated to fit a GPU; what a CPU has is not known while this process holds a part of it."""
+    shape = shape_for(config)
+    if shape is None or not will_use_gpu(config):
+        return None
+    return fit_of(config, shape).fitting.get(phase)

@@ -22,6 +22,7 @@ from grpo_core.run.comparison import differences, identity
 from grpo_core.run.journal import Kind
 from grpo_core.training.batch import write_completions
 from grpo_core.training.ending import is_over
+from grpo_core.training.phases import Clock
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
@@ -110,7 +111,8 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
 def evaluate_held_out(session: Session, step: int) -> float:
     """Journal and return greedy accuracy on the held-out prompts that are evaluated during training."""
     prompts = session.eval_prompts[: session.config.evaluation.every_num_prompts]
-    result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
+    with Clock(session.policy.device)("evaluation"):
+        result = session.evaluator.evaluate(prompts, samples=0, name=HELD_OUT_SAMPLE)
     journal(session, "eval", step, {"set": HELD_OUT_SAMPLE, "metrics": result.metrics(), **result.as_json()})
     return result.metrics()[f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"]
 

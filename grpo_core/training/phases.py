@@ -8,10 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from grpo_core.errors import MemoryFullError, cause
+from grpo_core.policy.device import is_out_of_memory
 
 CPU = torch.device("cpu")
-NO_CPU_MEMORY = ("can't allocate memory", "not enough memory")
-"""In torch's message where the system gives no more."""
 
 
 class Clock:
@@ -41,7 +40,7 @@ class Clock:
             torch.cuda.reset_peak_memory_stats(self._device)
         try:
             yield
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is the former
             if is_out_of_memory(error):
                 raise MemoryFullError(f"out of memory in the phase {phase} ({cause(error, 200)})", phase=phase) from error
             raise
@@ -58,8 +57,3 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that there is too little memory, on a GPU or beside one."""
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in NO_CPU_MEMORY)

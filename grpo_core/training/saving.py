@@ -4,7 +4,7 @@ One at a time: whoever asks for the next one first waits for the one under way (
 of the next step, so its record comes where it would if it had been written between two steps. A large one may take several:
 its record comes when it is durable. Where there is no memory for a copy, all wait for it.
 
-The initial policy is stored, and memory for the copies taken, beside the first steps, when nothing else wants a core.
+The initial policy is stored, and memory for the copies taken, beside the first steps.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from grpo_core.policy.trainable import Trainable
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
 LOW_PRIORITY, LOWEST_PRIORITY = 7, 19
-"""As `nice` counts. At the lowest, busy neighbours could hold up a checkpoint for minutes."""
+"""As `nice` counts. At the lowest, busy neighbours could hold up a checkpoint for minutes: it is for what nobody waits for."""
 LARGE_BYTES = 500_000_000
 """A checkpoint from here on takes longer than a step may wait."""
 MOMENTS = 2
@@ -41,24 +41,27 @@ class CheckpointWriter:
         self._under_way: Future[None] | None = None
         self._is_large = False
         self._initial: Future[str] | None = None
+        self._reserved: Future[None] | None = None
+        self._is_wanted = threading.Event()
         self._memory = SnapshotMemory()
 
     def prepare(self, live: Trainable) -> None:
         """Begin to store the initial policy, and to take the memory of the copies if there is enough.
 
-        The first checkpoint, and `close`, wait for both; the checkpoint raises what `store_initial` does.
+        The first checkpoint and `close` wait for the former, and the checkpoint raises what `store_initial` does; of the latter
+        the checkpoint takes what is there by then.
         """
         weights = live.contents().initial
         copies = 1 + self._reference_moves + MOMENTS
         needed = copies * sum(tensor.nbytes for tensor in weights.values())
 
-        def prepare() -> str:
-            digest = store_initial(self._folder, weights)
+        def reserve() -> None:
             if _is_free(needed):
-                self._memory.reserve(tensor for tensor in weights.values() for _ in range(copies))
-            return digest
+                tensors = (tensor for tensor in weights.values() for _ in range(copies))
+                self._memory.reserve(tensors, self._is_wanted.is_set)
 
-        self._initial = self._preparing_thread.submit(prepare)
+        self._initial = self._thread.submit(store_initial, self._folder, weights)
+        self._reserved = self._preparing_thread.submit(reserve)
 
     def begin(self, live: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
         """Begin to write a checkpoint: what is in `live` may change as soon as this returns.
@@ -75,6 +78,7 @@ class CheckpointWriter:
         assert self._under_way is None, "finish() is called before the next one begins"
         contents = live.contents()
         initial = (self._initial or self._thread.submit(store_initial, self._folder, contents.initial)).result()
+        self._end_reserving()
         size = contents.copied_bytes()
         has_room = not self._memory.is_empty or _is_free(size)
         if has_room:
@@ -107,8 +111,15 @@ class CheckpointWriter:
         if under_way is not None:
             under_way.result()
 
+    def _end_reserving(self) -> None:
+        """Let no other thread take memory any more: what is there is copied into, the rest is taken by the copy."""
+        self._is_wanted.set()
+        if self._reserved is not None and not self._reserved.cancel():
+            self._reserved.result()
+
     def close(self) -> None:
         """End the threads."""
+        self._is_wanted.set()
         self._preparing_thread.shutdown()
         self._thread.shutdown()
 

@@ -98,6 +98,10 @@ def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: 
             "rollout.group_size": work.group,
             "rollout.max_prompt_tokens": work.prompt_tokens,
             "rollout.max_completion_tokens": work.completion_tokens,
+            "evaluation.num_prompts": 1,
+            "evaluation.samples": 1,
+            "evaluation.k": [1],
+            "probe.every_steps": None,
         },
     )
     piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4

@@ -9,8 +9,9 @@ import pytest
 
 from grpo_core.config import load_config
 from grpo_core.config.presets import preset_names
+from grpo_core.machine.hardware import gpu_memory
 from grpo_core.run import memory_fit
-from grpo_core.run.memory_fit import fit_of, shape_for
+from grpo_core.run.memory_fit import SETTINGS, fit_of, shape_for
 from grpo_core.run.memory_need import KNOWN_SHAPES, ModelShape, Piece, kept_bytes, memory_need, shape_of, states_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -87,28 +88,48 @@ def test_proposed_settings_fit_and_are_the_largest_that_do(gigabytes):
     shape = KNOWN_SHAPES[asked.model.source]
     fit = fit_of(asked, shape, gigabytes * 10**9)
     assert "update" in fit.too_large
-    values = dict(remedy.split("=") for remedy in fit.remedies)
-    mended = load_config(
-        "gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 65536, **{k: int(v) for k, v in values.items()}}
-    )
+    assert None not in fit.fitting.values()
+    values = {}
+    for phase, value in fit.fitting.items():
+        values[SETTINGS[phase]] = min(value, values.get(SETTINGS[phase], value))
+    mended = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 65536, **values})
     assert fit_of(mended, shape, gigabytes * 10**9).too_large == ()
-    tokens = int(values["training.microbatch_tokens"])
+    tokens = values["training.microbatch_tokens"]
     more = {"training.microbatch_tokens": tokens + 256}
     assert "update" in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", more), shape, gigabytes * 10**9).too_large
     assert len(fit.warnings()) == len(fit.too_large)
-    assert all("training.microbatch_tokens" in warning for warning in fit.warnings())
+    assert all(SETTINGS[phase] in warning for phase, warning in zip(fit.too_large, fit.warnings(), strict=True))
 
 
 def test_where_nothing_would_fit_nothing_is_proposed():
     asked = load_config("gsm8k_qwen25_1.5b_80gb", {})
     fit = fit_of(asked, KNOWN_SHAPES[asked.model.source], 16 * 10**9)
-    assert fit.remedies == ()
-    assert "no micro-batch is small enough" in fit.warnings()[0]
+    assert set(fit.fitting.values()) == {None}
+    assert "no training.rollout_rows is small enough" in fit.warnings()[0]
+    assert "no training.microbatch_tokens is small enough" in fit.warnings()[-1]
+
+
+def test_fewer_tokens_never_need_more():
+    shape, needs = KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"], []
+    for tokens in range(1024, 8192, 256):
+        settings = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": tokens})
+        needs.append(memory_need(settings, shape, padded=True))
+    assert [need.update for need in needs] == sorted(need.update for need in needs)
+    assert [need.logps for need in needs] == sorted(need.logps for need in needs)
+
+
+def test_evaluations_sample_as_many_rows_as_the_setting_allows():
+    few = config(evaluation__num_prompts=1, evaluation__samples=1, evaluation__k=[1], probe__every_steps=None)
+    many = config(evaluation__num_prompts=500, evaluation__samples=4, probe__every_steps=None)
+    assert memory_need(many, SMALL, padded=True).rollout > memory_need(few, SMALL, padded=True).rollout
 
 
 def test_the_device_is_the_one_that_the_run_would_take(monkeypatch):
     monkeypatch.setattr(memory_fit, "gpu_memory", lambda: 10 * 10**9)
     monkeypatch.setattr(memory_fit, "available_memory", lambda: 7 * 10**9)
+    monkeypatch.setattr(memory_fit, "version", lambda _package: "2.13.0+cpu")
+    assert fit_of(config(), SMALL).available == 7 * 10**9
+    monkeypatch.setattr(memory_fit, "version", lambda _package: "2.13.0")
     on_gpu = fit_of(config(), SMALL)
     assert on_gpu.available == int(0.92 * 10 * 10**9) - 800_000_000
     assert fit_of(config(training__device="cpu"), SMALL).available == 7 * 10**9
@@ -128,4 +149,22 @@ def test_the_shape_of_a_model_is_read_from_its_files(tiny_model, tmp_path):
     assert shape_for(config(model__source=str(tmp_path))) == shape
     (tmp_path / "config.json").write_text(json.dumps({"n_embd": 3}))
     assert shape_of(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps({**sizes.to_dict(), "num_experts": 8}))
+    assert shape_of(tmp_path) is None
     assert shape_for(config(model__source="nobody/nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, 10), ("", None), ("-1", None), ("1", 24), ("0,1", 10), ("GPU-bbb", 24), ("GPU-ccc", None)],
+)
+def test_only_gpus_that_are_visible_count(monkeypatch, tmp_path, visible, expected):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, GPU-aaa, 10240'\necho '1, GPU-bbb, 24576'\necho '2, GPU-ddd, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_memory() == (None if expected is None else expected * 2**30)

@@ -26,7 +26,7 @@ SIZES = {
     "num_key_value_heads": 4,
     "pad_token_id": 0,
 }
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "lift_fresh", "lift_fresh_copy")
 VIEWS = {
     "view",
     "_unsafe_view",

@@ -206,6 +206,30 @@ def test_an_initial_policy_that_could_not_be_stored_is_raised_to_the_first_check
     writer.finish()
 
 
+def test_a_checkpoint_waits_for_no_memory_that_is_not_there_yet(live, tmp_path, monkeypatch):
+    began, free = threading.Event(), threading.Event()
+
+    def slow(self, tensors, is_over):
+        began.set()
+        while not is_over():
+            free.wait(0.01)
+
+    monkeypatch.setattr(saving.SnapshotMemory, "reserve", slow)
+    writer, journalled = CheckpointWriter(tmp_path / "checkpoints", keep=2, reference_moves=True), []
+    writer.prepare(live)
+    assert began.wait(30)
+    writer.begin(live, STATE, MARK, journalled.append)
+    writer.finish()
+    writer.close()
+    assert journalled == ["step_000003"]
+
+
+def test_no_memory_is_taken_once_that_is_over():
+    memory, tensors = SnapshotMemory(), [torch.zeros(3) for _ in range(5)]
+    memory.reserve(tensors, lambda: len(buffers(memory)) == 2)
+    assert len(buffers(memory)) == 2
+
+
 def test_the_memory_of_a_copy_is_taken_without_threads_for_it():
     tensor = torch.zeros(2**21)  # torch fills it with all its threads
 
