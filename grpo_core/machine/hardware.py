@@ -97,43 +97,38 @@ def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
 def gpu_memory() -> int | None:
     """Return the bytes of the smallest NVIDIA GPU that CUDA_VISIBLE_DEVICES lets this process see; None where there is none.
 
-    It asks the driver's own tool, for which a part of a GPU (MIG) is the whole.
+    For the driver's tool a part of a GPU (MIG) is the whole.
     """
-    try:
-        output = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.count(",") == 2]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = None if visible is None else [name.strip() for name in visible.split(",")]
     known = [
-        int(memory) * 2**20
-        for index, uuid, memory in rows
-        if memory.isdecimal() and (seen is None or index in seen or any(name and uuid.startswith(name) for name in seen))
+        int(mebibytes) * 2**20
+        for index, uuid, mebibytes in _ask_driver("index", "uuid", "memory.total")
+        if mebibytes.isdecimal() and (seen is None or index in seen or any(name and uuid.startswith(name) for name in seen))
     ]
     return min(known, default=None)
 
 
 def gpus() -> tuple[list[str], str | None]:
-    """Return the names of the machine's NVIDIA GPUs and their driver's version.
+    """Return the names of the machine's NVIDIA GPUs and their driver's version."""
+    rows = _ask_driver("name", "driver_version")
+    return [name for name, _ in rows], rows[0][1] if rows else None
 
-    It asks the driver's own tool: torch would take memory of each GPU for the process that asks.
+
+def _ask_driver(*fields: str) -> list[list[str]]:
+    """Return the fields of each NVIDIA GPU, none where there is no driver.
+
+    They come from its own tool: torch would take memory of each GPU for the process that asks.
     """
     try:
         output = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=30,
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return [], None
-    rows = [line.rpartition(",") for line in output.splitlines() if "," in line]
-    return [name.strip() for name, _, _ in rows], rows[0][2].strip() if rows else None
+        return []
+    rows = ([cell.strip() for cell in line.rsplit(",", len(fields) - 1)] for line in output.splitlines())
+    return [row for row in rows if len(row) == len(fields)]

@@ -35,9 +35,7 @@ class Fit:
     @property
     def too_large(self) -> tuple[str, ...]:
         """The phases that do not fit."""
-        if self.available is None:
-            return ()
-        return tuple(phase for phase, needed in self.need.phases().items() if needed > self.available)
+        return tuple(self.fitting)
 
     def as_json(self) -> dict[str, object]:
         """Return it for a machine to read."""

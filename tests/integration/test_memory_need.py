@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_core.config import load_config
+from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.packed import why_plain
 from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
@@ -65,10 +65,7 @@ def peak(function: Callable[[], object]) -> int:
     return most
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: bool) -> None:
+def model_of(work: Work) -> tuple[LlamaForCausalLM, ModelShape]:
     torch.manual_seed(0)
     sizes = LlamaConfig(
         hidden_size=work.hidden,
@@ -80,17 +77,12 @@ def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: 
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(sizes).eval()
-    shape = ModelShape.of(sizes.to_dict(), sum(parameter.numel() for parameter in model.parameters()))
-    plain_because = "asked for" if padded else why_plain(model, "float32")
-    policy = policy_of(
-        model,
-        eos=(work.vocabulary - 1,),
-        dtype=work.dtype,
-        padded_because="asked for" if padded else None,
-        plain_because=plain_because,
-        decoded_plainly_because=None,
-    )
-    config = load_config(
+    return model, ModelShape.of(sizes.to_dict(), sum(parameter.numel() for parameter in model.parameters()))
+
+
+def config_of(work: Work) -> RunConfig:
+    """A step of the work, and nothing else that samples."""
+    return load_config(
         "quickstart",
         {
             "model.dtype": work.dtype,
@@ -104,18 +96,37 @@ def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: 
             "probe.every_steps": None,
         },
     )
-    piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4
-    assert piece.rows == work.prompts * work.group
+
+
+def completions_of(work: Work) -> SampledCompletions:
+    """All as long as they may be."""
     ids = tuple(range(5, 5 + work.prompt_tokens))
-    prompts = tuple(Prompt(id=number, content="", text="", token_ids=ids, columns={}) for number in range(work.prompts))
-    tokens = torch.randint(5, work.vocabulary - 1, (piece.rows, work.completion_tokens))
-    completions = SampledCompletions(
-        prompts=prompts,
+    tokens = torch.randint(5, work.vocabulary - 1, (work.prompts * work.group, work.completion_tokens))
+    return SampledCompletions(
+        prompts=tuple(Prompt(id=n, content="", text="", token_ids=ids, columns={}) for n in range(work.prompts)),
         group_size=work.group,
         completion_ids=tokens,
         completion_mask=torch.ones_like(tokens, dtype=torch.bool),
         sampling_per_token_logps=torch.zeros(tokens.shape),
     )
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
+def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: bool) -> None:
+    (model, shape), config, completions = model_of(work), config_of(work), completions_of(work)
+    plain_because = "asked for" if padded else why_plain(model, "float32")
+    policy = policy_of(
+        model,
+        eos=(work.vocabulary - 1,),
+        dtype=work.dtype,
+        padded_because="asked for" if padded else None,
+        plain_because=plain_because,
+        decoded_plainly_because=None,
+    )
+    piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4
+    assert piece.rows == completions.num_rows
 
     def update() -> None:
         policy.forward(completions, list(range(piece.rows))).logps.sum().backward()
@@ -124,7 +135,7 @@ def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: 
     model.zero_grad()
     measured = peak(lambda: policy.logps(completions))
     asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
-    sampled = peak(lambda: policy.sample(prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
+    sampled = peak(lambda: policy.sample(completions.prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
 
     assert updated > GB
     assert update_bytes(config, shape, piece, half, padded=padded) == pytest.approx(updated, rel=0.2)

@@ -15,7 +15,7 @@ from grpo_core.policy.device import pin_threads
 from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
 
 NVIDIA_SMI = """#!/bin/sh
-test "$*" = "--query-gpu=name,driver_version --format=csv,noheader" || exit 9
+test "$*" = "--query-gpu=name,driver_version --format=csv,noheader,nounits" || exit 9
 echo "NVIDIA H100 80GB HBM3, 570.86.15"
 echo "NVIDIA H100 80GB HBM3, 570.86.15"
 """
