@@ -30,6 +30,7 @@ from grpo_core.policy.forward import pad_left
 from grpo_core.policy.lean_decoding import why_not_lean
 from grpo_core.policy.loading import load_model, load_tokenizer
 from grpo_core.policy.packed import why_plain
+from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.types import Prompt
@@ -135,7 +136,9 @@ def embedded(policy: Policy, folder: Path, options: argparse.Namespace) -> Itera
     """Yield the embedded sampler, all rows at once."""
     packed = why_plain(policy.model, policy.dtype)
     lean = why_not_lean(policy.model, policy.dtype, packed=packed is None)
-    whole = replace(policy, rollout_rows=max(options.batches), plain_because=packed, decoded_plainly_because=lean)
+    whole = replace(
+        policy, passes=Passes(rollout_rows=max(options.batches)), plain_because=packed, decoded_plainly_because=lean
+    )
     yield lambda prompts, settings, key: int(whole.sample(prompts, settings, key).lengths().sum())
 
 

@@ -59,7 +59,13 @@ def grpo(
 
 @form()
 @flow(name="grpo", flow_run_name=name_resumed_run)
-def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
+def resume(
+    *,
+    run_dir: Name,
+    repair: Repair | None = None,
+    microbatch_tokens: PositiveInt | None = None,
+    rollout_rows: PositiveInt | None = None,
+) -> RunSummary:
     """Resume a run that was interrupted from its newest checkpoint, as if it had never stopped.
 
     Configuration, data and MLflow run are its own. Steps beyond the checkpoint are repeated and compared with what the journal
@@ -69,8 +75,11 @@ def resume(*, run_dir: Name, repair: Repair | None = None) -> RunSummary:
         run_dir: Folder of the run.
         repair: What to do about a damaged journal; left out, it is refused. mlflow = take its missing steps from MLflow.
             cut = go back to the last checkpoint that its whole part reaches.
+        microbatch_tokens: A smaller `training.microbatch_tokens`, where the run was out of memory.
+        rollout_rows: A smaller `training.rollout_rows`, where the run was out of memory.
     """
-    return run_training(reopen_run(Path(run_dir), repair))
+    sizes = {"microbatch_tokens": microbatch_tokens, "rollout_rows": rollout_rows}
+    return run_training(reopen_run(Path(run_dir), repair, {key: value for key, value in sizes.items() if value is not None}))
 
 
 @ends_when_asked

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from tests.conftest import build_tokenizer
 
@@ -10,4 +11,5 @@ _TOKENIZER = build_tokenizer()
 
 def policy_of(model: Any, eos: tuple[int, ...] = (1,), **settings: Any) -> Policy:
     """Return a policy of `model` with the tiny tokenizer; `eos` ends a completion."""
-    return Policy(model=model, tokenizer=_TOKENIZER, eos_token_ids=eos, **settings)
+    passes = Passes(**{name: settings.pop(name) for name in ("rollout_rows", "microbatch_tokens") if name in settings})
+    return Policy(model=model, tokenizer=_TOKENIZER, eos_token_ids=eos, passes=passes, **settings)

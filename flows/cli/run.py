@@ -16,6 +16,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.machine.collector import importing
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
+from grpo_core.run.pass_sizes import sizes_to_lower
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
@@ -36,7 +37,11 @@ def train(
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; a new one under runs/ if left out.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Resume the interrupted run in this folder. Nothing else is given then.")
+        Path | None,
+        typer.Option(
+            help="Resume the interrupted run in this folder. training.microbatch_tokens and training.rollout_rows may be "
+            "lowered, where it was out of memory; nothing else is given then."
+        ),
     ] = None,
     repair: Annotated[
         Repair | None,
@@ -45,7 +50,8 @@ def train(
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
     if resume is not None:
-        _resume(resume, repair, [value for value in (config, run_dir, *(overrides or [])) if value is not None])
+        # Without a CONFIG the first override stands in its place.
+        _resume(resume, repair, run_dir, [value for value in (config, *(overrides or [])) if value is not None])
     elif repair is not None:
         raise ConfigError(f"--repair {repair}: repairs a run that is resumed; give --resume RUN_DIR, too")
     elif config is None:
@@ -66,9 +72,12 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
         _show_training(grpo(config=config, overrides=values, run_dir=str(folder)))
 
 
-def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> None:
-    if given:
-        raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {given[0]}")
+def _resume(run_dir: Path, repair: Repair | None, new_dir: Path | None, given: list[str]) -> None:
+    if new_dir is not None:
+        raise ConfigError(f"--resume {run_dir}: the run keeps its own folder; leave out --run-dir {new_dir}")
+    if configs := [text for text in given if "=" not in text]:
+        raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {configs[0]}")
+    sizes = sizes_to_lower(parse_overrides(given))
     RunDir(run_dir).read_config()
     if repair is None:
         check_run(RunDir(run_dir))
@@ -77,7 +86,7 @@ def _resume(run_dir: Path, repair: Repair | None, given: list[object]) -> None:
         with importing():
             from flows.train import resume
 
-        _show_training(resume(run_dir=str(run_dir), repair=repair))
+        _show_training(resume(run_dir=str(run_dir), repair=repair, **sizes))
 
 
 def _show_training(summary: "RunSummary") -> None:

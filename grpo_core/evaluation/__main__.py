@@ -14,6 +14,7 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.machine.collector import importing
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
+from grpo_core.run.pass_sizes import pass_plan
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +56,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         if not checkpoints:
             raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
         step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
+    config = pass_plan(run_dir).after(step).applied(config)
     with held_device(pick_device(config.training.device), run_dir.path):
         result = evaluate_policy_of(run_dir, open_evaluator(config, folder), name)
     record_evaluation(run_dir, result, policy=policy, name=name, step=step)

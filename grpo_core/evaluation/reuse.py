@@ -26,6 +26,7 @@ from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.rewards.base import BUILTIN
 from grpo_core.run.folder import RunDir
+from grpo_core.run.pass_sizes import pass_plan
 from grpo_core.run.provenance import installed_versions
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: s
         None where somebody else's code takes part, which is not known: a verifier of the user's, a model's own Python files,
         another interpreter.
     """
-    config = run_dir.read_config()
+    config = pass_plan(run_dir).after(step).applied(run_dir.read_config())
     verifier = config.evaluation.verifier or config.rewards[0].fn
     if verifier not in BUILTIN or config.model.trust_remote_code or config.training.python is not None:
         return None

@@ -34,7 +34,7 @@ def sample_completions(
     policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
 ) -> SampledCompletions:
     """Sample from a policy's model, decoded in one of the ways that there are, on its device; see `Policy.sample`."""
-    prompts_at_once = max(1, policy.rollout_rows // settings.group_size)
+    prompts_at_once = max(1, policy.passes.rollout_rows // settings.group_size)
     with compute_in(policy.dtype, policy.device):
         parts = [
             _sample_batch(policy, decoding, prompts[start : start + prompts_at_once], settings, key)

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
@@ -25,6 +25,7 @@ from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.packed import packed_weights, why_plain
+from grpo_core.policy.passes import Passes
 from grpo_core.policy.weights_file import Weights
 from grpo_core.types import Prompt
 
@@ -67,10 +68,8 @@ class Policy:
     """Matrix products are computed in it; weights and the vocabulary head stay fp32."""
     temperature: float = 1.0
     """Log-probabilities are of the policy whose logits are divided by it: the one that makes the rollouts."""
-    rollout_rows: int = 256
-    """Completions that are sampled at once, which bounds the cache."""
-    microbatch_tokens: int = 16384
-    """Tokens of one forward pass, padding included, which bounds the activations."""
+    passes: Passes = field(default_factory=Passes)
+    """How much is computed at once; the same for a policy and its copies."""
     plain_because: str | None = "not asked for"
     """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
     decoded_plainly_because: str | None = "not asked for"
@@ -148,8 +147,8 @@ class Policy:
 
     @torch.no_grad()
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
-        """Return what `forward` gives for all rows, in passes of at most `microbatch_tokens`, without gradient."""
-        pieces = microbatches(completions, range(completions.num_rows), self.microbatch_tokens)
+        """Return what `forward` gives for all rows, in passes of `passes.microbatch_tokens`, without gradient."""
+        pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
         return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
@@ -172,8 +171,7 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         eos_token_ids=eos_token_ids(model, tokenizer),
         dtype=config.model.dtype,
         temperature=config.rollout.temperature,
-        rollout_rows=config.training.rollout_rows,
-        microbatch_tokens=config.training.microbatch_tokens,
+        passes=Passes(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
         plain_because=plain_because,
         decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
         padded_because=why_padded(model, config.model.dtype),

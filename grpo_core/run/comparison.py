@@ -15,6 +15,25 @@ from grpo_core.run.journal import Kind, Record
 COMPARED: tuple[Kind, ...] = ("step", "ref_sync", "eval")
 """Kinds of records that hold figures."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far two figures may lie apart and count as the same: the larger of both bounds."""
+
+    relative: float
+    absolute: float
+
+    def same(self, one: float | None, other: float | None) -> bool:
+        """Return whether two figures count as the same; NaN equals NaN, a figure that is missing no other."""
+        if one is None or other is None:
+            return one is other
+        return math.isclose(one, other, rel_tol=self.relative, abs_tol=self.absolute) or (math.isnan(one) and math.isnan(other))
+
+
+EXACT = Tolerance(relative=0.0, absolute=0.0)
+IN_OTHER_PASSES = Tolerance(relative=1e-4, absolute=1e-6)
+"""Of the same step, computed in passes of another size, so that sums are taken in another order. Near 0 all may be rounding."""
+
 STATISTICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "completion/tokens/mean")
 """Figures whose means over the steps are compared where tokens differ."""
 
@@ -95,10 +114,12 @@ def figures(record: Record) -> dict[str, float]:
     return {key: value for key, value in record.metrics.items() if _is_deterministic(key)}
 
 
-def differences(before: Record, now: Record, unlike: Collection[str] = ()) -> list[FigureDifference]:
+def differences(
+    before: Record, now: Record, unlike: Collection[str] = (), tolerance: Tolerance = EXACT
+) -> list[FigureDifference]:
     """Return the figures in which two records of the same step differ, those in `unlike` left out; NaN equals NaN."""
     old, new = figures(before), figures(now)
-    keys = [key for key in dict.fromkeys((*old, *new)) if key not in unlike and not _same(old.get(key), new.get(key))]
+    keys = [key for key in dict.fromkeys((*old, *new)) if key not in unlike and not tolerance.same(old.get(key), new.get(key))]
     return [FigureDifference(step=now.step, key=key, before=old.get(key), now=new.get(key)) for key in keys]
 
 
@@ -152,7 +173,3 @@ def _mean_difference(key: str, pairs: Sequence[tuple[float, float]]) -> MeanDiff
 def _is_deterministic(key: str) -> bool:
     metric = find_metric(key)
     return metric is None or metric.deterministic
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    return one == other or (one != one and other != other)  # noqa: PLR0124  (NaN)

@@ -1,7 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
 .grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
-original/  alerts.jsonl  tracking.json  process.json  flow_run  lock  train.log  STOP
+original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
 journal.damaged-<time>.jsonl (after a repair)
 """
 
@@ -42,6 +42,8 @@ class RunDir(FlowDir):
     """The truth."""
     alerts_file = Place("alerts.jsonl")
     """One JSON line an alert of the monitor; the journal itself has one writer, the training."""
+    passes_file = Place("passes.json")
+    """How much a run that was resumed with less computes at once."""
     process_file = Place("process.json")
     """Process id of the training process while it runs."""
     stop_file = Place("STOP")
@@ -119,6 +121,7 @@ class RunDir(FlowDir):
             self.process_file,
             self.stop_file,
             self.alerts_file,
+            self.passes_file,
             self.tracking_file,
             self.flow_run_file,
         ):

@@ -35,6 +35,7 @@ from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
 from grpo_core.run.inputs import note_inputs
+from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.resuming import check_resumable
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.training.process import MODULES, evaluating
@@ -84,22 +85,34 @@ def train(
     return _run(folder, evaluate, progress)
 
 
-def resume_training(run_dir: Path | str, *, evaluate: bool = True, progress: bool = True) -> "Run":
+def resume_training(
+    run_dir: Path | str,
+    *,
+    overrides: Mapping[str, Any] | Iterable[str] = (),
+    evaluate: bool = True,
+    progress: bool = True,
+) -> "Run":
     """Resume an interrupted run from its newest checkpoint, as if it had never stopped, and return it.
 
     Args:
         run_dir: folder of the run; its configuration stays as it is.
+        overrides: a smaller `training.microbatch_tokens` or `training.rollout_rows`, where it was out of memory.
         evaluate: whether the policy is evaluated on the held-out prompts, before and after, where that is missing.
         progress: whether a progress bar is shown.
 
     Raises:
+        ConfigError: another key is given, or a value that is not smaller.
         JournalError: the folder holds no training, one that cannot be resumed, or its journal is damaged.
         FolderError: the folder is not ours, or another process works on the run.
         TrainingError: the training failed; the message is its cause.
     """
     folder = RunDir(Path(run_dir))
     folder.read_config()
-    return _run(folder, evaluate, progress, notes=check_resumable(folder))
+    sizes, notes = sizes_to_lower(as_overrides(overrides)), check_resumable(folder)
+    if sizes:
+        with held_run(folder, logger.warning):
+            notes = (*notes, *lower_passes(folder, sizes))
+    return _run(folder, evaluate, progress, notes=notes)
 
 
 def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | Iterable[str]) -> tuple[RunConfig, Origin]:

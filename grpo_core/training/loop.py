@@ -39,6 +39,7 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
         session.writer.prepare(session.live)
     try:
         while not is_over(settings, state) and stopped is None:
+            session.bound_passes(state.step)
             try:
                 result = run_step(session, state)
             except SamplerError:
@@ -101,7 +102,9 @@ def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) ->
     """Journal a record with figures, and an alert if it repeats one that a resume took back and differs: one run no longer."""
     record = session.journal.append(kind, step, data)
     before = session.taken_back.pop(identity(record), None)
-    found = [] if before is None else differences(before, record, repeatability(session.config).unlike)
+    found = []
+    if before is not None:
+        found = differences(before.record, record, repeatability(session.config).unlike, before.tolerance)
     if found:
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
         text = f"the replayed {record.kind} record is not the one that it supersedes: {shown}"

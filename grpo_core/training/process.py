@@ -29,6 +29,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory_fit import shape_for
 from grpo_core.run.memory_need import memory_need
+from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.training.ending import why_finished
 from grpo_core.training.failing import last_message
 from grpo_core.training.signals import StopRequest
@@ -164,7 +165,7 @@ def _run(
         raise TrainingError(
             f"training.engine: {engine} begins at the first step and cannot resume from a checkpoint; start a new run"
         )
-    facts = _facts(config, session, threads)
+    facts = _facts(config, session, threads, state.step)
     # A run that failed before its first checkpoint begins again: what it had journalled is superseded, too.
     began = any(record.kind == "start" for record in read_records(run_dir.journal_file))
     journal.append("resume" if began else "start", state.step, facts)
@@ -172,9 +173,9 @@ def _run(
         return (*train(session, state), session.evaluator)
 
 
-def _facts(config: RunConfig, session: "Session", threads: int) -> dict[str, object]:
-    """Return what the `start` and `resume` records say of how the run is computed."""
-    policy = session.policy
+def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:
+    """Return what the `start` and `resume` records say of how the run is computed after `step`."""
+    policy, sizes = session.policy, session.pass_plan.after(step)
     return {
         "engine": config.training.engine,
         "threads": threads,
@@ -184,7 +185,8 @@ def _facts(config: RunConfig, session: "Session", threads: int) -> dict[str, obj
         "weights": _unless("packed", "plain", policy.plain_because),
         "decoding": _unless("lean", "plain", policy.decoded_plainly_because),
         "completions": _unless("without padding", "padded", policy.padded_because),
-        "memory": _estimate(config, padded=policy.padded_because is not None),
+        PASSES_FIELD: sizes.as_json(),
+        "memory": _estimate(sizes.applied(config), padded=policy.padded_because is not None),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }

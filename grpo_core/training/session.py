@@ -1,6 +1,7 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -19,9 +20,10 @@ from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.trainable import Trainable
 from grpo_core.rewards.base import Reward, load_rewards
-from grpo_core.run.comparison import COMPARED, Identity, identity
+from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records
+from grpo_core.run.pass_sizes import PassPlan, pass_plan, sizes_in
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
@@ -29,6 +31,14 @@ from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
 
 FRESH = TrainingState(step=0, optimizer_step=0, prompts=0, tokens=0, sync_count=0, last_sync_step=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Superseded:
+    """A record that a `resume` took back, and how nearly its repetition must be the same."""
+
+    record: Record
+    tolerance: Tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +59,10 @@ class Session:
     updater: Updater
     writer: CheckpointWriter
     evaluator: Evaluator
-    taken_back: dict[Identity, Record] = field(default_factory=dict)
-    """Records that the newest `resume` superseded, each waiting for its repetition, which must be the same."""
+    pass_plan: PassPlan
+    """How much is computed at once in each step."""
+    taken_back: dict[Identity, Superseded] = field(default_factory=dict)
+    """What the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
     def close(self) -> None:
         """End a server that makes the rollouts, if this training has started it, and the writer of checkpoints."""
@@ -111,9 +123,23 @@ class Session:
             state = FRESH
         if not repeatability(self.config).is_exact:
             return state
-        after = [record for record in read_records(self.run_dir.journal_file) if record.step > state.step]
-        self.taken_back.update({identity(record): record for record in after if record.kind in COMPARED})
+        records = read_records(self.run_dir.journal_file)
+        self.taken_back.update(_taken_back(records, state.step, self.pass_plan))
         return state
+
+    def bound_passes(self, step: int) -> None:
+        """Compute no more at once than the step after `step` may."""
+        self.policy.passes.set(**asdict(self.pass_plan.after(step)))
+
+
+def _taken_back(records: Sequence[Record], step: int, plan: PassPlan) -> dict[Identity, Superseded]:
+    """Return the newest of each record after `step`: exact to repeat, unless it was computed in passes of another size."""
+    found, sizes, now = {}, plan.begun_with, plan.after(step)
+    for record in records:
+        sizes = sizes_in(record) or (plan.begun_with if record.kind in ("start", "resume") else sizes)
+        if record.kind in COMPARED and record.step > step:
+            found[identity(record)] = Superseded(record=record, tolerance=EXACT if sizes == now else IN_OTHER_PASSES)
+    return found
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
@@ -141,6 +167,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         live=live,
         sampler=sampler,
         rewards=rewards,
+        pass_plan=pass_plan(run_dir),
         updater=Updater(live=live, config=config),
         writer=CheckpointWriter(
             run_dir.checkpoints, config.training.keep_checkpoints, reference_moves=config.reference.sync_steps is not None

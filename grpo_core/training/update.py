@@ -128,7 +128,7 @@ class Updater:
         reference = self.live.reference.policy if self._takes_full_kl else None
         terms, passes = [], []
         for has_gradient, some in ((True, learning), (False, idle)):
-            for piece in microbatches(rollouts, some, policy.microbatch_tokens):
+            for piece in microbatches(rollouts, some, policy.passes.microbatch_tokens):
                 with torch.set_grad_enabled(has_gradient):
                     figures = policy.forward(rollouts, piece, reference)
                     share = self._loss(batch, piece, figures, denominators)

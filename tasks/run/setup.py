@@ -13,6 +13,7 @@ from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
+from grpo_core.run.pass_sizes import lower_passes
 from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.process.given_name import given_override
@@ -21,6 +22,7 @@ from tasks.run.progress import say
 
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
+NO_SIZES: Mapping[str, int] = {}
 Repair = Literal["mlflow", "cut"]
 """What takes the place of the damaged part of a journal: what MLflow holds of it, or nothing."""
 
@@ -47,16 +49,17 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
-def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
+def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str, int] = NO_SIZES) -> Path:
     """Return the folder of a run that continues.
 
     Args:
         run_path: the folder.
         repair: how a damaged journal is repaired first; None = it is refused.
+        sizes: smaller sizes of passes to continue with, by field of `PassSizes`.
 
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
-        ConfigError: config.json was edited since the run began.
+        ConfigError: config.json was edited since the run began, or a size is larger than the run's.
         TrackingError: the journal is to be repaired from MLflow, which cannot be read.
         FolderError: a deployed flow may not write there.
     """
@@ -68,6 +71,10 @@ def reopen_run(run_path: Path, repair: Repair | None = None) -> Path:
         repair_run(run_path, repair)
     for note in check_resumable(run_dir):
         say(note)
+    if sizes:
+        with hold_run(run_path):
+            for change in lower_passes(run_dir, sizes):
+                say(change)
     return run_path
 
 

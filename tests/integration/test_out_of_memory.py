@@ -1,19 +1,23 @@
 """Too little memory in a phase ends a run with its name and a setting, and loses nothing: it goes on where there is more."""
 
 import re
+import shutil
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_core.config import parse_overrides
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import list_checkpoints
+from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
+from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.training.__main__ import main
 from tests.integration.test_training import assert_same_weights, step_figures, train
 
-OPTIONS = {"training.checkpoint_every": 1, "reference.sync_steps": 3}
+OPTIONS = {"training.steps": 6, "training.checkpoint_every": 1, "reference.sync_steps": 3, "training.microbatch_tokens": 160}
 PHASES: dict[str, tuple[Any, str, str]] = {
     "rollout": (Policy, "sample", "training.rollout_rows"),
     "logps": (Policy, "logps", "training.microbatch_tokens"),
@@ -52,13 +56,19 @@ def test_a_run_that_was_out_of_memory_goes_on_as_if_it_had_not_been(
     assert (end.kind, end.data["status"]) == ("end", "failed")
     reason = end.data["reason"]
     assert f"out of memory in the phase {phase} (CUDA out of memory. Tried to allocate 2.00 GiB" in reason
-    assert re.search(
-        rf"start a new run with {key}=\d+, which was \d+|smaller rollout\.max_completion_tokens, since {key} ", reason
-    )
-    assert f"the newest whole checkpoint is {list_checkpoints(run.checkpoints)[-1].name}, which stays" in reason
+    newest = list_checkpoints(run.checkpoints)[-1].name
+    assert f"the newest whole checkpoint is {newest}, which stays; {key} was " in reason
     assert capsys.readouterr().err.strip().endswith(reason)
+    shutil.copytree(run.path, lowered := RunDir(run.path.with_name("lowered")).path)
     assert step_figures(train(run)) == expected
     assert_same_weights(run, whole)
+    # As the message says, with less at once: the same figures up to rounding.
+    command = re.search(r"resume with less: `grpo train --resume (\S+) (\S+)`$", reason)
+    assert command is not None
+    assert command[1] == str(run.path)
+    lower_passes(RunDir(lowered), sizes_to_lower(parse_overrides([command[2]])))
+    figures = step_figures(train(RunDir(lowered)))
+    assert figures == [{key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in step.items()} for step in expected]
 
 
 def test_the_estimate_of_each_phase_is_in_the_start_record(tiny_run: Any) -> None:

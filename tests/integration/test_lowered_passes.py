@@ -1,0 +1,141 @@
+"""A run that is resumed with smaller passes: the same figures up to rounding, and a repetition changes at the same step."""
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import ConfigError, JournalError
+from grpo_core.policy.policy import Policy
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_journal, read_records
+from grpo_core.run.pass_sizes import PassSizes, lower_passes, pass_plan, sizes_to_lower
+from grpo_core.run.reproduction import compare_runs, final_policy
+from tests.integration.test_training import of_kind, step_figures, train
+
+OPTIONS = {"training.steps": 6, "training.checkpoint_every": 3, "reference.sync_steps": 2, "training.keep_checkpoints": 9}
+LESS = {"microbatch_tokens": 60, "rollout_rows": 4}
+
+
+@pytest.fixture
+def sizes_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return (rows that may be sampled together, tokens of a pass), as each rollout finds them."""
+    used: list[tuple[int, int]] = []
+    sample = Policy.sample
+
+    def noted(policy: Policy, *args: Any) -> Any:
+        used.append((policy.passes.rollout_rows, policy.passes.microbatch_tokens))
+        return sample(policy, *args)
+
+    monkeypatch.setattr(Policy, "sample", noted)
+    return used
+
+
+def cut_back(run: RunDir, step: int) -> None:
+    """Leave what a kill before the checkpoint after `step` leaves."""
+    for checkpoint in run.checkpoints.glob("step_*"):
+        if int(checkpoint.name.removeprefix("step_")) > step:
+            shutil.rmtree(checkpoint)
+
+
+def close_to(figures: list[dict[str, float]]) -> list[Any]:
+    return [{key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in step.items()} for step in figures]
+
+
+def replayed_alerts(run: RunDir) -> list[str]:
+    return [record.data["text"] for record in of_kind(read_records(run.journal_file), "alert")]
+
+
+def test_replayed_steps_are_the_same_up_to_rounding_and_the_record_holds_the_sizes(tiny_run: Any, sizes_used: Any) -> None:
+    run = tiny_run(OPTIONS)
+    before = step_figures(train(run))
+    cut_back(run, 3)
+    asked = {"training.microbatch_tokens": LESS["microbatch_tokens"], "training.rollout_rows": LESS["rollout_rows"]}
+    lines = lower_passes(run, sizes_to_lower(asked))
+    assert lines == [
+        "training.microbatch_tokens: 60 from here on, 16384 until now",
+        "training.rollout_rows: 4 from here on, 256 until now",
+    ]
+    del sizes_used[:]
+    records = train(run)
+    assert sizes_used == [(4, 60)] * 3
+    assert of_kind(records, "resume")[0].data["passes"] == LESS
+    assert replayed_alerts(run) == []  # replayed figures are compared, with a tolerance
+    after = step_figures(records)
+    assert after == close_to(before)
+    assert after[3:] != before[3:], "smaller passes round otherwise: nothing was changed"
+    # Resumed once more without a wish: it keeps the smaller sizes, and now repeats bit for bit.
+    cut_back(run, 3)
+    del sizes_used[:]
+    assert step_figures(train(run)) == after
+    assert (sizes_used, replayed_alerts(run)) == ([(4, 60)] * 3, [])
+
+
+def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(OPTIONS)
+    train(run)
+    cut_back(run, 3)
+    lower_passes(run, LESS)
+    logps = Policy.logps
+    monkeypatch.setattr(Policy, "logps", lambda policy, completions: logps(policy, completions) * 1.001)
+    train(run)
+    assert any("the replayed step record is not the one that it supersedes" in text for text in replayed_alerts(run))
+
+
+def test_a_reproduction_lowers_them_after_the_same_step(tiny_run: Any, sizes_used: Any) -> None:
+    run = tiny_run(OPTIONS, name="first")
+    train(run)
+    cut_back(run, 3)
+    lower_passes(run, LESS)
+    train(run)
+    again = tiny_run(OPTIONS, name="again")
+    again.original.mkdir()
+    shutil.copy(run.journal_file, again.original)
+    shutil.copy(run.config_file, again.original)
+    del sizes_used[:]
+    train(again)
+    assert sizes_used == [(256, 16384)] * 3 + [(4, 60)] * 3
+    assert compare_runs(run, again, final_policy(run)).is_identical
+
+
+def test_only_smaller_sizes_are_taken_and_no_other_key(tiny_run: Any) -> None:
+    run = tiny_run(OPTIONS | {"training.microbatch_tokens": 512})
+    with pytest.raises(
+        ConfigError, match=r"training\.microbatch_tokens: 513 is more than the 512 of this run; a resume may only"
+    ):
+        lower_passes(run, {"microbatch_tokens": 513})
+    assert lower_passes(run, {"microbatch_tokens": 512}) == []
+    assert not run.passes_file.exists()
+    assert lower_passes(run, {"microbatch_tokens": 128}) == ["training.microbatch_tokens: 128 from here on, 512 until now"]
+    with pytest.raises(ConfigError, match="256 is more than the 128 of this run"):
+        lower_passes(run, {"microbatch_tokens": 256})
+    assert lower_passes(run, {"rollout_rows": 8}) == ["training.rollout_rows: 8 from here on, 256 until now"]
+    assert pass_plan(run).after(0) == PassSizes(microbatch_tokens=128, rollout_rows=8)
+    with pytest.raises(ConfigError, match=r"loss\.beta: a run keeps the configuration with which it began; a resume may lower"):
+        sizes_to_lower({"loss.beta": 0.1, "training.rollout_rows": 4})
+    for value in (0, -1, True, "8", 1.5, None):
+        with pytest.raises(ConfigError, match=r"training\.rollout_rows: .* is not a whole number of at least 1"):
+            sizes_to_lower({"training.rollout_rows": value})
+
+
+def test_a_file_that_was_edited_into_something_else_is_refused_by_name(tiny_run: Any) -> None:
+    run = tiny_run(OPTIONS)
+    for content in ("", "{}", "[]", '{"microbatch_tokens": 0, "rollout_rows": 1}', '{"microbatch_tokens": 8}', "\x00"):
+        run.passes_file.write_text(content)
+        with pytest.raises(JournalError, match=r"passes\.json: not the sizes of passes \(.*\); remove it, and resume again"):
+            pass_plan(run)
+    run.passes_file.write_text(json.dumps({"microbatch_tokens": 10**9, "rollout_rows": 10**9}))
+    assert pass_plan(run).after(0) == PassSizes.of(run.read_config()), "larger ones change nothing"
+
+
+def test_a_journal_of_a_version_that_wrote_no_sizes_has_those_of_its_configuration(tiny_run: Any) -> None:
+    run = tiny_run(OPTIONS | {"training.steps": 1})
+    train(run)
+    lines = [json.loads(line) for line in run.journal_file.read_text().splitlines()]
+    for line in lines:
+        line["data"].pop("passes", None)
+        del line["digest"]
+    run.journal_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert len(read_journal(run.journal_file)) == len(lines)
+    assert pass_plan(run).after(1) == PassSizes.of(run.read_config())
