@@ -17,6 +17,7 @@ from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark, read_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import DamagedJournalError, Record, read_records, supersede
+from grpo_core.run.pass_sizes import lowered_notes
 from grpo_core.run.record import finite
 
 SHOWN_KEYS = 8
@@ -220,5 +221,6 @@ def _notes(records: Sequence[Record]) -> list[str]:
     older = f"journal: an older version wrote {part} without digests; a figure that was changed there is not noticed"
     return [
         *([older] if without else []),
+        *lowered_notes(records),
         *(str(record.data.get("text")) for record in records if record.kind == "alert" and "repaired" in record.data),
     ]

@@ -109,6 +109,25 @@ def sizes_in(record: Record) -> PassSizes | None:
         return build(PassSizes, record.data[PASSES_FIELD])
 
 
+def lowered_notes(records: Iterable[Record]) -> list[str]:
+    """Return a line for each resume that lowered a size.
+
+    Raises:
+        JournalError: a record holds something else than sizes.
+    """
+    notes, before = [], None
+    for record in records:
+        sizes = sizes_in(record)
+        if sizes is None:
+            continue
+        if before is not None and sizes != before:
+            pairs = zip(before.as_json().items(), sizes.as_json().values(), strict=True)
+            changes = [f"training.{field} {new} (was {old})" for (field, old), new in pairs if new != old]
+            notes.append(f"passes: resumed after step {record.step} with {', '.join(changes)}")
+        before = sizes
+    return notes
+
+
 def read_wish(run_dir: RunDir) -> PassSizes | None:
     """Return the sizes that a person has asked to resume with; None where nobody has.
 

@@ -12,6 +12,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal, read_records
 from grpo_core.run.pass_sizes import PassSizes, lower_passes, pass_plan, sizes_to_lower
 from grpo_core.run.reproduction import compare_runs, final_policy
+from grpo_core.run.summary import run_status
 from tests.integration.test_training import of_kind, step_figures, train
 
 OPTIONS = {"training.steps": 6, "training.checkpoint_every": 3, "reference.sync_steps": 2, "training.keep_checkpoints": 9}
@@ -61,6 +62,8 @@ def test_replayed_steps_are_the_same_up_to_rounding_and_the_record_holds_the_siz
     records = train(run)
     assert sizes_used == [(4, 60)] * 3
     assert of_kind(records, "resume")[0].data["passes"] == LESS
+    note = "passes: resumed after step 3 with training.microbatch_tokens 60 (was 16384), training.rollout_rows 4 (was 256)"
+    assert run_status(run).notes == (note,)
     assert replayed_alerts(run) == []  # replayed figures are compared, with a tolerance
     after = step_figures(records)
     assert after == close_to(before)
