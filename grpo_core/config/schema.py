@@ -241,6 +241,9 @@ class TrainingConfig(Section):
     """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
     rollout_rows: int = Field(default=256, ge=1)
     """Completions sampled at once; bounds the sampler's key-value cache."""
+    gradient_checkpointing: bool = False
+    """Whether an update keeps each layer's input alone for the backward pass, which computes the layer again: the same
+    result up to rounding, far less memory, and a third more work. Layers of full attention only."""
     packed_weights: bool = True
     """Whether large matrices are packed for sampling, on a CPU with AVX-512: nearly twice as fast, with other roundings in the
     last digits. The journal's `start` record says whether they are."""

@@ -21,6 +21,7 @@ FIXED = {
     "filtering.overlong_buffer_tokens": NO_OPTION,
     "loss.sampler_correction": "its own needs vLLM",
     "rollout.engine": "the weights that it trains are not handed to a server here",
+    "training.gradient_checkpointing": "its switch puts the model into training mode, with dropout",
     "training.max_tokens": "it counts steps alone",
 }
 """Keys that have to stay at their defaults, or none, and why."""

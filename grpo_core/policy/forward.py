@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.policy.recompute import ReplayedCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +41,34 @@ def pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[
     return ids.to(device), mask.to(device)
 
 
-def encode_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> EncodedPrefix:
-    """Run P prompts (token ids) through the model's backbone and keep their keys and values."""
+def encode_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, replayed: bool = False) -> EncodedPrefix:
+    """Run P prompts (token ids) through the model's backbone and keep their keys and values.
+
+    Args:
+        model: a causal language model.
+        prompts: P token sequences.
+        replayed: whether its layers are computed again in the backward pass.
+    """
     ids, mask = pad_left(prompts, model.device)
+    cache = ReplayedCache(model) if replayed else DynamicCache(config=model.config)
     output = backbone(model)(
         input_ids=ids,
         attention_mask=mask.long(),
         position_ids=_positions(mask),
-        past_key_values=DynamicCache(config=model.config),
+        past_key_values=cache,
         use_cache=True,
     )
     return EncodedPrefix(last_hidden=output.last_hidden_state[:, -1], mask=mask, cache=output.past_key_values)
 
 
 def expand_prefix(prefix: EncodedPrefix, prompt_of_row: Int[Tensor, " B"]) -> EncodedPrefix:
-    """Give every row the prefix of its prompt: indices into the P prompts. The cache is changed in place."""
-    prefix.cache.batch_select_indices(prompt_of_row)
-    return EncodedPrefix(last_hidden=prefix.last_hidden[prompt_of_row], mask=prefix.mask[prompt_of_row], cache=prefix.cache)
+    """Give every row the prefix of its prompt: indices into the P prompts. A cache is changed in place, unless replayed."""
+    cache = prefix.cache
+    if isinstance(cache, ReplayedCache):
+        cache = cache.seen_by(prompt_of_row)
+    else:
+        cache.batch_select_indices(prompt_of_row)
+    return EncodedPrefix(last_hidden=prefix.last_hidden[prompt_of_row], mask=prefix.mask[prompt_of_row], cache=cache)
 
 
 def continue_prefix(
@@ -84,6 +96,8 @@ def completion_hidden(
     prompt_of_row: Int[Tensor, " B"],
     completion_ids: Int[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
+    *,
+    replayed: bool = False,
 ) -> Float[Tensor, "B T H"]:
     """Return the hidden states that predict each completion token.
 
@@ -93,8 +107,9 @@ def completion_hidden(
         prompt_of_row: which prompt each row completes.
         completion_ids: padded on the right.
         mask: the completion mask.
+        replayed: whether the layers are computed again in the backward pass.
     """
-    prefix = expand_prefix(encode_prompts(model, prompts), prompt_of_row)
+    prefix = expand_prefix(encode_prompts(model, prompts, replayed=replayed), prompt_of_row)
     first = prefix.last_hidden.unsqueeze(1)
     if completion_ids.shape[1] == 1:
         return first
@@ -160,13 +175,15 @@ def cut_rows(completions: SampledCompletions, rows: Sequence[int]) -> tuple[Int[
     return completions.completion_ids[list(rows), :width], mask[:, :width]
 
 
-def rows_hidden(model: PreTrainedModel, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:
-    """Return the hidden states that predict the rows' completion tokens."""
+def rows_hidden(
+    model: PreTrainedModel, completions: SampledCompletions, rows: Sequence[int], *, replayed: bool = False
+) -> Float[Tensor, "N H"]:
+    """Return the hidden states that predict the rows' completion tokens; `replayed` as in `completion_hidden`."""
     ids, mask = cut_rows(completions, rows)
     prompt_numbers = sorted({row // completions.group_size for row in rows})
     prompt_of_row = torch.tensor([prompt_numbers.index(row // completions.group_size) for row in rows], device=ids.device)
     prompts = [completions.prompts[number].token_ids for number in prompt_numbers]
-    return completion_hidden(model, prompts, prompt_of_row, ids, mask)[mask]
+    return completion_hidden(model, prompts, prompt_of_row, ids, mask, replayed=replayed)[mask]
 
 
 def scatter(values: Float[Tensor, " N"], mask: Bool[Tensor, "b t"], width: int) -> Float[Tensor, "b T"]:

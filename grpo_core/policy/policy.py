@@ -26,6 +26,7 @@ from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.packed import packed_weights, why_plain
 from grpo_core.policy.passes import Passes
+from grpo_core.policy.recompute import recomputing, refuse_other_layers
 from grpo_core.policy.weights_file import Weights
 from grpo_core.types import Prompt
 
@@ -76,6 +77,9 @@ class Policy:
     """Why transformers' layers are run for each token that is sampled; None = `lean_decoding.py` does it."""
     padded_because: str | None = "not asked for"
     """Why completions of different lengths are padded in a forward pass; None = they are not (`grouped.py`)."""
+
+    recomputed: bool = False
+    """Whether a layer keeps its input alone for the backward pass, which computes it again (`recompute.py`)."""
 
     @property
     def device(self) -> torch.device:
@@ -141,9 +145,11 @@ class Policy:
 
     def _hidden(self, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:
         """Return the hidden states that predict the rows' completion tokens."""
-        if self.padded_because is None:
-            return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
-        return rows_hidden(self.model, completions, rows)
+        recomputed = self.recomputed and torch.is_grad_enabled()
+        with recomputing(self.model) if recomputed else contextlib.nullcontext():
+            if self.padded_because is None:
+                return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
+            return rows_hidden(self.model, completions, rows, replayed=recomputed)
 
     @torch.no_grad()
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
@@ -164,6 +170,8 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
     """
     model = load_model(folder, pick_device(config.training.device), config.model.trust_remote_code)
     tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
+    if config.training.gradient_checkpointing:
+        refuse_other_layers(model)
     plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
     return Policy(
         model=model,
@@ -175,4 +183,5 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         plain_because=plain_because,
         decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
         padded_because=why_padded(model, config.model.dtype),
+        recomputed=config.training.gradient_checkpointing,
     )

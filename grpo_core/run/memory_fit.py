@@ -18,6 +18,7 @@ SETTINGS = {
     "update": "training.microbatch_tokens",
 }
 """What decides the memory of a phase."""
+CHECKPOINTING = "training.gradient_checkpointing"
 GPU_SHARE, GPU_TAKEN = 0.92, 800_000_000
 """Of a GPU's memory: what fragments leave, less what CUDA and its libraries take."""
 
@@ -31,6 +32,8 @@ class Fit:
     """Bytes for tensors; None where that is not known."""
     fitting: Mapping[str, int | None]
     """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
+    checkpointing_fits: bool = False
+    """Whether the update would fit as it is with `training.gradient_checkpointing`."""
 
     @property
     def too_large(self) -> tuple[str, ...]:
@@ -45,6 +48,7 @@ class Fit:
             "available": self.available,
             "too_large": list(self.too_large),
             "remedies": [self._remedy(phase) for phase, value in self.fitting.items() if value is not None],
+            "checkpointing_fits": self.checkpointing_fits,
         }
 
     def __str__(self) -> str:
@@ -63,7 +67,8 @@ class Fit:
 
     def _remedy(self, phase: str) -> str:
         value = self.fitting[phase]
-        return f"no {SETTINGS[phase]} is small enough" if value is None else f"set {SETTINGS[phase]}={value}"
+        smaller = f"no {SETTINGS[phase]} is small enough" if value is None else f"set {SETTINGS[phase]}={value}"
+        return f"{smaller}, or {CHECKPOINTING}=true" if phase == "update" and self.checkpointing_fits else smaller
 
 
 def shape_for(config: RunConfig) -> ModelShape | None:
@@ -85,7 +90,13 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need = memory_need(config, shape, padded=on_gpu)
     fitting = {} if available is None else _fitting(config, shape, need, available, padded=on_gpu)
-    return Fit(need=need, available=available, fitting=fitting)
+    checkpointed = memory_need(_with(config, CHECKPOINTING, True), shape, padded=on_gpu).update
+    return Fit(
+        need=need,
+        available=available,
+        fitting=fitting,
+        checkpointing_fits="update" in fitting and available is not None and checkpointed <= available,
+    )
 
 
 def will_use_gpu(config: RunConfig) -> bool:
@@ -105,8 +116,7 @@ def has_cuda(torch_version: str) -> bool:
 
 def _fitting(config: RunConfig, shape: ModelShape, need: MemoryNeed, available: int, *, padded: bool) -> dict[str, int | None]:
     def needs(phase: str, value: int) -> int:
-        training = config.training.model_copy(update={SETTINGS[phase].removeprefix("training."): value})
-        return memory_need(config.model_copy(update={"training": training}), shape, padded=padded).phases()[phase]
+        return memory_need(_with(config, SETTINGS[phase], value), shape, padded=padded).phases()[phase]
 
     def largest(phase: str) -> int | None:
         is_rollout = phase == "rollout"
@@ -116,6 +126,12 @@ def _fitting(config: RunConfig, shape: ModelShape, need: MemoryNeed, available: 
         return None if units is None else units * unit
 
     return {phase: largest(phase) for phase, needed in need.phases().items() if needed > available}
+
+
+def _with(config: RunConfig, key: str, value: object) -> RunConfig:
+    """Return a configuration with another value of a key of `training`."""
+    training = config.training.model_copy(update={key.removeprefix("training."): value})
+    return config.model_copy(update={"training": training})
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int | None:

@@ -5,6 +5,7 @@
     logps    = states + casts of weights + the logits of a micro-batch, twice, or one layer's activations and the cache
     update   = states + casts of weights + what all layers keep for the backward pass + 3 logits
                + gradients, where there are several micro-batches
+               (gradient checkpointing: what one layer keeps and the inputs of all, beside the gradients)
 
 What a layer keeps for each token, in numbers of its width H, its heads' width A, its key-value heads' width K, and of the MLP's
 I: the input of each norm, the normalised input, and the products' inputs; query, key, value and output of attention; gate, its
@@ -221,15 +222,26 @@ def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, half: int, 
     takes_full = config.loss.kl_estimator == "full" and config.loss.beta > 0
     copies = FULL_KL_COPIES if takes_full else 1
     logits = (2 + copies) * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, copies * shape.vocabulary)
-    passes, gradients = kept_bytes(shape, piece, half, padded=padded) + logits, FLOAT * shape.parameters
+    gradients, kept, casts = FLOAT * shape.parameters, kept_bytes(shape, piece, half, padded=padded), _casts(shape, half)
+    if config.training.gradient_checkpointing:  # layer by layer: its activations and casts, while gradients come
+        kept, casts = inputs_bytes(shape, piece, padded=padded), casts // shape.layers
+        gradients += kept_bytes(replace(shape, layers=1), piece, half, padded=padded)
+    passes = kept + logits
     rows = config.rollout.num_prompts_per_step * config.rollout.group_size // config.loss.minibatches
-    return _casts(shape, half) + (passes + gradients if piece.rows < rows else max(passes, gradients))
+    return casts + (passes + gradients if piece.rows < rows else max(passes, gradients))
 
 
 def kept_bytes(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> int:
     """Return what all layers keep of a piece for the backward pass."""
     of_prompt, of_completion = _per_token(shape, piece, half, padded=padded)
     return shape.layers * (piece.of_prompts * of_prompt + piece.of_rows * of_completion)
+
+
+def inputs_bytes(shape: ModelShape, piece: Piece, *, padded: bool) -> int:
+    """Return what all layers keep of a piece where they are computed again: their inputs, and the prompts' keys and values."""
+    hidden = FLOAT * (piece.of_prompts + piece.of_rows) * shape.hidden
+    cache = FLOAT * piece.of_prompts * 2 * shape.key_value if padded else 0
+    return shape.layers * (hidden + cache)
 
 
 def _per_token(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> tuple[int, int]:

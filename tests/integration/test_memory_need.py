@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.packed import why_plain
+from grpo_core.policy.policy import Policy
 from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
 from grpo_core.types import Prompt
 from tests.policies import policy_of
@@ -111,6 +112,11 @@ def completions_of(work: Work) -> SampledCompletions:
     )
 
 
+def policy_sum(policy: Policy, completions: SampledCompletions) -> torch.Tensor:
+    """What stands for a loss: every log-probability has a gradient."""
+    return policy.forward(completions, list(range(completions.num_rows))).logps.sum()
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
@@ -128,10 +134,9 @@ def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: 
     piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4
     assert piece.rows == completions.num_rows
 
-    def update() -> None:
-        policy.forward(completions, list(range(piece.rows))).logps.sum().backward()
-
-    updated = peak(update)
+    updated = peak(lambda: policy_sum(policy, completions).backward())
+    model.zero_grad()
+    recomputed = peak(lambda: policy_sum(replace(policy, recomputed=True), completions).backward())
     model.zero_grad()
     measured = peak(lambda: policy.logps(completions))
     asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
@@ -139,5 +144,7 @@ def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: 
 
     assert updated > GB
     assert update_bytes(config, shape, piece, half, padded=padded) == pytest.approx(updated, rel=0.2)
+    checkpointing = config.model_copy(update={"training": config.training.model_copy(update={"gradient_checkpointing": True})})
+    assert update_bytes(checkpointing, shape, piece, half, padded=padded) == pytest.approx(recomputed, rel=0.2)
     assert logps_bytes(shape, piece, half, padded=padded) == pytest.approx(measured, rel=0.2)
     assert rollout_bytes(config, shape, half, packed=plain_because is None) == pytest.approx(sampled, rel=0.2)

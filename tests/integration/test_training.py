@@ -130,9 +130,10 @@ def test_the_same_seed_repeats_exactly_and_another_does_not(tiny_run):
     assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
 
 
-def test_micro_batches_change_no_figure(tiny_run):
+@pytest.mark.parametrize("override", [{"training.microbatch_tokens": 1}, {"training.gradient_checkpointing": True}], ids=str)
+def test_what_saves_memory_changes_no_figure(tiny_run, override):
     whole = step_figures(train(tiny_run(name="whole")))
-    cut = step_figures(train(tiny_run({"training.microbatch_tokens": 1}, name="cut")))
+    cut = step_figures(train(tiny_run(override, name="cut")))
     for ours, theirs in zip(cut, whole, strict=True):
         assert ours == {key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in theirs.items()}
 

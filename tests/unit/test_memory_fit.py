@@ -109,6 +109,20 @@ def test_where_nothing_would_fit_nothing_is_proposed():
     assert "no training.microbatch_tokens is small enough" in fit.warnings()[-1]
 
 
+def test_gradient_checkpointing_is_proposed_where_it_makes_the_update_fit():
+    asked = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384})
+    shape = KNOWN_SHAPES[asked.model.source]
+    (warning,) = fit_of(asked, shape, 24 * 10**9).warnings()
+    assert warning.endswith(", or training.gradient_checkpointing=true")
+    checkpointed = load_config(
+        "gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384, "training.gradient_checkpointing": True}
+    )
+    assert fit_of(checkpointed, shape, 24 * 10**9).warnings() == ()
+    assert memory_need(checkpointed, shape, padded=True).update > states_bytes(checkpointed, shape) + 4 * shape.parameters
+    larger = load_config("gsm8k_qwen25_1.5b_80gb", {"training.microbatch_tokens": 16384})
+    assert "checkpointing" not in fit_of(larger, KNOWN_SHAPES[larger.model.source], 24 * 10**9).warnings()[-1]
+
+
 def test_fewer_tokens_never_need_more():
     shape, needs = KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"], []
     for tokens in range(1024, 8192, 256):

@@ -20,6 +20,7 @@ REFUSED = [
     ({"advantage.advantage_eps": 1e-6}, "advantage.advantage_eps: 1e-06", "always adds 0.0001"),
     ({"advantage.reward_clip": 1.0}, "advantage.reward_clip: 1.0", "no such option"),
     ({"advantage.scale": "none", "advantage.reward_norm": "batch"}, "advantage.reward_norm: batch", "no such option"),
+    ({"training.gradient_checkpointing": True}, "training.gradient_checkpointing: True", "with dropout"),
     ({"advantage.whiten_advantages": True}, "advantage.whiten_advantages: True", "no such option"),
     ({"advantage.advantage_clip": 0.5}, "advantage.advantage_clip: 0.5", "no such option"),
     ({"filtering.drop_zero_variance_groups": True}, "filtering.drop_zero_variance_groups: True", "no such option"),

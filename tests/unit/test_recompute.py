@@ -1,0 +1,120 @@
+"""Layers that are computed again in the backward pass: the same values and gradients, and little is kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from grpo_core.errors import ModelError
+from grpo_core.policy.forward import completion_hidden
+from grpo_core.policy.recompute import recomputing, refuse_other_layers
+from tests.policies import policy_of
+from tests.unit.test_grouped import EITHER, FITTING, OTHERS, sampled
+from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, model, naive, padded
+
+assert model  # a fixture: the tiny model in float64
+
+
+def hidden_of(model, *, again):
+    ids, mask = padded(COMPLETIONS)
+    return completion_hidden(model, PROMPTS, torch.tensor(PROMPT_OF_ROW), ids, mask, replayed=again)[mask]
+
+
+def weighted(values):
+    return (torch.linspace(-1, 2, values.numel(), dtype=values.dtype).view_as(values) * values).sum()
+
+
+def gradients(model, values):
+    return torch.autograd.grad(weighted(values), list(model.base_model.parameters()))
+
+
+def layers_of(model):
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def kept_bytes(function):
+    """Bytes of the tensors that a pass keeps for its backward pass, each storage once, weights left out."""
+    kept = {}
+
+    def note(tensor):
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = function()
+    return sum(kept.values()), result
+
+
+def test_gradients_are_those_of_rows_with_prompts_of_their_own(model):
+    with recomputing(model):
+        found = hidden_of(model, again=True)
+    head = model.get_output_embeddings()
+    ids, mask = padded(COMPLETIONS)
+    logps = torch.log_softmax(head(found), dim=-1).gather(1, ids[mask].unsqueeze(1)).squeeze(1)
+    theirs = naive(model, PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
+    torch.testing.assert_close(logps, theirs, rtol=0, atol=1e-10)
+    torch.testing.assert_close(gradients(model, logps), gradients(model, theirs), rtol=1e-9, atol=1e-10)
+
+
+def test_each_layer_runs_once_more_and_the_model_is_as_it_was(model):
+    layers = layers_of(model)
+    calls = []
+    for number, layer in enumerate(layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: calls.append(number))
+    with recomputing(model):
+        found = hidden_of(model, again=True)
+    forwards = len(calls)
+    assert forwards == 2 * len(layers)  # prompts, then completions
+    assert not any("forward" in vars(layer) for layer in layers)
+    weighted(found).backward()
+    assert len(calls) == 2 * forwards
+    assert calls[forwards:] == [*reversed(range(len(layers)))] * 2
+    with pytest.raises(ZeroDivisionError), recomputing(model):
+        raise ZeroDivisionError
+    assert not any("forward" in vars(layer) for layer in layers)
+
+
+@pytest.mark.parametrize("padded_because", [None, "asked for"])
+def test_a_policy_keeps_less_and_gives_the_same(tiny_model, padded_because):
+    usual = policy_of(tiny_model, temperature=0.9, padded_because=padded_because)
+    again = replace(usual, recomputed=True)
+    completions = sampled(usual)
+    rows = list(range(completions.num_rows))
+
+    def figures(policy):
+        return policy.forward(completions, rows)
+
+    (much, expected), (little, found) = (kept_bytes(lambda policy=policy: figures(policy).logps) for policy in (usual, again))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradients(tiny_model, found), gradients(tiny_model, expected), rtol=1e-4, atol=1e-6)
+    assert little < much / 2
+    with torch.no_grad():
+        assert torch.equal(figures(again).logps, figures(usual).logps), "without a gradient nothing is computed otherwise"
+
+
+def test_the_same_pass_repeats_bit_for_bit(tiny_model):
+    policy = policy_of(tiny_model, padded_because=None, recomputed=True)
+    completions = sampled(policy)
+    once, twice = (gradients(tiny_model, policy.forward(completions, list(range(12))).logps) for _ in range(2))
+    assert all(torch.equal(one, two) for one, two in zip(once, twice, strict=True))
+
+
+@pytest.mark.parametrize("make", [*FITTING.values(), *EITHER.values()], ids=[*FITTING, *EITHER])
+def test_architectures_that_are_taken(make):
+    torch.manual_seed(0)
+    model = make().eval().double()
+    refuse_other_layers(model)
+    expected = hidden_of(model, again=False)
+    with recomputing(model):
+        found = hidden_of(model, again=True)
+    torch.testing.assert_close(gradients(model, found), gradients(model, expected), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_architectures_that_are_refused(make):
+    with pytest.raises(
+        ModelError, match=r"training\.gradient_checkpointing: \w+ForCausalLM has layers other than full attention"
+    ):
+        refuse_other_layers(make())
