@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -95,18 +96,27 @@ def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
 
 
 def gpu_memory() -> int | None:
-    """Return the bytes of the smallest NVIDIA GPU that CUDA_VISIBLE_DEVICES lets this process see; None where there is none.
+    """Return the bytes of the smallest NVIDIA GPU, or part of one (MIG), that CUDA_VISIBLE_DEVICES lets this process see.
 
-    For the driver's tool a part of a GPU (MIG) is the whole.
+    None where there is none. A part that no variable names is taken for the whole.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = None if visible is None else [name.strip() for name in visible.split(",")]
+    if seen and seen[0].startswith("MIG-"):  # CUDA sees one part at most
+        return _part_memory(seen[0])
     known = [
         int(mebibytes) * 2**20
         for index, uuid, mebibytes in _ask_driver("index", "uuid", "memory.total")
         if mebibytes.isdecimal() and (seen is None or index in seen or any(name and uuid.startswith(name) for name in seen))
     ]
     return min(known, default=None)
+
+
+def _part_memory(uuid: str) -> int | None:
+    """Return the bytes of a part of a GPU, which its profile names: `MIG 1g.10gb  Device 0: (UUID: MIG-...)`."""
+    lines = (line for line in _driver_tool("-L").splitlines() if f"(UUID: {uuid})" in line)
+    profile = next((re.search(r"MIG \S*?(\d+)gb\b", line) for line in lines), None)
+    return None if profile is None else int(profile[1]) * 2**30
 
 
 def gpus() -> tuple[list[str], str | None]:
@@ -116,19 +126,16 @@ def gpus() -> tuple[list[str], str | None]:
 
 
 def _ask_driver(*fields: str) -> list[list[str]]:
-    """Return the fields of each NVIDIA GPU, none where there is no driver.
-
-    They come from its own tool: torch would take memory of each GPU for the process that asks.
-    """
-    try:
-        output = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
+    """Return the fields of each NVIDIA GPU, none where there is no driver."""
+    output = _driver_tool(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     rows = ([cell.strip() for cell in line.rsplit(",", len(fields) - 1)] for line in output.splitlines())
     return [row for row in rows if len(row) == len(fields)]
+
+
+def _driver_tool(*arguments: str) -> str:
+    """Return what nvidia-smi prints, nothing where it fails: torch would take memory of each GPU for the process that asks."""
+    try:
+        command = ["nvidia-smi", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

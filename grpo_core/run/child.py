@@ -137,6 +137,7 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
     """Return the environment of a child."""
     return {
         **REUSED_MEMORY,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whose numbers people put into CUDA_VISIBLE_DEVICES
         **os.environ,
         LIFELINE_VARIABLE: str(lifeline),
         "PYTHONPATH": python_path(*import_from),

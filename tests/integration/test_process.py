@@ -34,6 +34,18 @@ def test_a_failed_child_is_reported_by_its_last_line(tmp_path: Path, module: str
     assert json.loads((tmp_path / "state").read_text())["returncode"] == 2
 
 
+@pytest.mark.parametrize("chosen", [None, "FASTEST_FIRST"])
+def test_a_child_counts_gpus_as_the_drivers_tool_does_unless_told_otherwise(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", chosen)
+    write(tmp_path, "import os\nprint(os.environ['CUDA_DEVICE_ORDER'])\n")
+    run_child(module, [], tmp_path / "log")
+    assert (tmp_path / "log").read_text().split() == [chosen or "PCI_BUS_ID"]
+
+
 def test_a_killed_child_is_reported_by_the_signal(tmp_path: Path, module: str) -> None:
     write(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with pytest.raises(TrainingError, match="killed by SIGKILL"):

@@ -170,11 +170,30 @@ def test_the_shape_of_a_model_is_read_from_its_files(tiny_model, tmp_path):
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, 10), ("", None), ("-1", None), ("1", 24), ("0,1", 10), ("GPU-bbb", 24), ("GPU-ccc", None)],
+    [
+        (None, 10),
+        ("", None),
+        ("-1", None),
+        ("1", 24),
+        ("0,1", 10),
+        ("GPU-bbb", 24),
+        ("GPU-ccc", None),
+        ("MIG-eee", 5),
+        ("MIG-fff,MIG-eee", 20),
+        ("MIG-ggg", None),
+    ],
 )
 def test_only_gpus_that_are_visible_count(monkeypatch, tmp_path, visible, expected):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, GPU-aaa, 10240'\necho '1, GPU-bbb, 24576'\necho '2, GPU-ddd, [N/A]'\n")
+    tool.write_text(
+        "#!/bin/sh\n"
+        "if [ $1 = -L ]; then\n"
+        "echo 'GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaa)'\n"
+        "echo '  MIG 1g.5gb      Device  0: (UUID: MIG-eee)'\n"
+        "echo '  MIG 3g.20gb     Device  1: (UUID: MIG-fff)'\n"
+        "else\n"
+        "echo '0, GPU-aaa, 10240'\necho '1, GPU-bbb, 24576'\necho '2, GPU-ddd, [N/A]'\nfi\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     if visible is None:
