@@ -25,13 +25,12 @@ from typing import IO, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
+from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.initial import INITIAL_FILE, find_initial
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
@@ -105,8 +104,7 @@ def save_policy(contents: Contents, folder: Path) -> str:
     model = contents.policy.model
     model.save_pretrained(folder, state_dict={})  # all but the weights
     contents.policy.tokenizer.save_pretrained(folder)
-    weights = revert_weight_conversion(model, dict(first_names(contents.weights)))  # names and shapes as on the hub
-    return save_weights(weights, folder / WEIGHTS_FILE)
+    return save_weights(as_on_hub(model, first_names(contents.weights)), folder / WEIGHTS_FILE)
 
 
 def save_optimizer(contents: Contents, path: Path) -> str:
@@ -132,11 +130,13 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     """
     files = verify_checkpoint(checkpoint)
     state = read_state(checkpoint)
-    for name in files & {POLICY_FILE, REFERENCE_FILE, INITIAL_FILE}:
-        _check_weights(checkpoint, name, live.policy.model)
+    live_weights = named_weights(live.policy.model)
+    for name in files & {REFERENCE_FILE, INITIAL_FILE}:
+        _check_weights(checkpoint, name, live_weights)
+    _check_weights(checkpoint, POLICY_FILE, shapes_on_hub(live.policy.model))
     initial = _initial(checkpoint, files, named_weights(live.reference.start.model))
     _load_optimizer(checkpoint, live)
-    live.policy.load(load_file(checkpoint / POLICY_FILE))
+    live.policy.load(stored_weights(checkpoint / POLICY_FOLDER, live.policy.model))
     moved = load_file(checkpoint / REFERENCE_FILE) if files >= {REFERENCE_FILE} and files & INITIAL_FILES else None
     live.reference.restore(initial, moved, sync_count=state.sync_count, last_sync_step=state.last_sync_step)
     return state
@@ -207,16 +207,16 @@ def _drop_others(newest: Path, keep: int, best: str | None) -> None:
             shutil.rmtree(path)
 
 
-def _check_weights(checkpoint: Path, name: str, model: PreTrainedModel) -> None:
-    """Compare names and shapes of the weights in a file, without reading them, with those of a model."""
+def _check_weights(checkpoint: Path, name: str, expected: Weights) -> None:
+    """Compare names and shapes of the weights in a file, without reading them, with those that are expected."""
     unreadable = f"{checkpoint}: {name} cannot be read ({{cause}}); the checkpoint is damaged"
     with (
         raised_as(ModelError, unreadable, OSError, ValueError, SafetensorError),
         safe_open(checkpoint / name, framework="pt") as file,
     ):
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
-    for key, parameter in model.named_parameters():
-        wanted, found = list(parameter.shape), shapes.get(key)
+    for key, tensor in expected.items():
+        wanted, found = list(tensor.shape), shapes.get(key)
         if found != wanted:
             raise ModelError(
                 f"{checkpoint}: {name} is of another model: {key} has the shape {found}, here it is {wanted}; "

@@ -1,5 +1,6 @@
 """Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -10,7 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from grpo_core.errors import InitialPolicyError, ModelError
 from grpo_core.policy import checkpoint as checkpoints
@@ -99,6 +107,34 @@ def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
     for one in (live, restored):
         train(one, 3, alpha=0.5)
     assert_identical(snapshot(restored), snapshot(live))
+
+
+EXPERTS = {
+    "qwen3": lambda sizes: Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, moe_intermediate_size=16, num_experts=4, head_dim=8)),
+    "mixtral": lambda sizes: MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4)),
+}
+
+
+@pytest.mark.parametrize("make", EXPERTS.values(), ids=EXPERTS)
+def test_layers_of_experts_whose_names_on_the_hub_are_others_are_restored(tmp_path, make):
+    sizes = {"vocab_size": 79, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = make({**sizes, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}).eval()
+
+    def wired():
+        policy = policy_of(copy.deepcopy(model))
+        optimizer = AdamW(policy.parameters(), lr=1e-2)
+        schedule = LambdaLR(optimizer, lambda _index: 1.0)
+        return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+
+    live, other = wired(), wired()
+    train(live, 3, alpha=0.5)
+    path = save_checkpoint(tmp_path, live.contents(), state_at(3), keep=1)
+    assert any("experts.3." in name for name in load_file(path / "policy/model.safetensors"))
+    load_checkpoint(path, other)
+    assert_identical(snapshot(live), snapshot(other))
+    loaded = type(model).from_pretrained(path / "policy")
+    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), live.policy.parameters(), strict=True))
 
 
 def test_before_the_first_sync_the_reference_is_not_stored_again(fresh, tmp_path):
