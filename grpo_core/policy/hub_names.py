@@ -1,4 +1,4 @@
-"""Weights by the names and in the shapes that the hub has, and back: transformers joins the experts of a layer in one tensor."""
+"""Weights by the names and in the shapes that the hub has, and back: transformers joins the experts of a layer in one."""
 
 from pathlib import Path
 
