@@ -33,6 +33,8 @@ class Metric:
     """Its healthy range, or `none: ` and why there is none."""
     deterministic: bool = True
     """Whether a repeated run must give the same figure; times and memory need not."""
+    alarm: float | None = None
+    """Beyond it the figure is no longer healthy: the bound of a monitor's rule about it that names none."""
     when: When = "step"
     """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation,
     rollouts from a server, a GPU."""
@@ -44,11 +46,18 @@ class Metric:
 
 
 def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
-    key: str, meaning: str, formula: str, unit: str, reduction: str, healthy: str, when: When = "step"
+    key: str,
+    meaning: str,
+    formula: str,
+    unit: str,
+    reduction: str,
+    healthy: str,
+    when: When = "step",
+    alarm: float | None = None,
 ) -> Metric:
     row = {"key": key, "meaning": meaning, "formula": formula, "unit": unit, "reduction": reduction, "healthy": healthy}
     # What a server computes depends on which requests it computes together.
-    return Metric(**row, when=when, deterministic=when != "server")
+    return Metric(**row, when=when, alarm=alarm, deterministic=when != "server")
 
 
 def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step", when: When = "step") -> Metric:
@@ -79,7 +88,8 @@ REGISTRY: tuple[Metric, ...] = (
     # KL: measured with the policy that made the rollouts, before its update, whatever the loss uses.
     _m("kl/ref/k1", "KL to the current reference, estimator k1", "-log r", "nats/token", _TOKENS, "rises slowly"),
     _m("kl/ref/k2", "KL to the current reference, estimator k2", "(log r)^2 / 2", "nats/token", _TOKENS, "close to k3"),
-    _m("kl/ref/k3", "KL to the current reference, estimator k3", "r - 1 - log r", "nats/token", _TOKENS, "below 0.1 to 1"),
+    _m("kl/ref/k3", "KL to the current reference, estimator k3", "r - 1 - log r", "nats/token", _TOKENS, "below 0.1 to 1",
+       alarm=1.0),
     _m("kl/ref/max", "largest k3 of one token", "max_t k3", "nats", "max over loss tokens", "spikes: few tokens dominate"),
     _m("kl/ref/p95", "95th percentile of k3 over tokens", "quantile_0.95(k3)", "nats", "quantile over loss tokens",
        "a few times kl/ref/k3"),
@@ -87,22 +97,23 @@ REGISTRY: tuple[Metric, ...] = (
        "nats/token", "over completions", "well below kl/ref/k3"),
     _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS, _BY_LENGTH),
     _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS,
-       "rises slowly, below 1"),
+       "rises slowly, below 1", alarm=1.0),
     _m("kl/init/se", "standard error of kl/init/k3", "as kl/ref/se", "nats/token", "over completions",
        "large where few tokens dominate"),
     _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS, _BY_LENGTH),
     _m("kl/probe/full", "exact KL to the current reference on the fixed probe set", "sum_v pi (log pi - log pi_ref)",
-       "nats/token", "mean over completion tokens", "as kl/ref/k3", when="probe"),
+       "nats/token", "mean over completion tokens", "as kl/ref/k3", when="probe", alarm=1.0),
     _m("kl/probe/full_init", "exact KL to the initial policy on the fixed probe set", "sum_v pi (log pi - log pi_0)",
-       "nats/token", "mean over completion tokens", "as kl/init/k3", when="probe"),
+       "nats/token", "mean over completion tokens", "as kl/init/k3", when="probe", alarm=1.0),
     _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/se", "nats/token", "over completions",
        "well below kl/probe/full", when="probe"),
     _m("kl/probe/se_init", "standard error of kl/probe/full_init", "as kl/ref/se", "nats/token", "over completions",
        "well below kl/probe/full_init", when="probe"),
     _m("kl/old/k3", "KL between the policy that made the rollouts and the policy during the updates on them",
-       "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update"),
+       "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update",
+       alarm=0.05),
     _m("kl/sampler/k3", "mismatch between the sampler's and the trainer's log-probabilities", "r - 1 - log r", "nats/token",
-       _TOKENS, "below 1e-3; embedded sampler: rounding"),
+       _TOKENS, "below 1e-3; embedded sampler: rounding", alarm=0.01),
     # Rollouts from a server: what the probe of its weights has shown
     _m("sampler/probe/difference", "largest difference between the server's and the trainer's log-probability of a fixed token",
        "max |lp_s - lp|", "nats", "max over the probe's tokens", "fp32: below 1e-4; bf16: below 1", when="server"),
@@ -129,7 +140,8 @@ REGISTRY: tuple[Metric, ...] = (
     _m("group/reward_std/mean", "spread of the total inside a group", "Bessel std", "reward", _GROUPS, "above 0"),
     _m("group/reward_std/min", "smallest spread inside a group", "Bessel std", "reward", "min over groups", _BY_REWARD),
     _m("group/reward_std/max", "largest spread inside a group", "Bessel std", "reward", "max over groups", "above 0"),
-    _m("group/zero_std_frac", "groups that teach nothing: all rewards equal", "std = 0", "0..1", _SHARE, "below 0.5"),
+    _m("group/zero_std_frac", "groups that teach nothing: all rewards equal", "std = 0", "0..1", _SHARE, "below 0.5",
+       alarm=0.9),
     _m("group/all_correct_frac", "groups where the verifier accepts every completion", "-", "0..1", _SHARE,
        "below 0.5: such groups teach nothing"),
     _m("group/all_wrong_frac", "groups where the verifier accepts none", "-", "0..1", _SHARE, "falls"),
@@ -139,7 +151,8 @@ REGISTRY: tuple[Metric, ...] = (
     _m("advantage/std", "spread of the advantages", "Bessel std", "-", "over completions", "about sqrt((G-1)/G)"),
     _m("advantage/max", "largest absolute advantage", "max |A|", "-", "max over completions", "at most (G-1)/sqrt(G)"),
     # Policy
-    _m("policy/entropy", "entropy of the next-token distribution", "-sum_v p log p", "nats", _TOKENS, "falls, not to 0"),
+    _m("policy/entropy", "entropy of the next-token distribution", "-sum_v p log p", "nats", _TOKENS, "falls, not to 0",
+       alarm=0.05),
     _m("policy/ratio_mean", "importance ratio pi/pi_old", "exp(lp - lp_old)", "-", f"{_TOKENS}, mean over optimizer steps",
        "1"),
     _m("policy/ratio_max", "largest ratio", "max rho", "-", "max over loss tokens and optimizer steps", "below 10"),
@@ -236,10 +249,10 @@ def check_registered(keys: Iterable[str]) -> None:
 
 def metrics_page() -> str:
     """Return METRICS.md: the table of the registry."""
-    head = ("Key", "Meaning", "Formula", "Unit", "Reduction", "When", "Deterministic", "Healthy")
+    head = ("Key", "Meaning", "Formula", "Unit", "Reduction", "When", "Deterministic", "Healthy", "Alarm")
     rows = [
         (f"`{metric.key}`", metric.meaning, metric.formula, metric.unit, metric.reduction, metric.when.replace("_", " "),
-         "yes" if metric.deterministic else "no", metric.healthy)
+         "yes" if metric.deterministic else "no", metric.healthy, "" if metric.alarm is None else f"{metric.alarm:g}")
         for metric in REGISTRY
     ]  # fmt: skip
     return (

@@ -9,6 +9,9 @@ Message = Mapping[str, Any]
 
 Conversation = tuple[Message, ...]
 
+SCHEDULE = "reference.sync_steps"
+"""Cause of the syncs that come every so many steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -46,3 +49,5 @@ class RefSync:
     """The same just after; 0 for a hard copy."""
     param_distance: float
     """L2 norm of theta - theta_ref just before."""
+    cause: str = SCHEDULE
+    """What asked for it: `reference.sync_steps`, or the alert of a rule."""

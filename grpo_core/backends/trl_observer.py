@@ -17,9 +17,16 @@ from grpo_core.training.loop import conclude
 from grpo_core.training.phases import Clock
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
-from grpo_core.training.step import conclude_step, distance_from_reference, initial_logps, probe, prompts_for
+from grpo_core.training.step import (
+    conclude_step,
+    distance_from_reference,
+    figures_of_policy,
+    initial_logps,
+    probe,
+    prompts_for,
+)
 from grpo_core.training.update import OptimizerStep, clipped_tokens
-from grpo_core.types import Conversation, RefSync
+from grpo_core.types import SCHEDULE, Conversation, RefSync
 
 ROWS = "grpo_flow_rows"
 """Key under which each tensor row keeps its number while TRL shuffles and cuts the batch."""
@@ -132,8 +139,9 @@ class Observer:
         if len(self._reports) + 1 < updates_per_step(self.session.config):
             return
         with self._clock("sync"), self._evaluating():
-            self._distance = distance_from_reference(session, self.step)
-            if reference.is_due(self.step, session.config.reference.sync_steps):
+            is_due = reference.is_due(self.step, session.config.reference.sync_steps)
+            self._distance = distance_from_reference(session, self.step, SCHEDULE if is_due else None)
+            if is_due:
                 reference.keep_initial()
                 policy_logps = session.policy.logps(self.rollouts)
                 self._pending = policy_logps, self._mean_k3(self.logps.ref, policy_logps)
@@ -147,16 +155,10 @@ class Observer:
         with self._clock("sync"):
             sync = self._synced()
         self._clock.seconds["update"] = self._clock.total() - sum(self._clock.seconds.values())  # all that is TRL's own
+        session, reports = self.session, self._reports
+        figures = figures_of_policy(session, self.batch, self.logps, reports, self._probed)
         result = conclude_step(
-            self.session,
-            self.state,
-            self.batch,
-            self.logps,
-            self._reports,
-            sync=sync,
-            distance=self._distance,
-            probed=self._probed,
-            clock=self._clock,
+            session, self.state, self.batch, reports, figures, sync=sync, distance=self._distance, clock=self._clock
         )
         with self._evaluating():
             self.state, self.saved_at = conclude(self.session, result, self.saved_at)

@@ -5,9 +5,10 @@
 
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, as_overrides, load_config, merge_knobs, parse_overrides, validate_config
-from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, RuleConfig, TrackingConfig
+from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
 from grpo_core.config.origin import Origin, changes_between, origin_of, run_name
 from grpo_core.config.presets import find_config, preset_names
+from grpo_core.config.rules import MonitorConfig, RuleConfig
 from grpo_core.config.schema import (
     AdvantageConfig,
     DataConfig,

@@ -1,4 +1,4 @@
-"""What a configuration runs as code beside this project's own: an interpreter, a model's Python files, imported rewards."""
+"""What a configuration runs as code beside this project's own: an interpreter, a model's Python files, rewards, rules."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Code:
     value: str
     """As the configuration gives it."""
     module: str | None = None
-    """Of a reward function: what is imported."""
+    """Of a function that is imported: a reward, a rule of the monitor."""
 
     def __str__(self) -> str:
         """`rewards.0.fn: my_rewards:brevity`."""
@@ -33,9 +33,14 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
         for index, reward in enumerate(config.rewards)
         if ":" in reward.fn  # a built-in name has none
     ]
+    rules = [
+        Code(key=f"monitor.rules.{index}.function", value=rule.function, module=rule.function.partition(":")[0])
+        for index, rule in enumerate(config.monitor.rules)
+        if rule.function is not None
+    ]
     pythons = {"training.python": config.training.python, "rollout.vllm.python": config.rollout.vllm.python}
     interpreters = [Code(key=key, value=python) for key, python in pythons.items() if python is not None]
-    return (*remote, *rewards, *interpreters)
+    return (*remote, *rewards, *rules, *interpreters)
 
 
 def is_allowed(code: Code, modules: Collection[str]) -> bool:

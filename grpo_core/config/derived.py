@@ -26,6 +26,17 @@ def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
     return config.loss.sampler_correction or ("truncate" if is_other_engine else "none")
 
 
+def reference_moves(config: RunConfig) -> bool:
+    """Return whether the reference may become another policy than the initial one during a run."""
+    sync = config.reference.sync_steps
+    return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
+
+
+def has_sync_rule(config: RunConfig) -> bool:
+    """Return whether a rule of the monitor may synchronise the reference."""
+    return any(rule.action == "sync" for rule in config.monitor.rules)
+
+
 def starts_server(config: RunConfig) -> bool:
     """Return whether the run starts a vLLM server, or takes one over from another run."""
     return config.rollout.engine == "vllm" and config.rollout.vllm.mode == "server" and config.rollout.vllm.url is None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import is_changed, is_single_update, sampler_treatment
+from grpo_core.config.derived import has_sync_rule, is_changed, is_single_update, sampler_treatment
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -56,7 +56,10 @@ OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gy
 
 def owned_keys(config: RunConfig) -> Iterator[Finding]:
     """Yield what belongs to something that is switched off."""
-    resolved = {"loss.sampler_correction": sampler_treatment(config)}
+    resolved = {
+        "loss.sampler_correction": sampler_treatment(config),
+        "reference.sync_steps": config.reference.sync_steps or ("by rules" if has_sync_rule(config) else None),
+    }
     for level, owner, off, keys in OWNED:
         name, _, owning = owner.partition(".")
         section: Section = getattr(config, name)

@@ -1,6 +1,4 @@
-"""Keys of what is measured beside the training: probe, evaluation, monitor, tracking."""
-
-from typing import Literal
+"""Keys of what is measured beside the training: probe, evaluation, tracking; the monitor's are in `rules.py`."""
 
 from pydantic import Field
 
@@ -33,36 +31,6 @@ class EvaluationConfig(Section):
     """Also evaluate (greedy) during training, after every so many steps; null = before and after only."""
     every_num_prompts: int = Field(default=64, ge=1)
     """Held-out prompts of the evaluations during training."""
-
-
-class RuleConfig(Section):
-    """One thing that the monitor watches."""
-
-    kind: Literal["kl_budget", "sampler_mismatch", "non_finite", "stalled"]
-    """`kl_budget`: `metric` above `bound`; `sampler_mismatch`: `kl/sampler/k3` above it, so sampler and trainer have other
-    probabilities; `non_finite`: a figure is NaN or infinite; `stalled`: `bound` seconds of silence."""
-    metric: str | None = None
-    """Metric of a `kl_budget` rule: a key that starts with `kl/`."""
-    bound: float | None = Field(default=None, gt=0)
-    """`kl_budget` and `sampler_mismatch`: nats a token; `stalled`: seconds. `non_finite` takes none."""
-    action: Literal["warn", "stop"] = "warn"
-    """`stop` finishes the step under way, checkpoints and ends the run."""
-
-    @property
-    def watched(self) -> str | None:
-        """The metric that must stay below the bound; None for rules about no single one."""
-        return "kl/sampler/k3" if self.kind == "sampler_mismatch" else self.metric
-
-
-class MonitorConfig(Section):
-    """Rules that are checked at every record of the journal."""
-
-    rules: tuple[RuleConfig, ...] = (
-        RuleConfig(kind="non_finite", action="stop"),
-        RuleConfig(kind="stalled", bound=600.0, action="warn"),
-        RuleConfig(kind="sampler_mismatch", bound=0.01, action="warn"),
-    )
-    """Each breach is an alert in MLflow and Prefect with the bound, the value and the step."""
 
 
 class TrackingConfig(Section):

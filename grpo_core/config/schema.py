@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_core.config.observation import EvaluationConfig, MonitorConfig, ProbeConfig, TrackingConfig
+from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
+from grpo_core.config.rules import MonitorConfig
 from grpo_core.config.section import PlainValues, Section, Source
 
 

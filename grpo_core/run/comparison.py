@@ -37,6 +37,8 @@ IN_OTHER_PASSES = Tolerance(relative=1e-4, absolute=1e-6)
 STATISTICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "completion/tokens/mean")
 """Figures whose means over the steps are compared where tokens differ."""
 
+WORDS = ("repaired", "cause")
+"""What a `ref_sync` record holds beside figures."""
 Identity = tuple[Kind, int, str]
 """Which record of a run it is: kind, step, and of evaluations the set."""
 
@@ -110,7 +112,7 @@ def identity(record: Record) -> Identity:
 def figures(record: Record) -> dict[str, float]:
     """Return the figures of a record that a repetition must give again."""
     if record.kind == "ref_sync":
-        return {f"ref_sync {key}": float(value) for key, value in record.data.items() if key != "repaired"}
+        return {f"ref_sync {key}": float(value) for key, value in record.data.items() if key not in WORDS}
     return {key: value for key, value in record.metrics.items() if _is_deterministic(key)}
 
 

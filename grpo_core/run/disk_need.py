@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo_core.config import RunConfig
+from grpo_core.config.derived import reference_moves
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import free_bytes, nearest_folder
 
@@ -90,8 +91,7 @@ def disk_need(config: RunConfig, num_parameters: int, *, from_step: int = 0, pre
 
 def checkpoint_bytes(config: RunConfig, num_parameters: int) -> int:
     """Return the size of one checkpoint, at its largest."""
-    sync = config.reference.sync_steps
-    models = 1 + (sync is not None and sync <= config.training.steps)  # policy, reference
+    models = 1 + reference_moves(config)  # policy, reference
     return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
 
 

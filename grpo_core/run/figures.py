@@ -1,7 +1,7 @@
 """Pictures of a run over its steps, reference syncs marked; the pieces from which `grpo compare` draws several runs, too."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ SYMLOG_FROM = 20.0
 """A KL axis is logarithmic above its median if the largest value exceeds the median by more than this factor."""
 
 
-def reward_figure(records: Sequence[Record]) -> Figure:
-    """Return reward, its spread inside groups, and the share of groups that teach nothing, over steps."""
-    run = read_curves(records)
-    with _panels(run, f"Reward (thin: each step, thick: mean of {SMOOTHED})", "reward", "share") as (figure, top, bottom):
+def reward_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Figure:
+    """Return reward, its spread inside groups, and the share of groups that teach nothing; alarms by their steps."""
+    run, title = read_curves(records), f"Reward (thin: each step, thick: mean of {SMOOTHED})"
+    with _panels(run, alarms, title, "reward", "share") as (figure, top, bottom):
         draw_curve(top, run.get("reward/mean"), "reward", smooth=True)
         draw_curve(top, run.get("group/best_mean"), "best of its group", style=":")
         _draw_points(top, run.get("eval/heldout/greedy_accuracy"), "s", "held-out greedy accuracy")
@@ -33,10 +33,10 @@ def reward_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def drift_figure(records: Sequence[Record]) -> Figure:
-    """Return KL to the reference and to the initial policy (estimated and exact), and entropy, over steps."""
+def drift_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Figure:
+    """Return KL to the reference and to the initial policy (estimated and exact), and entropy; alarms by their steps."""
     run = read_curves(records)
-    with _panels(run, "Drift of the policy", "KL, nats per token", "nats per token") as (figure, top, bottom):
+    with _panels(run, alarms, "Drift of the policy", "KL, nats per token", "nats per token") as (figure, top, bottom):
         reference = run.get("kl/ref/k3")
         draw_band(top, reference)
         draw_curve(top, reference, "to the current reference (k3, ± 1 s.e.)")
@@ -50,13 +50,14 @@ def drift_figure(records: Sequence[Record]) -> Figure:
 
 
 @contextlib.contextmanager
-def _panels(run: RunCurves, title: str, above: str, below: str) -> Iterator[tuple[Figure, Axes, Axes]]:
-    """Yield a figure of two panels over the same steps, to be drawn into; then mark the syncs and label the axes."""
+def _panels(run: RunCurves, alarms: Collection[int], title: str, above: str, below: str) -> Iterator[tuple[Figure, Axes, Axes]]:
+    """Yield a figure of two panels over the same steps, to be drawn into; then mark syncs and alarms and label the axes."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     yield figure, top, bottom
     for panel, label in ((top, above), (bottom, below)):
         mark_syncs(panel, run.syncs, label=panel is top)
+        mark_alarms(panel, alarms, label=panel is top)
         panel.set_ylabel(label)
         panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
@@ -65,10 +66,10 @@ def _panels(run: RunCurves, title: str, above: str, below: str) -> Iterator[tupl
     figure.suptitle(title)
 
 
-def save_figures(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write reward.png and kl.png into `folder`; return their paths."""
+def save_figures(records: Sequence[Record], folder: Path, alarms: Collection[int] = ()) -> list[Path]:
+    """Write reward.png and kl.png into `folder`, the steps of alarms marked; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {folder / "reward.png": reward_figure(records), folder / "kl.png": drift_figure(records)}
+    figures = {folder / "reward.png": reward_figure(records, alarms), folder / "kl.png": drift_figure(records, alarms)}
     for path, figure in figures.items():
         figure.savefig(path, dpi=DPI)
     return list(figures)
@@ -126,6 +127,14 @@ def scale_kl(axes: Axes, values: np.ndarray) -> None:
 def _draw_points(axes: Axes, curve: Curve | None, marker: str, label: str) -> None:
     if curve is not None:
         axes.plot(curve.steps, curve.values, marker, color="black", markersize=5, label=label)
+
+
+def mark_alarms(axes: Axes, alarms: Collection[int], label: bool = True) -> None:
+    """Draw a triangle at the upper edge for each step at which an alarm began."""
+    if alarms:
+        at_edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "linestyle": "none", "zorder": 5}
+        name = "alarm of a rule" if label else None
+        axes.plot(sorted(alarms), [1.0] * len(alarms), marker="v", color="tab:orange", markersize=8, label=name, **at_edge)
 
 
 def mark_syncs(axes: Axes, syncs: SyncMarks, label: bool = True) -> None:

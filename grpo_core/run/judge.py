@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_core.run.alerts import Alert, RuleBook, add_alert, monitor_alerts
+from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.run.process_state import end_process
+from grpo_core.run.rules import Alert, RuleBook
 
 logger = logging.getLogger(__name__)
 

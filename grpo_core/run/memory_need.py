@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
+from grpo_core.config.derived import reference_moves
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
 from grpo_core.run.disk_need import MOMENTS, count_parameters
 
@@ -175,8 +176,7 @@ def memory_need(config: RunConfig, shape: ModelShape, *, padded: bool) -> Memory
 
 def states_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Return what stays for the whole run."""
-    sync = config.reference.sync_steps
-    models = 2 + (sync is not None and sync <= config.training.steps)
+    models = 2 + reference_moves(config)
     return FLOAT * shape.parameters * (models + MOMENTS)
 
 

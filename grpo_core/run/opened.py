@@ -8,6 +8,7 @@ import pandas
 
 from grpo_core.config import run_name
 from grpo_core.errors import JournalError, cause
+from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
@@ -113,7 +114,8 @@ class Run:
         """Return a figure of the run's report: its KL and entropy (`drift`), or its reward and accuracy, over steps."""
         from grpo_core.run.figures import drift_figure, reward_figure
 
-        return {"drift": drift_figure, "reward": reward_figure}[what](self.records)
+        alarms = {alert.step for alert in monitor_alerts(self.dir)}
+        return {"drift": drift_figure, "reward": reward_figure}[what](self.records, alarms)
 
     def curves(self, *keys: str) -> RunCurves:
         """Return metrics as arrays over steps, with the syncs: those of reports and `grpo compare`, or the named ones."""

@@ -18,9 +18,11 @@ from grpo_core.policy.saved import MANIFEST_FILE
 from grpo_core.run.journal import Kind, Record, supersede
 from grpo_core.run.record import now
 from grpo_core.run.repair import Damage
-from grpo_core.types import RefSync
+from grpo_core.types import SCHEDULE, RefSync
 
 MARKED = {"repaired": "mlflow"}
+LOST = "a rule, whose alert was lost with the journal"
+"""Cause of a sync that was not due."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,9 @@ def _syncs(records: Sequence[Record], config: RunConfig) -> Iterator[Record]:
                 kl_before=figures["ref/kl_before_sync"],
                 kl_after=figures["ref/kl_after_sync"],
                 param_distance=figures["ref/param_distance"],
+                cause=SCHEDULE
+                if (config.reference.sync_steps or 0) and not record.step % config.reference.sync_steps
+                else LOST,
             )
             yield _record("ref_sync", record.step, record.timestamp_ms, asdict(sync))
 

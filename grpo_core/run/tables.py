@@ -6,14 +6,16 @@ import pandas
 
 from grpo_core.errors import JournalError, raised_as
 from grpo_core.run.journal import Record
+from grpo_core.types import SCHEDULE
 
-SYNC_COLUMNS: dict[str, type[int] | type[float]] = {
+SYNC_COLUMNS: dict[str, type[int] | type[float] | type[str]] = {
     "step": int,
     "alpha": float,
     "sync_count": int,
     "kl_before": float,
     "kl_after": float,
     "param_distance": float,
+    "cause": str,
 }
 
 
@@ -24,7 +26,7 @@ def step_table(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
-    """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance.
+    """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance, cause.
 
     Raises:
         JournalError: the record of a sync lacks one of them.
@@ -34,8 +36,9 @@ def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     ).astype(SYNC_COLUMNS)
 
 
-def _sync(record: Record) -> dict[str, float]:
+def _sync(record: Record) -> dict[str, float | str]:
     fault = f"journal, line {record.seq + 1}: a ref_sync holds {', '.join(SYNC_COLUMNS)} ({{cause}})"
+    data = {"cause": SCHEDULE, **record.data}  # an earlier version knew no other
     with raised_as(JournalError, fault, LookupError, TypeError, ValueError, OverflowError):
         # The journal writes NaN and infinities as text.
-        return {column: kind(float(record.data[column])) for column, kind in SYNC_COLUMNS.items()}
+        return {name: str(data[name]) if kind is str else kind(float(data[name])) for name, kind in SYNC_COLUMNS.items()}

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import is_single_update
+from grpo_core.config.derived import has_sync_rule, is_single_update
 from grpo_core.metrics import find_metric
 from grpo_core.sweep.schema import ObjectiveConfig, SweepConfig
 
@@ -84,7 +84,8 @@ def _period(config: RunConfig, key: str, step: int) -> tuple[str, int | None]:
     if key == "ref/param_distance":
         return "reference.distance_every", reference.distance_every
     # Until the first sync the initial policy is the reference, which is measured at every step.
-    is_sparse = key.startswith("kl/init/") and reference.sync_steps is not None and step > reference.sync_steps
+    first = 0 if has_sync_rule(config) else reference.sync_steps
+    is_sparse = key.startswith("kl/init/") and first is not None and step > first
     return "reference.kl_init_every", reference.kl_init_every if is_sparse else 1
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from grpo_core.config import TrainingConfig
 from grpo_core.plain_text import visible
 from grpo_core.redaction import redact_uri
-from grpo_core.run.alerts import Alert, is_alert
+from grpo_core.run.alerts import is_alert
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.judge import Judge
 from grpo_core.run.process_state import end_process, process_has_started
+from grpo_core.run.rules import Alert
 
 SHOWN = {"reward": "reward/mean", "KL": "kl/ref/k3", "KL_init": "kl/init/k3"}
 """Label -> metric of a step, beside the bar."""

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import optimizer_steps
+from grpo_core.config.derived import optimizer_steps, reference_moves
 from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
@@ -22,8 +22,9 @@ from grpo_core.policy.trainable import Trainable
 from grpo_core.rewards.base import Reward, load_rewards
 from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal, Record, read_records
+from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import PassPlan, pass_plan, sizes_in
+from grpo_core.run.rules import RuleBook
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
@@ -61,6 +62,8 @@ class Session:
     evaluator: Evaluator
     pass_plan: PassPlan
     """How much is computed at once in each step."""
+    sync_rules: RuleBook
+    """Rules whose breach synchronises the reference after the step."""
     taken_back: dict[Identity, Superseded] = field(default_factory=dict)
     """What the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
@@ -121,10 +124,12 @@ class Session:
             if damaged:
                 raise ModelError(f"no checkpoint is whole, so the run cannot be resumed: {'; '.join(damaged.values())}")
             state = FRESH
-        if not repeatability(self.config).is_exact:
-            return state
         records = read_records(self.run_dir.journal_file)
-        self.taken_back.update(_taken_back(records, state.step, self.pass_plan))
+        for record in supersede(records):
+            if record.step <= state.step:
+                self.sync_rules.check(record)
+        if repeatability(self.config).is_exact:
+            self.taken_back.update(_taken_back(records, state.step, self.pass_plan))
         return state
 
     def bound_passes(self, step: int) -> None:
@@ -168,9 +173,8 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         sampler=sampler,
         rewards=rewards,
         pass_plan=pass_plan(run_dir),
+        sync_rules=RuleBook([rule for rule in config.monitor.rules if rule.action == "sync"]),
         updater=Updater(live=live, config=config),
-        writer=CheckpointWriter(
-            run_dir.checkpoints, config.training.keep_checkpoints, reference_moves=config.reference.sync_steps is not None
-        ),
+        writer=CheckpointWriter(run_dir.checkpoints, config.training.keep_checkpoints, reference_moves=reference_moves(config)),
         evaluator=Evaluator(policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config),
     )

@@ -18,7 +18,7 @@ from grpo_core.training.probe import probe_figures
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
-from grpo_core.types import Prompt, RefSync
+from grpo_core.types import SCHEDULE, Prompt, RefSync
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +66,39 @@ def initial_logps(
     return None if step % session.config.reference.kl_init_every else initial.logps(rollouts)
 
 
-def distance_from_reference(session: Session, step: int) -> float | None:
-    """Return ||theta - theta_ref||, None where neither it nor a sync is due after `step`."""
-    reference, settings = session.reference, session.config.reference
-    if step % settings.distance_every and not reference.is_due(step, settings.sync_steps):
+def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
+    """Return what asks for a sync after `step`, whose figures these are: its schedule, rules, or nothing."""
+    rules, settings = session.sync_rules, session.config.reference
+    alerts = rules.observe(step, figures)
+    causes = [SCHEDULE] if session.reference.is_due(step, settings.sync_steps) else []
+    causes += [alert.text for alert in alerts]
+    if not causes:
         return None
-    return reference.distance(session.policy)
+    rules.note_sync(alerts)
+    return "; ".join(causes)
+
+
+def distance_from_reference(session: Session, step: int, cause: str | None) -> float | None:
+    """Return ||theta - theta_ref||, None where `step` is not due and nothing is the cause of a sync."""
+    if cause is None and step % session.config.reference.distance_every:
+        return None
+    return session.reference.distance(session.policy)
 
 
 def sync_reference(
-    session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], distance: float | None, step: int
+    session: Session,
+    rollouts: Rollouts,
+    ref_logps: Float[Tensor, "B T"],
+    distance: float | None,
+    step: int,
+    *,
+    cause: str | None,
 ) -> RefSync | None:
-    """Synchronise the reference if `step` is due, measuring the KL on this step's completions before and after."""
-    reference, settings = session.reference, session.config.reference
-    if not reference.is_due(step, settings.sync_steps):
+    """Synchronise the reference after `step` where there is a cause, measuring the KL on its completions before and after."""
+    if cause is None:
         return None
     assert distance is not None, "it is measured before every sync"
+    reference, settings = session.reference, session.config.reference
     policy_logps, mask = session.policy.logps(rollouts), rollouts.measured_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
     # A hard copy is the policy, whose log-probabilities are known.
@@ -93,6 +110,7 @@ def sync_reference(
         kl_before=measure.masked_mean(k3(ref_logps - policy_logps), mask),
         kl_after=measure.masked_mean(k3(synced_logps - policy_logps), mask),
         param_distance=distance,
+        cause=cause,
     )
 
 
@@ -119,24 +137,14 @@ def advance(session: Session, state: TrainingState, rollouts: Rollouts, optimize
     )
 
 
-def conclude_step(
-    session: Session,
-    before: TrainingState,
-    batch: TrainingBatch,
-    logps: measure.StepLogps,
-    reports: Sequence[OptimizerStep],
-    *,
-    sync: RefSync | None,
-    distance: float | None,
-    probed: measure.Figures,
-    clock: Clock,
-) -> StepResult:
-    """Return the counters and every figure of the step after `before`, from what it left behind."""
-    after = advance(session, before, batch.rollouts, len(reports))
+def figures_of_policy(
+    session: Session, batch: TrainingBatch, logps: measure.StepLogps, reports: Sequence[OptimizerStep], probed: measure.Figures
+) -> measure.Figures:
+    """Return the figures of a step that are known before it decides on a sync."""
     rollouts, mask = batch.rollouts, batch.rollouts.measured_mask
     verdicts = rollouts.rewards_by_function[session.evaluator.verifier.name].tolist()
     correct = [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]
-    figures = measure.registry_figures(
+    return measure.registry_figures(
         [
             measure.kl_figures(logps, rollouts.sampling_per_token_logps, mask),
             {"policy/entropy": measure.masked_mean(logps.entropy, mask)},
@@ -146,13 +154,33 @@ def conclude_step(
             rollouts.filtered,
             rollouts.figures,
             measure.update_figures(reports),
-            measure.reference_figures(after, sync, distance),
-            measure.progress_figures(after),
-            measure.time_figures(clock, rollouts, session.config.loss.epochs_per_rollout),
             probed,
         ]
     )
-    return StepResult(batch=batch, state=after, sync=sync, metrics=figures, reports=reports)
+
+
+def conclude_step(
+    session: Session,
+    before: TrainingState,
+    batch: TrainingBatch,
+    reports: Sequence[OptimizerStep],
+    figures: measure.Figures,
+    *,
+    sync: RefSync | None,
+    distance: float | None,
+    clock: Clock,
+) -> StepResult:
+    """Return the counters and every figure of the step after `before`, from what it left behind."""
+    after = advance(session, before, batch.rollouts, len(reports))
+    metrics = measure.registry_figures(
+        [
+            figures,
+            measure.reference_figures(after, sync, distance),
+            measure.progress_figures(after),
+            measure.time_figures(clock, batch.rollouts, session.config.loss.epochs_per_rollout),
+        ]
+    )
+    return StepResult(batch=batch, state=after, sync=sync, metrics=metrics, reports=reports)
 
 
 def run_step(session: Session, state: TrainingState) -> StepResult:
@@ -162,7 +190,9 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     with clock("logps"):
         probed = probe(session, step)
     batch, result, logps = update(session, rollouts, step, clock)
+    figures = figures_of_policy(session, batch, logps, result.steps, probed)
+    cause = why_synced(session, step, figures)
     with clock("sync"), strictly_deterministic():
-        distance = distance_from_reference(session, step)
-        sync = sync_reference(session, rollouts, logps.ref, distance, step)
-    return conclude_step(session, state, batch, logps, result.steps, sync=sync, distance=distance, probed=probed, clock=clock)
+        distance = distance_from_reference(session, step, cause)
+        sync = sync_reference(session, rollouts, logps.ref, distance, step, cause=cause)
+    return conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, clock=clock)

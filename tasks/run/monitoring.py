@@ -10,11 +10,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from grpo_core.plain_text import for_code
-from grpo_core.run.alerts import Alert, is_alert
+from grpo_core.run.alerts import is_alert
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import JournalTail, Record, supersede
 from grpo_core.run.judge import Judge
 from grpo_core.run.process_state import process_has_ended, process_has_started
+from grpo_core.run.rules import Alert
 from grpo_core.training.ending import share_done
 from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.run.progress import PlainLines, make_view
@@ -27,6 +28,11 @@ ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
 EVENT_NAMES = {
     "kl_budget": "grpo.kl.budget",
+    "kl_rate": "grpo.kl.rate",
+    "entropy_collapse": "grpo.policy.entropy_collapse",
+    "zero_variance": "grpo.group.zero_variance",
+    "length_explosion": "grpo.completion.length_explosion",
+    "custom": "grpo.rule.custom",
     "sampler_mismatch": "grpo.sampler.mismatch",
     "non_finite": "grpo.run.non_finite",
     "stalled": "grpo.run.stalled",
@@ -129,7 +135,8 @@ class _Watch:
         for alert in alerts:
             self._shipper.add_alert(alert)  # also one that an earlier monitor has reported: its tag may not have arrived
             if not alert.reported:
-                self._emit(EVENT_NAMES[alert.rule.kind], {"step": alert.step, "value": alert.value, "text": alert.text})
+                what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
+                self._emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text})
 
     def _emit(self, event: str, payload: dict[str, object]) -> None:
         resource = {"prefect.resource.id": f"grpo.run.{self._tracked.run_id}", "prefect.resource.name": self._tracked.name}

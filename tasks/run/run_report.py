@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import for_code, for_markdown
+from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import verdict
@@ -56,7 +57,8 @@ def draw(run_dir: RunDir) -> list[Path]:
     """
     from grpo_core.run.figures import save_figures  # loads matplotlib
 
-    return save_figures(check_run(run_dir).history, run_dir.report)
+    alarms = {alert.step for alert in monitor_alerts(run_dir)}
+    return save_figures(check_run(run_dir).history, run_dir.report, alarms)
 
 
 def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), figures: Sequence[Path] = ()) -> RunReport:

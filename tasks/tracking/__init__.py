@@ -24,9 +24,9 @@ from tenacity import (
 from grpo_core.errors import GrpoError, JournalError, TrackingError
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import redact_uri
-from grpo_core.run.alerts import RuleBook
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
+from grpo_core.run.rules import RuleBook
 from tasks.credentials import usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen

@@ -6,17 +6,24 @@ The table of reference syncs follows each sync.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from grpo_core.plain_text import for_markdown
 from grpo_core.redaction import redact_uri
-from grpo_core.run.alerts import Alert, is_alert
+from grpo_core.run.alerts import is_alert
 from grpo_core.run.journal import Record
+from grpo_core.run.rules import Alert
+from tasks.tracking.opening import NOTE
 from tasks.tracking.store import TrackedRun, make_client, short_retries
 from tasks.tracking.sync_table import SyncTable
 
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
 """MLflow's limit for one log_batch."""
+ALERTS = "**Alerts**"
+"""Heads the alerts in the description of a run."""
+MAX_NOTE = 4000
+"""Characters of a description; stores have bounds of their own."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 END_SECONDS = 60.0
@@ -32,6 +39,7 @@ class Shipper:
         self._client = make_client(tracked.uri)
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
+        self._notes: list[str] = []
         self._syncs = SyncTable(self._client, tracked.run_id)
         self._marks: dict[str, int] = {}
         self._taken: dict[str, int] = {}
@@ -43,6 +51,7 @@ class Shipper:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
         if is_alert(record):
             self._tags[TRAINING_ALERT] = str(record.data.get("text"))
+            self._notes.append(self._tags[TRAINING_ALERT])
         self._syncs.add(record)
         if not record.metrics:
             return
@@ -52,9 +61,9 @@ class Shipper:
             self._waiting.append(record)
 
     def add_alert(self, alert: Alert) -> None:
-        """Take one alert: a tag that names which bound was crossed by which value at which step."""
-        about = [alert.rule.kind, *([alert.rule.metric] if alert.rule.metric else [])]
-        self._tags[".".join(["alert", *about])] = alert.text
+        """Take one alert: a tag and a line of the description, with the bound that was crossed, the value and the step."""
+        self._tags[f"alert.{alert.rule.name.replace(':', '.')}"] = alert.text
+        self._notes.append(alert.text)
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
@@ -97,8 +106,12 @@ class Shipper:
             self._marks |= {_mark_key(record): record.step for record in records}
         self._waiting.clear()
         if self._tags:
-            self._client.log_batch(self._tracked.run_id, tags=[RunTag(key, text) for key, text in self._tags.items()])
+            note = add_to_note(self._client.get_run(self._tracked.run_id).data.tags.get(NOTE, ""), self._notes)
+            self._client.log_batch(
+                self._tracked.run_id, tags=[RunTag(key, text) for key, text in (*self._tags.items(), (NOTE, note))]
+            )
             self._tags.clear()
+            self._notes.clear()
         if self._syncs.is_due:
             self._syncs.send()
 
@@ -109,6 +122,23 @@ class Shipper:
             history = self._client.get_metric_history(self._tracked.run_id, key)
             self._marks[key] = max((metric.step for metric in history), default=-1)
         return self._marks[key]
+
+
+def add_to_note(note: str, alerts: Sequence[str]) -> str:
+    """Return the description of a run with a line for each alert that it does not hold, as far as there is room.
+
+    What a person has written there stays.
+
+    >>> add_to_note("Mine.", ["step 3: too far", "step 3: too far"]).splitlines()
+    ['Mine.', '', '**Alerts**', '', '- step 3: too far']
+    """
+    lines = [f"- {for_markdown(text)}" for text in dict.fromkeys(alerts)]
+    new = [line for line in lines if line not in note]
+    if new and ALERTS not in note:
+        note = f"{note}\n\n{ALERTS}\n".lstrip()
+    for line in new:
+        note = f"{note}\n{line}" if len(note) + len(line) < MAX_NOTE else note
+    return note
 
 
 def _mark_key(record: Record) -> str:

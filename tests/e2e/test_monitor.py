@@ -12,7 +12,7 @@ from tasks.tracking import open_tracking
 
 pytestmark = pytest.mark.proof
 
-RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "action": "stop"}
+RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "window": 1, "action": "stop"}
 TEXT = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
 
 

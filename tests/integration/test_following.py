@@ -12,7 +12,7 @@ from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.journal import Journal
 from grpo_core.training.progress import Bar, Follower
 
-BUDGET = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "action": "stop"}
+BUDGET = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "window": 1, "action": "stop"}
 STALLED = {"kind": "stalled", "bound": 0.2, "action": "stop"}
 
 

@@ -13,7 +13,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.run.judge import Judge
 
-RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "action": "stop"}
+RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "window": 1, "action": "stop"}
 TEXT = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
 
 

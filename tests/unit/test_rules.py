@@ -1,14 +1,17 @@
 """Rules over journal records: what is a breach, when it is said, and in which words."""
 
 import math
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_core.config import RuleConfig
-from grpo_core.run.alerts import RuleBook
 from grpo_core.run.journal import Record
+from grpo_core.run.rules import RuleBook
 
-BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5)
+BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5, window=1)
 NON_FINITE = RuleConfig(kind="non_finite", action="stop")
 STALLED = RuleConfig(kind="stalled", bound=60.0)
 
@@ -42,7 +45,7 @@ def test_a_budget_watches_its_own_metric_alone() -> None:
 
 
 def test_a_mismatch_of_sampler_and_trainer_is_a_breach_of_its_own() -> None:
-    book = RuleBook([RuleConfig(kind="sampler_mismatch", bound=0.01)])
+    book = RuleBook([RuleConfig(kind="sampler_mismatch", bound=0.01, window=1)])
     assert book.check(record(1, kl__sampler__k3=0.01, kl__ref__k3=9.0)) == []
     (alert,) = book.check(record(2, kl__sampler__k3=0.02))
     assert alert.text == "step 2: kl/sampler/k3 is 0.02, above the bound of 0.01 nats"
@@ -102,3 +105,184 @@ def test_silence_does_not_end_a_breach_of_figures() -> None:
 def test_without_rules_nothing_is_said() -> None:
     book = RuleBook([])
     assert [*book.check(record(1, loss__total=math.nan)), *book.check_silence(1e9)] == []
+
+
+# Windows, and what each kind measures
+
+
+def told(rule: RuleConfig, key: str, values: list[float]) -> list[tuple[int, str]]:
+    """Return (step, text) of what is said when a metric takes these values."""
+    book, key = RuleBook([rule]), key.replace("/", "__")
+    return [
+        (alert.step, alert.text) for step, value in enumerate(values, 1) for alert in book.check(record(step, **{key: value}))
+    ]
+
+
+def test_one_spike_of_a_heavy_tail_is_no_alarm_and_a_lasting_rise_is() -> None:
+    rule = RuleConfig(kind="kl_budget", metric="kl/init/k3")
+    spikes = [0.5, 0.6, 32.8, 0.6, 0.7, 0.5, 14.0, 0.6, 0.7]
+    assert told(rule, "kl/init/k3", spikes) == []
+    (alarm,) = told(rule, "kl/init/k3", [0.9, 0.9, 1.1, 1.2, 1.3])
+    assert alarm == (5, "step 5: kl/init/k3 is 1.1 (median of 5 steps), above the budget of 1 nats")
+
+
+def test_nothing_is_said_before_the_window_is_full() -> None:
+    assert told(RuleConfig(kind="kl_budget", metric="kl/ref/k3"), "kl/ref/k3", [9.0] * 4) == []
+
+
+def test_a_figure_that_sways_about_its_bound_is_said_once_until_it_is_well_within() -> None:
+    assert alarms(RuleBook([BUDGET]), [0.6, 0.49, 0.51, 0.41, 0.55, 0.4, 0.6]) == [1, 7]
+
+
+def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
+    rule = RuleConfig(kind="kl_rate", metric="kl/init/k3", window=5)
+    assert told(rule, "kl/init/k3", [0.0, 0.05, 5.0, 0.15, 0.2, 0.25]) == []
+    ((step, text),) = told(rule, "kl/init/k3", [0.0, 0.05, 0.1, 0.3, 0.6, 0.9])
+    # The ten slopes between 0, 0.05, 0.1, 0.3 and 0.6: 0.05 0.05 0.05 0.1 0.125 | 0.15 0.1833 0.2 0.25 0.3; their median 0.1375
+    assert (step, text) == (
+        5,
+        "step 5: kl/init/k3 rises by 0.1375 (slope of 5 steps), above the rate of 0.1 nats a step",
+    )
+
+
+def test_a_slope_to_the_reference_is_not_taken_across_a_sync() -> None:
+    def said(key: str) -> list[int]:
+        book = RuleBook([RuleConfig(kind="kl_rate", metric=key, window=4, bound=0.05)])
+        found = []
+        for step, value in enumerate([0.0, 0.03, 0.06, 0.09, 0.0, 0.2, 0.4, 0.6, 0.8], 1):
+            figures = {key.replace("/", "__"): value, "ref__synced": float(step == 4)}
+            found += [alert.step for alert in book.check(record(step, **figures))]
+        return found
+
+    assert said("kl/ref/k3") == [8]  # 5 to 8: the first four steps behind the sync
+    assert said("kl/init/k3") == [7]
+
+
+def test_entropy_has_collapsed_below_its_bound() -> None:
+    rule = RuleConfig(kind="entropy_collapse")
+    assert told(rule, "policy/entropy", [0.3, 0.1, 0.06, 0.051, 0.05, 0.06]) == []
+    ((step, text),) = told(rule, "policy/entropy", [0.3, 0.1, 0.04, 0.03, 0.02, 0.03, 0.055, 0.055, 0.055, 0.02])
+    assert (step, text) == (5, "step 5: policy/entropy is 0.04 (median of 5 steps), below the bound of 0.05 nats")
+
+
+def test_groups_without_variance_above_their_share() -> None:
+    assert told(RuleConfig(kind="zero_variance"), "group/zero_std_frac", [0.9] * 12) == []
+    ((step, text),) = told(RuleConfig(kind="zero_variance"), "group/zero_std_frac", [0.5, *[1.0] * 12])
+    assert (step, text) == (10, "step 10: group/zero_std_frac is 1 (median of 10 steps), above the bound of 0.9")
+
+
+def test_lengths_are_compared_with_those_of_the_first_window() -> None:
+    rule = RuleConfig(kind="length_explosion", window=3, bound=2.0)
+    values = [10.0, 12.0, 11.0, 20.0, 22.0, 22.0, 24.0, 24.0]
+    ((step, text),) = told(rule, "completion/tokens/mean", values)
+    assert step == 8
+    assert text == (
+        "step 8: completion/tokens/mean is 2.182 times as long (median of 3 steps), above the bound of 2 times that of the "
+        "first steps"
+    )
+
+
+def test_a_metric_that_is_measured_now_and_then_counts_where_it_is() -> None:
+    book = RuleBook([RuleConfig(kind="kl_budget", metric="kl/probe/full", window=3)])
+    found = []
+    for step in range(1, 13):
+        figures = {"kl__probe__full": 2.0} if step % 4 == 0 else {"kl__ref__k3": 0.0}
+        found += [alert.step for alert in book.check(record(step, **figures))]
+    assert found == [12]
+
+
+def failing(history: list[dict[str, float]]) -> None:
+    raise KeyError(history[-1]["no/such"])
+
+
+def both_rise(history: list[dict[str, float]], least: float) -> str | None:
+    first, last = history[0], history[-1]
+    rises = last["policy/entropy"] - first["policy/entropy"] > least and last["reward/mean"] < first["reward/mean"]
+    return f"entropy rises while the reward falls ({len(history)} steps)" if rises else None
+
+
+def test_a_function_of_ones_own_gets_the_window_and_its_options() -> None:
+    name = f"{__name__}:both_rise"
+    book = RuleBook([RuleConfig(kind="custom", function=name, options={"least": 0.1}, window=3)])
+    found = []
+    for step, (entropy, reward) in enumerate([(1.0, 0.5), (1.0, 0.5), (1.05, 0.4), (1.2, 0.3), (1.4, 0.2)], 1):
+        figures = {"policy__entropy": entropy, "reward__mean": reward, "time__step_seconds": 1.0}
+        found += [(alert.step, alert.text) for alert in book.check(record(step, **figures))]
+    assert found == [(4, f"step 4: {name}: entropy rises while the reward falls (3 steps)")]
+
+
+def test_a_function_that_fails_is_an_alert_and_not_the_end_of_the_monitor() -> None:
+    book = RuleBook([RuleConfig(kind="custom", function=f"{__name__}:failing", window=1)])
+    (alert,) = book.check(record(1, reward__mean=0.0))
+    assert "failing failed (KeyError: " in alert.text
+    assert book.check(record(2, reward__mean=0.0)) == []
+    (missing,) = RuleBook([RuleConfig(kind="custom", function="no_such:f", window=1)]).check(record(1, reward__mean=0.0))
+    assert "no_such:f failed (ModuleNotFoundError: " in missing.text
+
+
+# Syncs and resumes
+
+
+def syncing(window: int = 3) -> RuleConfig:
+    return RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5, window=window, action="sync")
+
+
+def test_a_rule_that_has_asked_for_a_sync_begins_a_new_window() -> None:
+    book, found = RuleBook([syncing()]), []
+    for step in range(1, 10):  # the sync changes nothing here: it is asked for again as soon as the window is full
+        alerts = book.observe(step, {"kl/ref/k3": 1.0})
+        found += [alert.step for alert in alerts]
+        if alerts:
+            book.note_sync(alerts)
+    assert found == [3, 6, 9]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=30),
+    st.lists(st.tuples(st.integers(0, 29), st.integers(1, 8)), max_size=4),
+)
+@settings(max_examples=60, deadline=None)
+def test_steps_that_a_resume_has_taken_back_leave_no_trace(figures: list[tuple[float, float]], deaths: Any) -> None:
+    """However often a run dies and goes back, what is said from there on is what a run that never died says."""
+    rules = [
+        syncing(),
+        RuleConfig(kind="kl_rate", metric="kl/ref/k3", window=4, bound=0.05),
+        RuleConfig(kind="length_explosion", window=2, bound=1.5),
+        RuleConfig(kind="custom", function=f"{__name__}:high", window=2),
+    ]
+
+    def step_record(step: int, book: RuleBook, book_of_sync: RuleBook) -> list[str]:
+        kl, length = figures[step - 1]
+        known = {"kl/ref/k3": kl, "completion/tokens/mean": 1 + length}
+        alerts = book_of_sync.observe(step, known)
+        if alerts:
+            book_of_sync.note_sync(alerts)
+        synced = {"ref/synced": float(bool(alerts))}
+        data = {"metrics": {**known, **synced, "time/step_seconds": step / 7}}
+        return [alert.text for alert in book.check(Record(seq=0, time="", kind="step", step=step, data=data))]
+
+    def books() -> tuple[RuleBook, RuleBook]:
+        return RuleBook(rules), RuleBook(rules[:1])
+
+    whole, whole_sync = books()
+    expected = {step: step_record(step, whole, whole_sync) for step in range(1, len(figures) + 1)}
+    book, sync_book = books()
+    found: dict[int, list[str]] = {}
+    step = 0
+    plan = iter(deaths)
+    death = next(plan, None)
+    while step < len(figures):
+        step += 1
+        found[step] = step_record(step, book, sync_book)
+        if death is not None and step == min(death[0] + 1, len(figures)):
+            step = max(0, step - death[1])
+            death = next(plan, None)
+            resumed = Record(seq=0, time="", kind="resume", step=step, data={})
+            book.check(resumed)
+            sync_book.check(resumed)
+    assert found == expected
+
+
+def high(history: list[dict[str, float]]) -> str | None:
+    assert not any(key.startswith(("time/", "ref/")) for figures in history for key in figures)
+    return "high" if min(figures["kl/ref/k3"] for figures in history) > 0.5 else None

@@ -1,0 +1,133 @@
+"""Keys of the monitor's rules, and what each kind of rule watches unless it says otherwise."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo_core.config.section import PlainValues, Section
+from grpo_core.metrics import find_metric
+
+Kind = Literal[
+    "kl_budget",
+    "kl_rate",
+    "entropy_collapse",
+    "zero_variance",
+    "length_explosion",
+    "sampler_mismatch",
+    "non_finite",
+    "stalled",
+    "custom",
+]
+Action = Literal["warn", "stop", "sync"]
+BEFORE_SYNC = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
+"""Areas of figures that are not known when a step decides on a sync, or say nothing of the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindOfRule:
+    """What rules of one kind have in common."""
+
+    about: str
+    """In words, for messages."""
+    metric: str | None = None
+    """What it watches; None = the rule names it, or it watches no single figure."""
+    window: int | None = None
+    """Steps that count, unless the rule says otherwise; None = the kind has no window."""
+    bound: float | None = None
+    """Unless the rule says otherwise; None = that of the metric's registry entry (`alarm`)."""
+    needs_bound: bool = False
+    """Whether the rule must name one."""
+    takes_bound: bool = True
+    is_below: bool = False
+    """Whether it is a breach to lie below the bound."""
+    unit: str = ""
+    can_sync: bool = True
+    """Whether a reference sync may be what follows."""
+
+
+KINDS: dict[Kind, KindOfRule] = {
+    "kl_budget": KindOfRule(about="budget", window=5, unit=" nats"),
+    "kl_rate": KindOfRule(about="rate", window=10, bound=0.1, unit=" nats a step"),
+    "entropy_collapse": KindOfRule(about="bound", metric="policy/entropy", window=5, is_below=True, unit=" nats"),
+    "zero_variance": KindOfRule(about="bound", metric="group/zero_std_frac", window=10),
+    "length_explosion": KindOfRule(
+        about="bound", metric="completion/tokens/mean", window=10, bound=3.0, unit=" times that of the first steps"
+    ),
+    "sampler_mismatch": KindOfRule(about="bound", metric="kl/sampler/k3", window=3, unit=" nats", can_sync=False),
+    "non_finite": KindOfRule(about="", takes_bound=False, can_sync=False),
+    "stalled": KindOfRule(about="", needs_bound=True, unit=" s", can_sync=False),
+    "custom": KindOfRule(about="", window=10, takes_bound=False),
+}
+OF_KL = ("kl_budget", "kl_rate")
+"""Kinds whose rules name a KL."""
+
+
+class RuleConfig(Section):
+    """One thing that the monitor watches."""
+
+    kind: Kind
+    """`kl_budget`: the median of `metric` over `window` steps is above `bound`. `kl_rate`: its slope is. `entropy_collapse`:
+    the median of `policy/entropy` is below. `zero_variance`: that of `group/zero_std_frac` is above. `length_explosion`: that
+    of `completion/tokens/mean` is more than `bound` times as large as in the first `window` steps. `sampler_mismatch`: that
+    of `kl/sampler/k3` is above, so sampler and trainer have other probabilities. `non_finite`: a figure is NaN or infinite.
+    `stalled`: `bound` seconds without a record. `custom`: `function` says so."""
+    metric: str | None = Field(default=None, min_length=1)
+    """Metric of a `kl_budget` or `kl_rate` rule: a key that starts with `kl/`."""
+    bound: float | None = Field(default=None, gt=0, le=1e9)
+    """null = the bound of the metric in METRICS.md; `kl_rate` 0.1 nats a step, `length_explosion` 3. `stalled` needs one, in
+    seconds. A breach has ended once the figure is a fifth of the bound on the other side of it."""
+    window: int | None = Field(default=None, ge=1, le=10_000)
+    """Steps of which the median counts, so that a single spike is none; null = 5 (`kl_budget`, `entropy_collapse`), 3
+    (`sampler_mismatch`) or 10. Nothing is a breach before so many have been measured."""
+    function: str | None = Field(default=None, min_length=1)
+    """Of a `custom` rule: `module:function`. It gets the figures of the last `window` steps, oldest first, as a list of
+    {key: value}, and `options` as keywords; a text that it returns is an alert, None is none."""
+    options: PlainValues = Field(default={})
+    """Keyword arguments of `function`."""
+    action: Action = "warn"
+    """`stop` finishes the step under way, checkpoints and ends the run. `sync` synchronises the reference after the step, as
+    `reference.mixup_alpha` says; the `ref_sync` record names the rule as its cause."""
+
+    @property
+    def about(self) -> KindOfRule:
+        """What rules of its kind have in common."""
+        return KINDS[self.kind]
+
+    @property
+    def watched(self) -> str | None:
+        """The metric that it is about; None for rules about no single one."""
+        return self.about.metric or self.metric
+
+    @property
+    def steps(self) -> int:
+        """How many steps count."""
+        return self.window or self.about.window or 1
+
+    @property
+    def limit(self) -> float | None:
+        """The bound: the rule's own, its kind's, or that of the metric in the registry."""
+        metric = find_metric(self.watched or "")
+        return self.bound or self.about.bound or (metric.alarm if metric else None)
+
+    @property
+    def name(self) -> str:
+        """Name it among the rules of a run: `kl_budget.kl/ref/k3`, `stalled`, `custom.my_rules:drift`."""
+        of = self.metric or self.function
+        return self.kind if of is None else f"{self.kind}.{of}"
+
+
+class MonitorConfig(Section):
+    """Rules that are checked at every record of the journal."""
+
+    rules: Annotated[tuple[RuleConfig, ...], Field(max_length=100)] = (
+        RuleConfig(kind="non_finite", action="stop"),
+        RuleConfig(kind="stalled", bound=600.0),
+        RuleConfig(kind="sampler_mismatch", bound=0.01),
+        RuleConfig(kind="kl_budget", metric="kl/ref/k3"),
+        RuleConfig(kind="kl_rate", metric="kl/init/k3"),
+        RuleConfig(kind="entropy_collapse"),
+        RuleConfig(kind="zero_variance"),
+        RuleConfig(kind="length_explosion"),
+    )
+    """Each breach is an alert in MLflow and Prefect with the bound, the value and the step."""

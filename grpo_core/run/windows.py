@@ -1,0 +1,20 @@
+"""What a rule measures over the last steps: pure functions of a few figures, which one spike of a heavy tail does not move."""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+
+__all__ = ["median", "slope"]
+
+
+def slope(values: Sequence[float]) -> float:
+    """Return the change from one value to the next: the median over all pairs (Theil 1950, Sen 1968).
+
+    A few outliers do not change it much, whatever their size. NaN for less than two values.
+
+    >>> slope([0.0, 0.1, 0.2, 9.0, 0.4])
+    0.1
+    """
+    slopes = [(values[last] - values[first]) / (last - first) for first, last in combinations(range(len(values)), 2)]
+    return median(slopes) if slopes else math.nan

@@ -1,0 +1,178 @@
+"""Each rule of the monitor, on a training made for it, and none of them on the same training with a bound that it keeps."""
+
+import shutil
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+
+from grpo_core.policy.policy import Policy
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_records
+from grpo_core.run.judge import Judge
+from grpo_core.run.reproduction import compare_runs, final_policy
+from grpo_core.run.rules import RuleBook
+from tests.integration.test_training import assert_same_weights, of_kind, step_figures, train
+
+STEPS = 6
+QUIET: dict[str, Any] = {"training.steps": STEPS, "reference.sync_steps": None, "evaluation.every_steps": None}
+WINDOW = {"window": 3}
+FAST = {"optimizer.lr": 1e-2}
+LONG = {"rollout.max_completion_tokens": 24}
+HERE = "tests.integration.test_rules_of_runs"
+TRIPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # rule with a bound that the run crosses; overrides that make it; what of the rule keeps it quiet
+    "kl_budget": (
+        {"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-5, **WINDOW},
+        {"optimizer.lr": 1e-2},
+        {"bound": 9.0},
+    ),
+    "kl_rate": ({"kind": "kl_rate", "metric": "kl/init/k3", "bound": 1e-6, **WINDOW}, {"optimizer.lr": 1e-2}, {"bound": 9.0}),
+    "entropy_collapse": ({"kind": "entropy_collapse", "bound": 9.0, **WINDOW}, {}, {"bound": 1e-3}),
+    "zero_variance": (
+        {"kind": "zero_variance", **WINDOW},
+        {"rewards": [{"fn": "tests.integration.test_rules_of_runs:same"}]},
+        {},
+    ),
+    "custom": (
+        {"kind": "custom", "function": f"{HERE}:too_long", "options": {"least": 0.0}, **WINDOW},
+        {},
+        {"options": {"least": 1e9}},
+    ),
+}
+
+
+def same(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Reward all alike: there is nothing to learn."""
+    return [0.5] * len(completions)
+
+
+def spread(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Reward by place: there is always something to learn."""
+    return [float(place % 2) for place in range(len(completions))]
+
+
+def too_long(history: list[dict[str, float]], least: float) -> str | None:
+    """Find completions longer than `least`, in a whole window."""
+    lengths = [figures["completion/tokens/mean"] for figures in history]
+    return f"{min(lengths):.1f} tokens" if min(lengths) > least else None
+
+
+def alerts_of(run: RunDir) -> list[str]:
+    judge = Judge(run)
+    judge.catch_up(read_records(run.journal_file))
+    return judge.alerts
+
+
+@pytest.mark.parametrize("kind", ["kl_budget", *(pytest.param(kind, marks=pytest.mark.proof) for kind in [*TRIPPED][1:])])
+def test_a_rule_trips_on_the_run_that_is_made_for_it_and_on_no_other(tiny_run: Any, kind: str) -> None:
+    rule, overrides, quiet = TRIPPED[kind]
+    loud = tiny_run({**QUIET, **overrides, "monitor.rules": [rule]}, name="loud")
+    train(loud)
+    (text,) = alerts_of(loud)
+    assert text.startswith("step 3: ")
+    others = {"rewards": [{"fn": f"{HERE}:spread"}]} if kind == "zero_variance" else overrides
+    still = tiny_run({**QUIET, **others, "monitor.rules": [rule | quiet]}, name="still")
+    train(still)
+    assert alerts_of(still) == []
+
+
+@pytest.mark.proof
+def test_lengths_that_explode(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three steps are cut at 6 tokens."""
+    sample, calls = Policy.sample, []
+
+    def cut_at_first(policy: Policy, prompts: Any, settings: Any, key: Any) -> Any:
+        calls.append(key)
+        return sample(policy, prompts, replace(settings, max_completion_tokens=6) if len(calls) <= 3 else settings, key)
+
+    monkeypatch.setattr(Policy, "sample", cut_at_first)
+    run = tiny_run({**QUIET, "monitor.rules": [{"kind": "length_explosion", "bound": 1.5, **WINDOW}], **LONG})
+    lengths = [record.metrics["completion/tokens/mean"] for record in of_kind(train(run), "step")]
+    (text,) = alerts_of(run)
+    step = next(step for step in range(3, STEPS + 1) if median(lengths[step - 3 : step]) > 1.5 * median(lengths[:3]))
+    assert step > 3
+    ratio = f"{median(lengths[step - 3 : step]) / median(lengths[:3]):.4g}"
+    assert text.startswith(f"step {step}: completion/tokens/mean is {ratio} times as long (median of 3 steps), above the bound")
+
+
+# A rule that synchronises the reference
+
+SYNC = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 1e-6, "window": 2, "action": "sync"}
+SYNCED: dict[str, Any] = {**QUIET, "training.steps": 8, "training.checkpoint_every": 2, "training.keep_checkpoints": 9}
+
+
+@pytest.fixture
+def synced(tiny_run: Any) -> Any:
+    """Return a function that makes a run whose reference a rule synchronises."""
+    return lambda name, **options: tiny_run({**SYNCED, "monitor.rules": [SYNC], "optimizer.lr": 1e-3, **options}, name=name)
+
+
+def causes(records: list[Record]) -> dict[int, str]:
+    return {record.step: record.data["cause"] for record in of_kind(records, "ref_sync")}
+
+
+def test_a_breach_synchronises_the_reference_and_is_named_as_the_cause(synced: Any) -> None:
+    run = synced("run")
+    records = train(run)
+    found = causes(records)
+    assert found, "the rule has never tripped"
+    assert all(text.startswith(f"step {step}: kl/ref/k3 is ") for step, text in found.items())
+    figures = {record.step: record.metrics for record in of_kind(records, "step")}
+    for step in found:
+        assert figures[step]["ref/synced"] == 1
+        assert median(figures[at]["kl/ref/k3"] for at in (step - 1, step)) > SYNC["bound"]
+        assert min(found) == step or step - max(at for at in found if at < step) >= SYNC["window"]
+        if step + 1 in figures:
+            assert figures[step + 1]["kl/ref/k3"] == 0 < figures[step + 1]["kl/init/k3"]
+    # What the monitor reads out of the journal is what the training has decided.
+    assert alerts_of(run) == list(found.values())
+
+
+@pytest.mark.proof
+def test_a_sync_that_is_due_and_asked_for_has_both_causes(synced: Any) -> None:
+    found = causes(train(synced("run", **{"reference.sync_steps": 1, "reference.mixup_alpha": 0.5})))
+    assert list(found) == list(range(1, 9))
+    assert found[1] == "reference.sync_steps"
+    assert any(text.startswith("reference.sync_steps; step ") for text in found.values())
+
+
+@pytest.mark.parametrize("back_to", [4, *(pytest.param(step, marks=pytest.mark.proof) for step in (0, 2, 6))])
+def test_killed_anywhere_and_resumed_it_is_the_run_that_never_was(synced: Any, back_to: int) -> None:
+    """Also between a step that has filled half of a window and the one that asks for the sync."""
+    whole, killed = synced("whole"), synced("killed")
+    expected = train(whole)
+    train(killed)
+    for checkpoint in killed.checkpoints.glob("step_*"):
+        if int(checkpoint.name.removeprefix("step_")) > back_to:
+            shutil.rmtree(checkpoint)
+    if back_to == 0:
+        shutil.rmtree(killed.checkpoints)
+    records = train(killed)
+    assert step_figures(records) == step_figures(expected)
+    assert causes(records) == causes(expected)
+    assert_same_weights(killed, whole)
+    assert not of_kind(read_records(killed.journal_file), "alert")
+
+
+@pytest.mark.proof
+def test_a_reproduction_synchronises_at_the_same_steps(synced: Any) -> None:
+    one, two = synced("one"), synced("two")
+    train(one)
+    train(two)
+    assert compare_runs(one, two, final_policy(one)).is_identical
+
+
+@pytest.mark.proof
+def test_without_the_rule_the_reference_stays(synced: Any) -> None:
+    records = train(synced("run", **{"monitor.rules": [SYNC | {"action": "warn"}]}))
+    assert not of_kind(records, "ref_sync")
+
+
+@pytest.mark.proof
+def test_books_of_the_training_and_of_the_monitor_agree_on_a_real_journal(synced: Any) -> None:
+    records = train(synced("run"))
+    book = RuleBook(synced("other").read_config().monitor.rules)
+    alerts = [alert for record in records for alert in book.check(record)]
+    assert [alert.step for alert in alerts] == list(causes(records))
