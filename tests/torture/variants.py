@@ -44,6 +44,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "optimizer.schedule": "linear",
         "optimizer.warmup_steps": 4,
     },
+    "by-rule": {
+        "training.checkpoint_every": 3,
+        "training.gradient_checkpointing": True,
+        "reference.sync_steps": None,
+        "reference.mixup_alpha": 0.5,
+        "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 1e-12, "window": 3, "action": "sync"}],
+        "evaluation.every_steps": 3,
+    },
     "full-mu2": {
         "loss.epochs_per_rollout": 2,
         "loss.minibatches": 2,
@@ -82,8 +90,9 @@ class Variant:
 
     @property
     def sync_steps(self) -> int:
-        """Steps between two syncs."""
-        return self.config.reference.sync_steps or self.steps + 1
+        """Steps between two syncs: by schedule, or by a rule whose bound is crossed as soon as its window is full."""
+        windows = [rule.steps for rule in self.config.monitor.rules if rule.action == "sync"]
+        return self.config.reference.sync_steps or min(windows, default=self.steps + 1)
 
     @property
     def eval_every(self) -> int | None:
