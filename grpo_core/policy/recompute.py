@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
@@ -20,6 +20,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_core.errors import ModelError
 from grpo_core.policy.attention import attending, has_full_attention
+
+States = Float[Tensor, "R h S d"]
+"""Keys or values of S tokens."""
 
 
 def refuse_other_layers(model: PreTrainedModel) -> None:
@@ -81,7 +84,7 @@ class ReplayedCache(DynamicCache):  # type: ignore[misc]
 class _PromptLayer(DynamicLayer):  # type: ignore[misc]
     """Keeps what it is given first. The second time gives the same, in a graph of its own that nobody may hold."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: States, value_states: States, *args: Any, **kwargs: Any) -> tuple[States, States]:
         if not self.is_initialized:
             super().update(key_states, value_states, *args, **kwargs)
         return key_states, value_states
@@ -96,7 +99,7 @@ class _SeenLayer(DynamicLayer):  # type: ignore[misc]
         self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
         self._prompt_of_row = prompt_of_row
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: States, value_states: States, *_: Any, **__: Any) -> tuple[States, States]:
         rows = self._prompt_of_row
         keys, values = (torch.index_select(tensor, 0, rows) for tensor in (self.keys, self.values))
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)

@@ -70,9 +70,10 @@ def test_the_step_table_has_a_row_a_step_and_a_column_a_metric(run_dir: RunDir) 
 
 def test_the_sync_table_has_a_row_a_sync(run_dir: RunDir) -> None:
     table = sync_table(write_run(run_dir))
-    assert list(table.columns) == ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance"]
+    assert list(table.columns) == ["step", "alpha", "sync_count", "kl_before", "kl_after", "param_distance", "cause"]
     assert table["step"].tolist() == list(SYNCS)
     assert table["kl_before"].tolist() == [0.2, 0.2]
+    assert table["cause"].tolist() == ["reference.sync_steps"] * 2  # a journal of a version that knew no other
 
 
 def test_tables_of_an_empty_history_are_empty() -> None:
