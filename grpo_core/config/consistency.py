@@ -232,7 +232,11 @@ def _no_reward(name: str) -> str:
     near = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.75)
     return (
         f"{shown(name)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form package.module:function; "
-        + (f"did you mean {near[0]}?" if near else "write the function in a module of yours and name it so, or remove the reward")
+        + (
+            f"did you mean {near[0]}?"
+            if near
+            else "write the function in a module of yours and name it so, or remove the reward"
+        )
     )
 
 

@@ -89,10 +89,13 @@ def _import(fn: str) -> RewardFn:
     module_name, separator, attribute = BUILTIN_REWARDS.get(fn, fn).partition(":")
     if not separator:
         raise RewardError(
-            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form package.module:function"
+            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form "
+            "package.module:function"
         )
     try:
-        if fn not in BUILTIN_REWARDS and str(Path.cwd()) not in sys.path:  # where `python -m` looks and the script `grpo` does not
+        if (
+            fn not in BUILTIN_REWARDS and str(Path.cwd()) not in sys.path
+        ):  # where `python -m` looks and the script `grpo` does not
             sys.path.append(str(Path.cwd()))  # last: it hides nothing that is installed
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module raises whatever it does when it is imported

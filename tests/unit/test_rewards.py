@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RewardConfig, load_config
-from grpo_core.errors import RewardError
 from grpo_core.config.code import BUILTIN_REWARDS
+from grpo_core.errors import RewardError
 from grpo_core.rewards.base import Reward, load_rewards, reward_name, reward_notes, score
 from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
 from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
