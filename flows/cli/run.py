@@ -174,14 +174,20 @@ def track(run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has
 
 
 def import_settings(
-    file: Annotated[Path, typer.Argument(help="A TRL GRPOConfig or a ROLL RLVR configuration, YAML or JSON.")],
-    source: Annotated[str | None, typer.Option("--format", help="trl or roll; left out, the keys tell.")] = None,
+    file: Annotated[
+        Path,
+        typer.Argument(help="Settings of TRL, open-r1, ROLL or VLM-R1: YAML, JSON, or the shell script that starts the run."),
+    ],
+    source: Annotated[
+        str | None, typer.Option("--format", help="trl, open-r1, roll or vlm-r1; left out, the keys tell.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
+    command: Annotated[int | None, typer.Option(min=1, help="Which training of a script that starts several.")] = None,
 ) -> None:
-    """Print the configuration that is equivalent to a TRL or ROLL file, with what became of each of its keys as comments."""
+    """Print the configuration that is equivalent to another system's, with what became of each of its keys as comments."""
     from grpo_core.interop.conversion import import_config
     from grpo_core.interop.report import render, summary
 
-    imported = import_config(file, source, processes)
+    imported = import_config(file, source, processes, command)
     typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
     echo(summary(imported), err=True)

@@ -5,6 +5,15 @@ from dataclasses import dataclass
 
 from grpo_core.config.schema import RunConfig
 
+BUILTIN_REWARDS = {
+    "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
+    "math_answer": "grpo_core.rewards.maths:math_answer",
+    "exact_answer": "grpo_core.rewards.simple:exact_answer",
+    "format": "grpo_core.rewards.simple:format_reward",
+    "length": "grpo_core.rewards.simple:length_reward",
+}
+"""{name: function} of the rewards that need no import path: here, as a name that is neither is refused before a run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
@@ -31,7 +40,7 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
     rewards = [
         Code(key=f"rewards.{index}.fn", value=reward.fn, module=reward.fn.partition(":")[0])
         for index, reward in enumerate(config.rewards)
-        if ":" in reward.fn  # a built-in name has none
+        if is_import_path(reward.fn)
     ]
     rules = [
         Code(key=f"monitor.rules.{index}.function", value=rule.function, module=rule.function.partition(":")[0])
@@ -41,6 +50,15 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
     pythons = {"training.python": config.training.python, "rollout.vllm.python": config.rollout.vllm.python}
     interpreters = [Code(key=key, value=python) for key, python in pythons.items() if python is not None]
     return (*remote, *rewards, *rules, *interpreters)
+
+
+def is_import_path(fn: str) -> bool:
+    """Return whether a reward is named as `package.module:function`; a built-in name has no colon.
+
+    >>> is_import_path("my_rewards:brevity"), is_import_path("format"), is_import_path("my_rewards.brevity")
+    (True, False, False)
+    """
+    return ":" in fn
 
 
 def is_allowed(code: Code, modules: Collection[str]) -> bool:

@@ -4,13 +4,16 @@ Each check lists the findings that it can make, each with the condition under wh
 bound and the value.
 """
 
+import difflib
+
+from grpo_core.config.code import BUILTIN_REWARDS, is_import_path
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
 from grpo_core.config.vllm_limits import vllm_limits
-from grpo_core.errors import ConfigError, listed
+from grpo_core.errors import ConfigError, listed, shown
 
 Findings = tuple[Finding, ...]
 
@@ -213,10 +216,26 @@ def _rewards(config: RunConfig) -> Findings:
             error_if(names.count(name) > 1, f"rewards: {name!r} is listed {names.count(name)} times; list it once")
             for name in sorted(set(names))
         ),
+        *(
+            error_if(name not in BUILTIN_REWARDS and not is_import_path(name), f"rewards.{index}.fn: {_no_reward(name)}")
+            for index, name in enumerate(names)
+        ),
         error_if(
             all(reward.weight == 0 for reward in config.rewards),
             "rewards: every weight is 0, so every advantage would be 0; give at least one another weight",
         ),
+    )
+
+
+def _no_reward(name: str) -> str:
+    near = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.75)
+    return (
+        f"{shown(name)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form package.module:function; "
+        + (
+            f"did you mean {near[0]}?"
+            if near
+            else "write the function in a module of yours and name it so, or remove the reward"
+        )
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
+from grpo_core.config.code import BUILTIN_REWARDS
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
@@ -24,7 +25,6 @@ from grpo_core.machine.hardware import core_count, gpus, kernel_variables, proce
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.cache import cache_folder
-from grpo_core.rewards.base import BUILTIN
 from grpo_core.run.folder import RunDir
 from grpo_core.run.pass_sizes import pass_plan
 from grpo_core.run.provenance import installed_versions
@@ -75,7 +75,7 @@ def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: s
     """
     config = pass_plan(run_dir).after(step).applied(run_dir.read_config())
     verifier = config.evaluation.verifier or config.rewards[0].fn
-    if verifier not in BUILTIN or config.model.trust_remote_code or config.training.python is not None:
+    if verifier not in BUILTIN_REWARDS or config.model.trust_remote_code or config.training.python is not None:
         return None
     return json_digest(
         {

@@ -11,71 +11,114 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
-from grpo_core.interop.reading import Unresolved, flatten_sections, read_source, resolve_references
-from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Settings, Source, System, dead, no_counterpart
-from grpo_core.interop.roll.keys import ROLL
-from grpo_core.interop.trl.keys import TRL
+from grpo_core.interop.detection import SYSTEMS, detect_source
+from grpo_core.interop.reading import Unresolved, flatten_sections, read_text, read_values_of, resolve_references
+from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Settings, System, dead, no_counterpart
+from grpo_core.interop.rewards import is_missing_name
+from grpo_core.interop.shell.file import Script, is_script, read_script
 
 DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
 """{our key: default}, in the order of the schema."""
-SYSTEMS: dict[str, System] = {"trl": TRL, "roll": ROLL}
 HELD_OUT = "data.eval_fraction holds some prompts out for evaluation; that system trains on every prompt of its data"
 TO_FILL_IN = ("model.source", "data.source", "rewards")
 
 
-def import_config(path: Path | str, source: str | None = None, processes: int | None = None) -> Imported:
-    """Convert a TRL or ROLL settings file (YAML or JSON) into a configuration of this project.
+COUNTED = (
+    "nproc_per_node",
+    "nnodes",
+    "num_processes",
+    "num_gpus",
+    "num_nodes",
+    "num_machines",
+    "config_file",
+    "accelerate_config",
+)
+"""Options of launchers that tell the number of processes."""
+
+
+def import_config(
+    path: Path | str, source: str | None = None, processes: int | None = None, command: int | None = None
+) -> Imported:
+    """Convert the settings of a run of another system into a configuration of this project.
 
     Args:
-        path: the file.
-        source: `trl` or `roll`; None = by its keys.
+        path: of the file: YAML, JSON, or a shell script that starts the run, of which nothing is executed.
+        source: `trl`, `open-r1`, `roll` or `vlm-r1`; None = by its keys.
         processes: training processes of the source's run; None = as the file implies, else 1.
+        command: of a script, which of its training commands, from 1; None = the only one.
 
     Raises:
-        ConfigError: the file cannot be read, is neither system's, holds a value of the wrong type, or its own system
-            refuses it.
+        ConfigError: the file cannot be read, is no system's or that of several alike, holds a value of the wrong type, or its
+            own system refuses it.
     """
     path = Path(path)
     if source not in (None, *SYSTEMS):
         raise ConfigError(f"format: {source!r} is none of {', '.join(SYSTEMS)}")
     if processes is not None and processes < 1:
         raise ConfigError(f"processes: {processes} must be at least 1")
-    values = read_source(path)
-    system = SYSTEMS[source or detect_source(path, values)]
-    # TRL's files are flat, and its nested values are arguments of other libraries; ROLL's are OmegaConf.
-    flat = values if system is TRL else flatten_sections(resolve_references(values))
-    settings = Settings(
-        path, {key: value for key, value in flat.items() if not isinstance(value, Unresolved)}, system, processes
-    )
-    entries, nested, config = settle(convert_all(flat, settings, system))
+    text = read_text(path)
+    script = read_script(path, text, command, read_values_of) if is_script(path, text) else None
+    if command is not None and script is None:
+        raise ConfigError(f"command: {command} chooses among the commands of a shell script; {path} is none")
+    values = script.values if script else read_values_of(path)
+    return _convert(path, values, SYSTEMS[source or detect_source(path, values)], processes, script)
+
+
+def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, script: Script | None) -> Imported:
+    # The files of TRL's family are flat, and their nested values are arguments of other libraries; ROLL's are OmegaConf.
+    flat = dict(values) if system.parses_text else flatten_sections(resolve_references(values))
+    settings = Settings(path, canonical(flat, system), system, processes or _processes(script, flat))
+    named = {"config": flat.pop("config")} if script and "config" in flat else {}
+    own = [_entry(key, value, no_counterpart("its settings are in these lists")) for key, value in named.items()]
+    entries, nested, config = settle((*convert_all(flat, settings, system), *own, *_launched(script)))
     return Imported(
         path=path,
         title=system.title,
+        version=system.version,
         values=nested,
         config=config,
+        missing_rewards=tuple(reward["fn"] for reward in nested.get("rewards", ()) if is_missing_name(reward["fn"])),
         entries=entries,
-        notes=(*system.assumptions(settings), *_left_to_fill_in(nested), HELD_OUT),
+        notes=(
+            *system.assumptions(settings),
+            *(script.notes if script else ()),
+            *_left_to_fill_in(nested),
+            *(() if "data.eval_fraction" in flatten_sections(nested) else (HELD_OUT,)),
+        ),
         warnings=check_consistency(config),
     )
 
 
-def detect_source(path: Path, values: dict[str, object]) -> Source:
-    """Return whose settings these are, by the keys that only one of the systems has.
+def canonical(flat: Mapping[str, Any], system: System) -> dict[str, Any]:
+    """Return the values that are known under the names that the system has now; the new name counts where both are given."""
+    known = {key: value for key, value in flat.items() if not isinstance(value, Unresolved)}
+    return {
+        system.aliases.get(key, key): value for key, value in known.items() if system.aliases.get(key, key) not in known
+    } | {key: value for key, value in known.items() if key not in system.aliases}
 
-    Raises:
-        ConfigError: the keys fit neither, or both alike.
-    """
-    tops = {name: {key.partition(".")[0] for key in system.known()} for name, system in SYSTEMS.items()}
-    trl = len(values.keys() & (tops["trl"] - tops["roll"]))
-    roll = len(values.keys() & (tops["roll"] - tops["trl"]))
-    if trl != roll:
-        return "trl" if trl > roll else "roll"
-    keys = ", ".join(sorted(values)[:8])
-    if {"rollout", "loss", "optimizer", "training"} & values.keys():
-        raise ConfigError(f"config {path}: looks like a configuration of this project ({keys}); `grpo check` reads it as it is")
-    raise ConfigError(
-        f"config {path}: the keys do not show whether these are TRL's or ROLL's settings ({keys}); "
-        "name the format with --format trl or --format roll"
+
+def _processes(script: Script | None, flat: Mapping[str, Any]) -> int | None:
+    """Return the number of training processes that a script, or a recipe's `num_processes`, tells."""
+    named = flat.get("num_processes")
+    in_file = named if isinstance(named, int) and not isinstance(named, bool) and named >= 1 else None
+    return (script.processes if script else None) or in_file
+
+
+def _launched(script: Script | None) -> tuple[Entry, ...]:
+    """Return one entry for each option of the launcher."""
+    if script is None:
+        return ()
+    return tuple(
+        _entry(
+            f"{script.start.launcher} --{key}",
+            value,
+            no_counterpart(
+                "one training process here; it tells the number of processes, which enters the prompts of a step"
+                if key in COUNTED
+                else "of the launcher; one training process here"
+            ),
+        )
+        for key, value in script.start.options.items()
     )
 
 
@@ -95,9 +138,10 @@ def convert_all(flat: Mapping[str, Any], settings: Settings, system: System) -> 
         ConfigError: a value is of the wrong type, or the source system itself would refuse the file.
     """
     entries = [_entry(key, value, _conclude(key, value, settings, system)) for key, value in flat.items()]
+    given = {system.aliases.get(key, key) for key in flat}
     return (
         *entries,
-        *_defaults(flat, settings, system, {target: value for entry in entries for target, value in entry.targets.items()}),
+        *_defaults(given, settings, system, {target: value for entry in entries for target, value in entry.targets.items()}),
     )
 
 
@@ -105,10 +149,13 @@ def _entry(key: str, value: Any, conclusion: Conclusion, *, is_default: bool = F
     return Entry(key=key, value=value, is_default=is_default, **vars(conclusion))
 
 
-def _conclude(key: str, value: Any, settings: Settings, system: System) -> Conclusion:
+def _conclude(name: str, value: Any, settings: Settings, system: System) -> Conclusion:
+    key = system.aliases.get(name, name)
     rule = system.find_rule(key)
     if isinstance(value, Unresolved):
         return no_counterpart(value.reason, differs=rule is not None)
+    if key != name and settings.given.get(key, value) is not value:
+        return dead(f"an older name of {key}, which is given as well")
     if rule is not None:
         return rule.conclude(settings, key)
     if (group := _find(system.dead, key)) is not None:
@@ -142,18 +189,25 @@ def _defaults(present: Collection[str], settings: Settings, system: System, cove
 def settle(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], dict[str, Any], RunConfig]:
     """Return (entries, nested values, configuration) after leaving out every target that this project refuses.
 
+    Rewards that are left to write stay in the values, and are no part of the configuration.
+
     Raises:
         ConfigError: what is refused is not a target of any entry.
     """
     while True:
         values = nest(entries)
         try:
-            return entries, values, validate_config(values)
+            return entries, values, validate_config(_without_missing(values))
         except ConfigError as error:
             refused = _refusals(str(error), entries)
             if not refused:
                 raise
             entries = tuple(_without(entry, refused) for entry in entries)
+
+
+def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
+    rewards = [reward for reward in values.get("rewards", ()) if not is_missing_name(reward["fn"])]
+    return {**{key: value for key, value in values.items() if key != "rewards"}, **({"rewards": rewards} if rewards else {})}
 
 
 def nest(entries: tuple[Entry, ...]) -> dict[str, Any]:

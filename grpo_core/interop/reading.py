@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config.loading import read_values
-from grpo_core.config.yaml_text import parse_yaml
 from grpo_core.errors import ConfigError
+from grpo_core.interop.yaml11 import parse_yaml11
 
 WHOLE = re.compile(r"\$\{([\w.-]+)\}")
 ANY_REFERENCE = re.compile(r"\$\{[^{}]*\}")
@@ -27,7 +27,7 @@ class Unresolved:
         return repr(self.text)
 
 
-def read_source(path: Path) -> dict[str, Any]:
+def read_values_of(path: Path) -> dict[str, Any]:
     """Return the plain values of a YAML or JSON file.
 
     Raises:
@@ -35,13 +35,22 @@ def read_source(path: Path) -> dict[str, Any]:
     """
     values = read_values(path, _parse, "YAML or JSON", "keys with values")
     if not values:
-        raise ConfigError(f"config {path}: is empty; give the settings of a TRL or ROLL run")
+        raise ConfigError(f"config {path}: is empty; give the settings of a run")
     return {str(key): value for key, value in values.items()}
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    return str(read_values(path, lambda text: {"": text}, "YAML, JSON or shell")[""])
 
 
 def _parse(text: str) -> Any:
     if not text.lstrip().startswith("{"):
-        return parse_yaml(text)
+        return parse_yaml11(text)
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -49,17 +58,18 @@ def _parse(text: str) -> Any:
     except ValueError as error:
         # `{a: 1}` is YAML in flow style; where it is not even that, JSON's complaint is the helpful one.
         try:
-            return parse_yaml(text)
+            return parse_yaml11(text)
         except ConfigError:
             raise ConfigError(f"is not valid JSON: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
             raise ConfigError(f"{key} is given twice")
-    return dict(pairs)
+        values[key] = value
+    return values
 
 
 def flatten_sections(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

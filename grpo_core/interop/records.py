@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError, raised_as, shown
+from grpo_core.interop.arguments import Reader, read_argument
 
-Source = Literal["trl", "roll"]
-Reader = Callable[[Any], Any]
+Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
+UNQUOTED = " (YAML reads no, off, yes and on as false and true: quote them)"
+NOT_NULL = " (a text: YAML's word for nothing is null)"
 Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
 
 
@@ -20,7 +22,7 @@ class Conclusion:
 
     fate: Fate
     targets: Mapping[str, Any] = field(default_factory=dict)
-    """{our key path: value}; empty unless mapped."""
+    """{our key path: value}; empty unless mapped, or where `rewards` names what is left to write."""
     remark: str = ""
     """Where semantics differ, what to use instead, or why the key does nothing."""
     differs: bool = False
@@ -48,7 +50,7 @@ class Settings:
 
     path: Path
     given: Mapping[str, Any]
-    """The file's own values, flat."""
+    """The file's own values, flat, under the names that the system has now."""
     system: "System"
     processes: int | None
     """Training processes, if the user named their number."""
@@ -61,10 +63,13 @@ class Settings:
         """
         rule = self.system.find_rule(key)
         assert rule is not None, key
-        value = self.given.get(key, rule.default)
-        fault = f"config {self.path}: {key}: {{cause}}, got {shown(value)}; correct it in the file"
+        if key not in self.given:
+            return rule.read(rule.default)
+        value = self.given[key]
+        quote = UNQUOTED if isinstance(value, bool) else NOT_NULL if value == "None" else ""
+        fault = f"config {self.path}: {key}: {{cause}}, got {shown(value)}{quote}; correct it in the file"
         with raised_as(ConfigError, fault, ValueError):
-            return rule.read(value)
+            return read_argument(rule.read, value) if self.system.parses_text else rule.read(value)
 
     def refuse(self, text: str) -> ConfigError:
         """Return the error that names the file."""
@@ -123,6 +128,8 @@ class System:
 
     name: Source
     title: str
+    version: str
+    """What its names and defaults were read from: release or commit, with its date."""
     rules: tuple[Rule, ...]
     ignored: tuple[Group, ...]
     """Keys without a counterpart, by reason."""
@@ -132,6 +139,10 @@ class System:
     """What the system does in any case, without a key for it: {our key: what}."""
     assumptions: Callable[[Settings], tuple[str, ...]]
     """What the conversion had to assume about a file."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """{older name: name now}."""
+    parses_text: bool = True
+    """Its files are flat, and its argument parser makes numbers and truth values of text."""
 
     def find_rule(self, key: str) -> Rule | None:
         """Return the rule of a key, if it has one."""
@@ -158,11 +169,15 @@ class Imported:
 
     path: Path
     title: str
-    """Name and version of the source system."""
+    """Name of the source system."""
+    version: str
+    """What its names and defaults were read from."""
     values: Mapping[str, Any]
-    """Nested plain values: what was mapped."""
+    """Nested plain values: what was mapped, with the rewards that are left to write."""
     config: RunConfig
-    """The same, resolved and valid."""
+    """The same, resolved and valid, without those rewards."""
+    missing_rewards: tuple[str, ...]
+    """Rewards that have no counterpart; `grpo check` refuses the configuration until they are written or removed."""
     entries: tuple[Entry, ...]
     """Every key of the file exactly once, then defaults of the source system that are not ours."""
     notes: tuple[str, ...]

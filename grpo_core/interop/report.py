@@ -19,11 +19,23 @@ def render(imported: Imported) -> str:
     """Return the YAML text of the configuration, with comments that hold every key of the source."""
     texts = (
         f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.",
+        f"Names and defaults were read from {imported.version}.",
+        *_missing(imported.missing_rewards),
         *(f"note: {text}" for text in imported.notes),
         *(f"`grpo check` warns: {text}" for text in imported.warnings),
     )
     head = [line for text in texts for line in _comment(text, "#   ")]
     return "\n".join([*head, dump_yaml(dict(imported.values)).rstrip(), "", *_lists(imported)]) + "\n"
+
+
+def _missing(rewards: tuple[str, ...]) -> list[str]:
+    """Return what has to be written before the configuration can be used."""
+    if not rewards:
+        return []
+    return [
+        f"`grpo check` refuses this file until these rewards are written or removed: {', '.join(rewards)}. Write each as a "
+        "function f(prompts, completions, **columns) in a module of yours, and name it under rewards as module:function."
+    ]
 
 
 def summary(imported: Imported) -> str:
@@ -34,6 +46,7 @@ def summary(imported: Imported) -> str:
     return (
         f"{len(given)} keys of {imported.title}: {counts['mapped']} mapped, {counts['no_counterpart']} without counterpart, "
         f"{counts['dead']} dead in the source, {counts['unknown']} unknown; {differing} marked ! where the training differs"
+        + (f"; rewards to write: {len(imported.missing_rewards)}" if imported.missing_rewards else "")
     )
 
 

@@ -5,11 +5,13 @@ A reader returns a value of the right type, or raises ValueError with what was e
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from grpo_core.config.schema import RunConfig
-from grpo_core.interop.records import Conclusion, Export, Group, Reader, Rule, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.arguments import Reader
+from grpo_core.interop.records import Conclusion, Export, Group, Rule, Settings, dead, mapped, no_counterpart
 
 OFF = "off in the file, nothing to replace"
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
@@ -203,6 +205,19 @@ def adam_betas(first: str, second: str) -> tuple[Rule, Rule]:
         Rule(first, number, 0.9, convert, "optimizer.adam_betas", export=export),
         Rule(second, number, 0.999, convert, "optimizer.adam_betas", export=export),
     )
+
+
+def with_defaults(rules: tuple[Rule, ...], defaults: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """Return rules with other defaults: those of another version of a system."""
+    assert defaults.keys() <= {rule.key for rule in rules}
+    return tuple(replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules)
+
+
+def with_rules(rules: tuple[Rule, ...], *others: Rule) -> tuple[Rule, ...]:
+    """Return rules in which others stand for those of the same key, and further ones follow."""
+    new = {rule.key: rule for rule in others}
+    kept = tuple(new.pop(rule.key, rule) for rule in rules)
+    return (*kept, *new.values())
 
 
 def group(reason: str, names: str) -> Group:

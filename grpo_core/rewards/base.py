@@ -5,7 +5,7 @@ text, or conversations where the prompts are conversations; every column of the 
 them. None means that this completion cannot be scored.
 
 Adding one: write the function in a module of yours and name it `package.module:function` in the config; a built-in one also
-gets a line in `BUILTIN` and a hand-computed case in its test.
+gets a line in `BUILTIN_REWARDS` (config/code.py) and a hand-computed case in its test.
 """
 
 import importlib
@@ -17,20 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from grpo_core.config import RewardConfig, RunConfig
-from grpo_core.config.code import code_in
+from grpo_core.config.code import BUILTIN_REWARDS, code_in
 from grpo_core.errors import RewardError, cause, name_of, shown
 from grpo_core.types import Conversation, Prompt
 
 RewardFn = Callable[..., list[float | None]]
 Completion = str | Conversation
 
-BUILTIN = {
-    "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
-    "math_answer": "grpo_core.rewards.maths:math_answer",
-    "exact_answer": "grpo_core.rewards.simple:exact_answer",
-    "format": "grpo_core.rewards.simple:format_reward",
-    "length": "grpo_core.rewards.simple:length_reward",
-}
 MESSAGES_NOT_TEXT = (
     "With data.chat_template: true, a reward function gets each prompt and completion as a list of messages, as in TRL: "
     "completion[0]['content'] is its text (or grpo_core.rewards.base.completion_text(completion))"
@@ -93,13 +86,16 @@ def reward_name(fn: str) -> str:
 
 
 def _import(fn: str) -> RewardFn:
-    module_name, separator, attribute = BUILTIN.get(fn, fn).partition(":")
+    module_name, separator, attribute = BUILTIN_REWARDS.get(fn, fn).partition(":")
     if not separator:
         raise RewardError(
-            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
+            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form "
+            "package.module:function"
         )
     try:
-        if fn not in BUILTIN and str(Path.cwd()) not in sys.path:  # where `python -m` looks and the script `grpo` does not
+        if (
+            fn not in BUILTIN_REWARDS and str(Path.cwd()) not in sys.path
+        ):  # where `python -m` looks and the script `grpo` does not
             sys.path.append(str(Path.cwd()))  # last: it hides nothing that is installed
         function = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's module raises whatever it does when it is imported
@@ -143,7 +139,7 @@ def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tup
         values = reward.function(prompts=contents, completions=completions, **columns, **reward.args)
     except Exception as error:  # whatever a user's function raises becomes one clear message
         culprit = _first_failing(reward, contents, completions, columns)
-        hint = "" if isinstance(completions[culprit], str) or reward.fn in BUILTIN else f". {MESSAGES_NOT_TEXT}"
+        hint = "" if isinstance(completions[culprit], str) or reward.fn in BUILTIN_REWARDS else f". {MESSAGES_NOT_TEXT}"
         raise RewardError(
             f"reward {reward.fn} raised {type(error).__name__}: {error}; sample {culprit}: prompt "
             f"{prompts[culprit].text[-200:]!r}, completion {texts[culprit][:200]!r}{hint}"

@@ -10,9 +10,8 @@ from grpo_core.algorithm import gradients
 from grpo_core.config.loading import known_keys
 from grpo_core.config.trl_limits import FIXED, FIXED_KL
 from grpo_core.interop import tables
-from grpo_core.interop.roll.keys import ROLL
-from grpo_core.interop.tables import ALWAYS, VLM_R1
-from grpo_core.interop.trl.keys import GRPO_CONFIG, TRL
+from grpo_core.interop.detection import SYSTEMS
+from grpo_core.interop.trl.keys import GRPO_CONFIG
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
@@ -63,9 +62,9 @@ def test_names_in_trl_are_names_in_trl() -> None:
 
 
 def test_our_keys_in_the_tables_of_other_systems_exist() -> None:
-    ours = {key for row in (*TRL.rules, *ROLL.rules, *VLM_R1) if row.ours for key in row.ours.split(", ")}
-    always = {key for system in (TRL.always, ROLL.always, ALWAYS) for key in system}
-    assert (ours | always) - known_keys() == {"rewards[].fn", "rewards[].weight"}
+    ours = {key for system in SYSTEMS.values() for rule in system.rules if rule.ours for key in rule.ours.split(", ")}
+    always = {key for system in SYSTEMS.values() for key in system.always}
+    assert (ours | always) - known_keys() == {"rewards[].fn", "rewards[].weight", "rewards[].args"}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RewardConfig, load_config
+from grpo_core.config.code import BUILTIN_REWARDS
 from grpo_core.errors import RewardError
-from grpo_core.rewards.base import BUILTIN, Reward, load_rewards, reward_name, reward_notes, score
+from grpo_core.rewards.base import Reward, load_rewards, reward_name, reward_notes, score
 from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
 from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
 from grpo_core.types import Prompt
@@ -123,7 +124,7 @@ def test_the_reasoning_gym_reward_is_the_tasks_own_score() -> None:
 
 
 def test_every_built_in_name_can_be_loaded() -> None:
-    rewards = load_rewards([RewardConfig(fn=name) for name in BUILTIN])
+    rewards = load_rewards([RewardConfig(fn=name) for name in BUILTIN_REWARDS])
     assert sorted(reward.name for reward in rewards) == ["exact_answer", "format", "length", "math_answer", "reasoning_gym"]
 
 

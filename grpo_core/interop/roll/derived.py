@@ -1,10 +1,12 @@
 """ROLL's values that depend on more than one key, or mean something else here: one function for keys that belong together."""
 
 import math
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any
 
 from grpo_core.interop.records import Conclusion, Settings, dead, mapped, no_counterpart
+from grpo_core.interop.rewards import Counterpart, convert_rewards, none
 
 EPS = 1e-6
 """ROLL adds it to standard deviations."""
@@ -175,13 +177,18 @@ def data_file(settings: Settings, key: str) -> Conclusion:
     return mapped({"data.source": f"file:{files[0]}"}, "relative to where the command runs")
 
 
-def reward_worker(settings: Settings, key: str) -> Conclusion:
-    """Convert a reward worker: mathematics has a verifier here, others are functions of the user's own."""
-    if (settings[key] or "").rpartition(".")[2] == "MathRuleRewardWorker":
-        return mapped(
-            {"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"},
-            "nearest verifier: math-verify against ROLL's column ground_truth",
+def reward_worker(settings: Settings, _key: str) -> Conclusion:
+    """Convert the reward workers, all of them together: mathematics has a verifier here, others are functions to be written."""
+    workers = [value for key, value in settings.given.items() if fnmatchcase(key, "rewards.*.worker_cls") and value]
+    names = list(dict.fromkeys(str(worker).rpartition(".")[2] for worker in workers))
+    return convert_rewards(settings, [(name, 1.0) for name in names], _find_worker)
+
+
+def _find_worker(_settings: Settings, name: str, _weight: float) -> Counterpart:
+    if name == "MathRuleRewardWorker":
+        return Counterpart(
+            fn="math_answer",
+            targets={"data.answer_column": "ground_truth"},
+            remark="nearest verifier: math-verify against ROLL's column ground_truth",
         )
-    return no_counterpart(
-        "write it as f(prompts, completions, **columns) and name it package.module:function under rewards", differs=True
-    )
+    return none("a function that returns None for rows of other domains is what a worker of one domain is here")

@@ -57,7 +57,8 @@ DEAD = (
 PLACEMENT = """worker_cls world_size num_gpus_per_worker model_update_frequency infer_batch_size backend_timeout max_concurrency
     name use_dynamic_batching_in_train max_tokens_per_microbatch_in_train sequence_length_round_in_train
     use_dynamic_batching_in_infer max_tokens_per_microbatch_in_infer sequence_length_round_in_infer offload_nccl
-    use_sequence_packing sequence_packing_args logits_in_fp32 apply_loss_scale topr_positive_weight topr_negative_weight
+    use_sequence_packing use_remove_padding sequence_packing_args
+    logits_in_fp32 apply_loss_scale topr_positive_weight topr_negative_weight
     checkpoint_config system_envs"""
 
 
@@ -80,7 +81,8 @@ IGNORED = (
     ),
     group(
         "one training process, attention and gradient checkpointing as transformers has them",
-        """actor_train.model_args.attn_implementation actor_train.model_args.disable_gradient_checkpointing
+        """actor_train.model_args.attn_implementation actor_train.model_args.flash_attn
+        actor_train.model_args.disable_gradient_checkpointing
         actor_train.model_args.gradient_checkpointing_use_reentrant actor_train.model_args.device_map
         actor_train.model_args.vision_dp""",
     ),

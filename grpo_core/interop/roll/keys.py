@@ -176,7 +176,8 @@ MODEL_DATA_REWARDS = (
            "ROLL's column may hold the messages as JSON text; here it is a list of messages", unset=no_counterpart(OFF)),
     copied(f"{TRAIN}.data_args.prompt", "data.prompt_column", optional(text), None, unset=no_counterpart(OFF)),
     Rule("rewards.*.worker_cls", optional(text), None, derived.reward_worker, "rewards[].fn, data.answer_column",
-         "MathRuleRewardWorker = math_answer on the column ground_truth; others are functions of your own"),
+         "MathRuleRewardWorker = math_answer on the column ground_truth; `grpo check` refuses any other until it is written or "
+         "removed", unset=no_counterpart("names no reward")),
     feature("rewards.*.query_filter_config.type", text, "no_filter",
             "no resampling here; nearest: filtering.drop_zero_variance_groups"),
     feature("rewards.*.response_length_penalty_coef", number, 0.0, "write it as a reward function (`length` is one)"),
@@ -191,9 +192,11 @@ ALWAYS = {
 ROLL = System(
     name="roll",
     title="ROLL (RLVR)",
+    version="ROLL at commit 8eb27cc2 of 2026-08-19, its RLVRConfig",
     rules=(*ROLLOUT, *ENGINE, *ADVANTAGE, *LOSS, *TRAINING, *MODEL_DATA_REWARDS),
     ignored=IGNORED,
     dead=DEAD,
     always=ALWAYS,
     assumptions=batches.assumed_data_parallel,
+    parses_text=False,
 )

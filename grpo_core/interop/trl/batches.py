@@ -49,6 +49,13 @@ def assumed_processes(settings: Settings) -> tuple[str, ...]:
     return () if known else ("1 training process is assumed (a file does not tell; --processes N does)",)
 
 
+def refuses_too(settings: Settings) -> str:
+    """Return that the source system refuses these batch sizes, with so many processes."""
+    count = num_processes(settings)
+    which = f"{count} process{'' if count == 1 else 'es'}{' (assumed)' if assumed_processes(settings) else ''}"
+    return f"{settings.system.title} refuses that as well, with {which}; --processes N sets their number"
+
+
 def read_batch(settings: Settings) -> Batch:
     """Return what TRL's batch sizes amount to.
 
@@ -63,13 +70,13 @@ def read_batch(settings: Settings) -> Batch:
         if generation is not None and (generation % micro or generation == 0):
             raise settings.refuse(
                 f"generation_batch_size: {generation} is no multiple of per_device_train_batch_size x processes = {micro}"
-                "; TRL refuses it as well (--processes N sets the number of processes)"
+                f"; {refuses_too(settings)}"
             )
     rows = micro * windows
     if rows % group_size:
         raise settings.refuse(
             f"num_generations: {group_size} does not divide the generation batch of {rows} completions "
-            f"({micro} per micro-step x {windows}); TRL refuses it as well (--processes N sets the number of processes)"
+            f"({micro} per micro-step x {windows}); {refuses_too(settings)}"
         )
     if windows >= accumulated:
         minibatches, is_uneven = math.ceil(windows / accumulated), windows % accumulated != 0

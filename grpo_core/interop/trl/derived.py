@@ -3,10 +3,9 @@
 Each function converts the keys that depend on each other; `export_...` is its way back.
 """
 
-from typing import Any
-
 from grpo_core.config.schema import RunConfig
 from grpo_core.interop.records import Conclusion, Settings, mapped, no_counterpart
+from grpo_core.interop.rewards import Counterpart, convert_rewards, none, trl_reward, weighted_names
 from grpo_core.interop.rules import in_steps
 from grpo_core.interop.trl.batches import read_batch, updates_per_step
 
@@ -23,7 +22,6 @@ OTHER_OBJECTIVES = {
     "sapo": "a soft gate instead of clipping",
     "vespo": "sequence-level soft weights instead of clipping",
 }
-OVERLONG = "get_soft_overlong_punishment"
 CORRECTIONS = {True: "importance", False: "none"}
 SCALES = {"group": "group_std", "batch": "batch_std", "none": "none", True: "group_std", False: "none"}
 
@@ -65,27 +63,19 @@ def ratio_and_kl(settings: Settings, key: str) -> Conclusion:
 
 
 def rewards(settings: Settings, _key: str) -> Conclusion:
-    """Convert the reward functions of `trl grpo`, with their weights."""
-    names, weights = settings["reward_funcs"], settings["reward_weights"]
-    if not names:
+    """Convert the reward functions of `trl grpo`, with their weights, and its reward model."""
+    names, model = settings["reward_funcs"] or (), settings["reward_model_name_or_path"]
+    if not names and not model:
         return no_counterpart("the file names no reward functions; write them with their weights under rewards", differs=True)
-    others = 1 if settings.given.get("reward_model_name_or_path") else 0
-    if weights is not None and len(weights) != len(names) + others:
-        raise settings.refuse(f"reward_weights: {len(weights)} weights for {len(names) + others} rewards; give one for each")
-    weighted = list(zip(names, [1.0] * len(names) if weights is None else weights[others:], strict=True))
-    functions = [{"fn": _function(name), "weight": weight} for name, weight in weighted if name != OVERLONG]
-    targets: dict[str, Any] = {"rewards": functions} if functions else {}
-    if len(functions) == len(weighted):
-        return mapped(targets)
-    remark = f"{OVERLONG} is filtering.overlong_buffer_tokens here, below rollout.max_completion_tokens"
-    is_theirs = settings["max_completion_length"] == 1280 and (OVERLONG, 1) in weighted
-    remark += "" if is_theirs else " (TRL's is at 1280 tokens, with its own weight)"
-    return mapped({"filtering.overlong_buffer_tokens": 256, **targets}, remark, differs=not is_theirs)
+    others = [model] if model else []
+    weighted = weighted_names(settings, [*others, *names])
 
+    def find(_: Settings, name: str, weight: float) -> Counterpart:
+        return (
+            none("no reward models here; write a function around it") if name == model else trl_reward(settings, name, weight)
+        )
 
-def _function(name: str) -> str:
-    module, _, function = name.rpartition(".")
-    return f"{module or 'trl.rewards'}:{function}"
+    return convert_rewards(settings, weighted, find)
 
 
 def export_reward_weights(config: RunConfig, _key: str) -> list[float]:

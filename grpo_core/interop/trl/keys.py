@@ -40,6 +40,7 @@ from grpo_core.interop.rules import (
 )
 from grpo_core.interop.trl import batches, derived
 from grpo_core.interop.trl.ignored import DEAD, IGNORED
+from grpo_core.interop.trl.older import ALIASES, OLDER, OLDER_IGNORED
 from grpo_core.interop.trl.vllm import VLLM
 
 BATCH = "rollout.num_prompts_per_step, loss.minibatches"
@@ -169,9 +170,10 @@ SCRIPT = (
     feature("load_in_4bit", flag, False, "no quantised training here"),
     Rule("reward_funcs", optional(texts), None, derived.rewards, "rewards[].fn, filtering.overlong_buffer_tokens",
          "TRL's own functions as `trl.rewards:<name>` (they need trl installed), get_soft_overlong_punishment as "
-         "filtering.overlong_buffer_tokens; `a.b.c` is `a.b:c` here",
+         "filtering.overlong_buffer_tokens; `a.b.c` is `a.b:c` here; `grpo check` refuses any other until it is written",
          unset=no_counterpart("names no function; rewards stays at its default")),
-    feature("reward_model_name_or_path", anything, None, "no reward models here; write a function around it"),
+    Rule("reward_model_name_or_path", optional(text), None, derived.rewards, "rewards[].fn",
+         "no reward models here; write a function around it", unset=no_counterpart(OFF)),
     Rule("dataset_name", optional(text), None, derived.dataset, "data.source, data.prompt_column, data.answer_column",
          "hub:<name>; TRL reads the column `prompt` and gives rewards every other column by its own name. Where "
          "`prompt` is plain text, TRL applies no chat template: set data.chat_template to false", unset=no_counterpart(OFF)),
@@ -180,15 +182,6 @@ SCRIPT = (
     feature("datasets", anything, None, "one data source here", off=(None, [])),
 )  # fmt: skip
 """Arguments of the script `trl grpo`: model, rewards and data, which the trainer itself is given as objects."""
-
-OLDER = (
-    copied("max_prompt_length", "rollout.max_prompt_tokens", optional(positive), None,
-           "older TRL, not a field of 1.16; it cut prompts from the left, here they are dropped",
-           unset=no_counterpart("null is no bound there; prompts above rollout.max_prompt_tokens are dropped here")),
-    Rule("warmup_ratio", number, 0.0, batches.warmup, "optimizer.warmup_steps",
-         "older TRL, not a field of 1.16, which writes a share as warmup_steps below 1"),
-)  # fmt: skip
-"""Keys that TRL 1.16 no longer has."""
 
 GRPO_CONFIG = (*ROLLOUT, *LOSS, *ADVANTAGE, *REFERENCE, *VLLM, *OPTIMIZER, *TRAINING, *PRECISION)
 """Fields of `GRPOConfig`."""
@@ -247,9 +240,11 @@ OF_OUR_ENGINE = ("rollout.engine",)
 TRL = System(
     name="trl",
     title="TRL 1.16",
+    version="trl 1.16.0, its GRPOConfig and the arguments of its script `trl grpo`",
     rules=(*GRPO_CONFIG, *SCRIPT, *OLDER),
-    ignored=IGNORED,
+    ignored=(*IGNORED, *OLDER_IGNORED),
     dead=DEAD,
     always={key: reason for key, reason in (FIXED | FIXED_KL).items() if reason != NO_OPTION and key not in OF_OUR_ENGINE},
     assumptions=batches.assumed_processes,
+    aliases=ALIASES,
 )

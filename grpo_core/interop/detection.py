@@ -1,0 +1,59 @@
+"""Whose settings a file holds, by the keys that only one of the systems has."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_core.errors import ConfigError
+from grpo_core.interop.open_r1.keys import OPEN_R1
+from grpo_core.interop.open_r1.keys import OWN_KEYS as OF_OPEN_R1
+from grpo_core.interop.open_r1.rewards import REGISTRY
+from grpo_core.interop.records import Source, System
+from grpo_core.interop.roll.keys import ROLL
+from grpo_core.interop.trl.keys import TRL
+from grpo_core.interop.vlm_r1.keys import OWN_KEYS as OF_VLM_R1
+from grpo_core.interop.vlm_r1.keys import VLM_R1
+
+SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
+OURS = frozenset({"rollout", "loss", "optimizer", "training"})
+"""Sections of a configuration of this project."""
+
+
+def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
+    """Return whose settings these are.
+
+    open-r1 and VLM-R1 have all keys of TRL, so one of their own keys tells them apart, or a reward by its name in open-r1's
+    registry; without one, the settings are TRL's.
+
+    Raises:
+        ConfigError: the keys fit none of the systems, or several alike.
+    """
+    keys = values.keys()
+    tops = {name: {key.partition(".")[0] for key in (*system.known(), *system.aliases)} for name, system in SYSTEMS.items()}
+    of_roll, of_trl = len(keys & (tops["roll"] - tops["vlm-r1"] - tops["open-r1"])), len(keys & (tops["trl"] - tops["roll"]))
+    own = {
+        "open-r1": len(keys & (OF_OPEN_R1 - OF_VLM_R1)) + _names_registry(values.get("reward_funcs")),
+        "vlm-r1": len(keys & (OF_VLM_R1 - OF_OPEN_R1)),
+    }
+    family = max(of_trl, *own.values())
+    if of_roll > family:
+        return "roll"
+    if family > of_roll and own["open-r1"] != own["vlm-r1"]:
+        return "open-r1" if own["open-r1"] > own["vlm-r1"] else "vlm-r1"
+    if family > of_roll and not any(own.values()):
+        return "trl"
+    listed = ", ".join(sorted(keys)[:8])
+    if OURS & keys:
+        raise ConfigError(
+            f"config {path}: looks like a configuration of this project ({listed}); `grpo check` reads it as it is"
+        )
+    raise ConfigError(
+        f"config {path}: the keys do not show whose settings these are ({listed}); name the format with --format "
+        f"{', '.join(list(SYSTEMS)[:-1])} or {list(SYSTEMS)[-1]}"
+    )
+
+
+def _names_registry(rewards: Any) -> bool:
+    """Return whether a list of rewards holds a name of open-r1's registry that VLM-R1's has not."""
+    names = [rewards] if isinstance(rewards, str) else rewards if isinstance(rewards, list) else []
+    return any(name in REGISTRY for name in names)

@@ -1,0 +1,149 @@
+"""What the rewards of other systems become: a function that does the same, or a name that `grpo check` refuses."""
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_core.config import validate_config
+from grpo_core.config.code import BUILTIN_REWARDS
+from grpo_core.errors import ConfigError
+from grpo_core.interop.conversion import import_config
+from grpo_core.interop.open_r1.rewards import NO_COUNTERPART, REGISTRY
+from grpo_core.interop.records import Imported
+from grpo_core.rewards.base import load_rewards
+from grpo_core.rewards.simple import format_reward
+
+BASE = {"num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 10}
+Convert = Callable[..., Imported]
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Convert:
+    """Return a function that imports settings given as keywords, as those of a system."""
+
+    def run(source: str | None, **settings: Any) -> Imported:
+        path = tmp_path / "settings.yaml"
+        path.write_text(yaml.safe_dump({**BASE, **settings}))
+        return import_config(path, source)
+
+    return run
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_reward_of_open_r1_is_a_function_here_or_refused(convert: Convert, name: str) -> None:
+    imported = convert("open-r1", reward_funcs=[name], max_completion_length=16384)
+    listed = imported.values.get("rewards", ())
+    if name in NO_COUNTERPART:
+        assert imported.missing_rewards == (f"{name} (open-r1)",)
+        with pytest.raises(ConfigError, match=re.escape(f"rewards.0.fn: '{name} (open-r1)' is neither built in")):
+            validate_config(imported.values)
+        return
+    assert imported.missing_rewards == ()
+    assert {reward["fn"] for reward in listed} <= BUILTIN_REWARDS.keys()
+    load_rewards(imported.config.rewards)
+
+
+def test_a_reward_of_another_meaning_is_not_taken_for_ours(convert: Convert) -> None:
+    imported = convert("open-r1", reward_funcs=["accuracy", "length"])
+    assert "length" in BUILTIN_REWARDS
+    assert [reward["fn"] for reward in imported.values["rewards"]] == ["math_answer", "length (open-r1)"]
+    assert [reward.fn for reward in imported.config.rewards] == ["math_answer"]
+
+
+def test_rewards_left_to_write_keep_their_weights_and_the_rest_is_translated(convert: Convert) -> None:
+    imported = convert(
+        None, reward_funcs=["accuracy", "tag_count"], reward_weights=[1.0, 0.25], dataset_name="a/b", dataset_prompt_column="q"
+    )
+    assert imported.values["rewards"] == [{"fn": "math_answer", "weight": 1.0}, {"fn": "tag_count (open-r1)", "weight": 0.25}]
+    assert imported.values["data"] == {"source": "hub:a/b", "prompt_column": "q", "answer_column": "solution"}
+    assert imported.config.rollout.group_size == 4
+    written = {**imported.values, "rewards": [{"fn": "math_answer"}, {"fn": "my_rewards:tag_count", "weight": 0.25}]}
+    assert validate_config(written).rewards[1].weight == 0.25
+
+
+PIECES = ("<think>", "</think>", "<answer>", "</answer>", "x", "\n")
+OPEN_R1_FORMAT = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
+
+
+def test_the_format_of_open_r1_is_its_own_pattern(convert: Convert) -> None:
+    args = convert("open-r1", reward_funcs=["format"]).values["rewards"][0]["args"]
+    good = "<think>\na\n</think>\n<answer>\nb\n</answer>"
+    texts = [
+        good,
+        f"{good}\nmore",
+        f"{good} more",
+        f"a{good}",
+        good.replace("\n", ""),
+        good.replace("b", "b\nc"),
+        f"{good}{good}",
+    ]
+    texts += [good.replace(piece, other, 1) for piece, other in itertools.product(PIECES, PIECES)]
+    texts = [text for text in texts if text == text.strip()]  # the remark names that difference
+    theirs = [float(bool(re.match(OPEN_R1_FORMAT, text, re.DOTALL | re.MULTILINE))) for text in texts]
+    assert 0 < sum(theirs) < len(theirs)
+    assert format_reward([""] * len(texts), texts, **args) == theirs
+
+
+def test_the_code_format_has_the_language(convert: Convert) -> None:
+    args = convert("open-r1", reward_funcs=["code_format"], code_language="cpp").values["rewards"][0]["args"]
+    text = "<think>\na\n</think>\n<answer>\n```cpp\nb\n```\n</answer>"
+    assert format_reward(["", ""], [text, text.replace("cpp", "python")], **args) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "differs"),
+    [
+        ({"max_completion_len": 512, "soft_punish_cache": 128}, False),
+        ({"max_completion_len": 400, "soft_punish_cache": 128}, True),
+        ({"max_completion_len": 512, "soft_punish_cache": 128, "reward_weights": [1.0, 0.5]}, True),
+    ],
+)
+def test_the_overlong_penalty_is_a_filter(convert: Convert, settings: dict[str, Any], differs: bool) -> None:
+    imported = convert("open-r1", reward_funcs=["format", "soft_overlong_punishment"], max_completion_length=512, **settings)
+    assert imported.config.filtering.overlong_buffer_tokens == 128
+    (entry,) = [entry for entry in imported.entries if entry.key == "reward_funcs"]
+    assert entry.differs == differs
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "expected"),
+    [
+        ("trl", {"reward_funcs": ["think_format_reward"]}, ["trl.rewards:think_format_reward"]),
+        ("trl", {"reward_funcs": "trl.rewards.accuracy_reward"}, ["trl.rewards:accuracy_reward"]),
+        ("trl", {"reward_funcs": ["my.rewards.f"]}, ["my.rewards:f"]),
+        ("trl", {"reward_funcs": ["accuracy"]}, ["accuracy (trl)"]),
+        ("trl", {"reward_funcs": ["trl.rewards.get_cosine_scaled_reward"]}, ["trl.rewards.get_cosine_scaled_reward (trl)"]),
+        ("trl", {"reward_funcs": ["m.f"], "reward_model_name_or_path": "org/rm"}, ["org/rm (trl)", "m:f"]),
+        ("open-r1", {"reward_funcs": ["format", "code_format"]}, ["format", "code_format (open-r1)"]),
+        ("open-r1", {}, ["math_answer", "format", "tag_count (open-r1)"]),
+        ("vlm-r1", {"reward_funcs": ["format"]}, ["format"]),
+        ("vlm-r1", {"reward_funcs": ["format"], "is_reward_customized_from_vlm_module": True}, ["format (vlm-r1)"]),
+        ("vlm-r1", {"reward_method": "math"}, ["accuracy (vlm-r1)", "format"]),
+    ],
+)
+def test_rewards_by_system(convert: Convert, source: str, settings: dict[str, Any], expected: list[str]) -> None:
+    assert [reward["fn"] for reward in convert(source, **settings).values["rewards"]] == expected
+
+
+def test_workers_of_roll_are_one_list(tmp_path: Path) -> None:
+    workers = {"math": "a.MathRuleRewardWorker", "code": "b.CodeSandboxRewardWorker", "more_math": "a.MathRuleRewardWorker"}
+    path = tmp_path / "roll.yaml"
+    rewards = {domain: {"worker_cls": worker} for domain, worker in workers.items()}
+    settings = {"rollout_batch_size": 8, "response_length": 64, "adv_estimator": "grpo", "rewards": rewards}
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    imported = import_config(path)
+    assert [reward["fn"] for reward in imported.values["rewards"]] == ["math_answer", "CodeSandboxRewardWorker (roll)"]
+    assert imported.missing_rewards == ("CodeSandboxRewardWorker (roll)",)
+
+
+def test_files_are_read_as_yaml_1_1(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("num_generations: 010\nlearning_rate: 1e-5\nbf16: off\nbf16: off\n")
+    imported = import_config(path, "trl")
+    assert (imported.config.rollout.group_size, imported.config.optimizer.lr) == (8, 1e-5)
+    assert imported.config.model.dtype == "float32"

@@ -1,0 +1,210 @@
+"""Shell scripts are read for their training command, as a shell would expand it, and never executed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import ConfigError
+from grpo_core.interop.conversion import import_config
+from grpo_core.interop.reading import flatten_sections
+from grpo_core.interop.records import Imported
+from grpo_core.interop.shell.lexer import MAX_CHARACTERS
+
+START = "python train.py --num_generations 4 --per_device_train_batch_size 8 --max_steps 100"
+
+
+def convert(folder: Path, text: str, **options: Any) -> Imported:
+    """Import a script through a file."""
+    path = folder / "run.sh"
+    path.write_text(text)
+    return import_config(path, **options)
+
+
+def value_of(imported: Imported, key: str) -> Any:
+    """Return what the script gives a key, as the report has it."""
+    (found,) = [entry for entry in imported.entries if entry.key == key]
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("before", "argument", "expected"),
+    [
+        ("", "--run_name plain", "plain"),
+        ("", "--run_name='single $X'", "single $X"),
+        ("X=1", '--run_name "double $X"', "double 1"),
+        ("X=a", "--run_name ${X}b", "ab"),
+        ("export X=a Y=b", "--run_name $X$Y", "ab"),
+        ("X=a; X+=b", "--run_name $X", "ab"),
+        ("", "--run_name ${UNSET:-fallback}", "fallback"),
+        ("X=", "--run_name ${X:-fallback}", "fallback"),
+        ("X=b", "--run_name ${UNSET:-a-${X}}", "a-b"),
+        ("X=a\nif true; then\n  Y=1\nfi", "--run_name $X", "a"),
+        ("# X=commented", "--run_name a\\ b", "a b"),
+        ("cat <<EOF\nX=in_a_document\nEOF\nX=a", "--run_name $X", "a"),
+        ("X='a b'", "--reward_funcs $X", ["a", "b"]),
+        ("X=(a 'b c')", '--reward_funcs "${X[@]}"', ["a", "b c"]),
+        ("X=(a b)", "--run_name ${X[1]}", "b"),
+        ("X=' --run_name from_a_variable --seed 3'", "$X", "from_a_variable"),
+        ("", "--run-name hyphen", "hyphen"),
+        ("", "--run_name first --run_name last", "last"),
+        ("", "--run_name a > log.txt 2>&1", "a"),
+    ],
+)
+def test_words_are_expanded_as_in_a_shell(tmp_path: Path, before: str, argument: str, expected: Any) -> None:
+    imported = convert(tmp_path, f"{before}\n{START} \\\n    {argument}\n")
+    key = "reward_funcs" if "reward_funcs" in argument else "run_name"
+    assert value_of(imported, key) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "argument", "reason"),
+    [
+        ("", "--run_name $(date)", "$(date) is not evaluated"),
+        ("", "--run_name `date`", "`date` is not evaluated"),
+        ("X=$(date)", "--run_name a-$X", "$(date) is not evaluated"),
+        ("", "--run_name $X", "$X is not set in the script"),
+        ("", "--run_name $1", "$1 is an argument of the script"),
+        ("X=a", "--run_name ${X%b}", "${X%b} is not evaluated"),
+        ("X=a\nif true; then X=b; fi", "--run_name $X", "X is assigned in a condition, a loop or a function"),
+        ("case $Y in\n  a) X=1 ;;\n  *) X=2 ;;\nesac", "--run_name $X", "X is assigned in a condition, a loop or a function"),
+        ("for X in a b; do\n", "--run_name $X", "X is the variable of a loop"),
+        ("read X", "--run_name $X", "X is read when the script runs"),
+        ("", "--run_name <NAME-OF-THE-RUN>", "<NAME-OF-THE-RUN> is not evaluated"),
+    ],
+)
+def test_what_only_a_shell_would_know_is_named(tmp_path: Path, before: str, argument: str, reason: str) -> None:
+    imported = convert(tmp_path, f"{before}\n{START} {argument}\n")
+    (entry,) = [entry for entry in imported.entries if entry.key == "run_name"]
+    assert (entry.fate, entry.differs) == ("no_counterpart", True)
+    assert entry.remark == f"not known: {reason}; write its value"
+
+
+def test_a_branch_has_its_own_values(tmp_path: Path) -> None:
+    text = f"X=a\nif true; then\n  X=b\nelse\n  {START} --run_name $X\nfi\n"
+    assert value_of(convert(tmp_path, text), "run_name") == "a"
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    trap = tmp_path / "executed"
+    convert(tmp_path, f"X=$(touch {trap})\n`touch {trap}`\ntouch {trap}\n{START} --run_name $(touch {trap})\n")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "expected"),
+    [
+        ("--learning_rate 1e-5", "optimizer.lr", 1e-5),
+        ("--beta=.04", "loss.beta", 0.04),
+        ("--max_steps -1 --seed 3", "training.seed", 3),
+        ("--scale_rewards False", "advantage.scale", "none"),
+        ("--mask_truncated_completions", "filtering.mask_truncated_completions", True),
+        ("--use_vllm true --top_k -1", "rollout.engine", "vllm"),
+        (
+            "--reward_funcs m.f m.g --reward_weights 1 0.5",
+            "rewards",
+            [{"fn": "m:f", "weight": 1}, {"fn": "m:g", "weight": 0.5}],
+        ),
+        ("--save_strategy no", "training.checkpoint_every", None),
+    ],
+)
+def test_text_becomes_values_as_in_its_argument_parser(tmp_path: Path, argument: str, key: str, expected: Any) -> None:
+    assert flatten_sections(convert(tmp_path, f"{START} {argument}\n").values)[key] == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "prompts"),
+    [
+        ("python", 2),
+        ("python3 -u", 2),
+        ("torchrun --nproc_per_node=4", 8),
+        ("torchrun --nproc-per-node 4 --nnodes 2", 16),
+        ("accelerate launch --num_processes 3 --mixed_precision bf16", 6),
+        ("accelerate launch --config_file sub/four.yaml", 8),
+        ("deepspeed --num_gpus 2", 4),
+        ("uv run torchrun --nproc_per_node 2", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1 nohup torchrun --nproc_per_node 2", 4),
+        ("N=2; torchrun --nproc_per_node $N", 4),
+    ],
+)
+def test_launchers_tell_the_number_of_processes(tmp_path: Path, launcher: str, prompts: int) -> None:
+    (tmp_path / "four.yaml").write_text("num_processes: 4\n")
+    imported = convert(tmp_path, START.replace("python", launcher))
+    assert imported.config.rollout.num_prompts_per_step == prompts
+    assert not any("is assumed" in note for note in imported.notes)
+
+
+def test_an_unknown_number_of_processes_is_said_and_can_be_given(tmp_path: Path) -> None:
+    text = START.replace("python", "torchrun --nproc_per_node=$(nvidia-smi -L | wc -l)")
+    assert any("1 training process is assumed" in note for note in convert(tmp_path, text).notes)
+    assert convert(tmp_path, text, processes=8).config.rollout.num_prompts_per_step == 16
+
+
+def test_trls_own_command_and_a_shell_within_a_shell(tmp_path: Path) -> None:
+    arguments = START.removeprefix("python train.py")
+    assert convert(tmp_path, f"trl grpo --num_processes 2 {arguments}").config.rollout.num_prompts_per_step == 4
+    nested = f'nohup bash -c "torchrun --nproc_per_node 2 train.py {arguments}" > log 2>&1 &'
+    assert convert(tmp_path, nested).config.rollout.num_prompts_per_step == 4
+
+
+def test_two_trainings_are_named_and_one_is_chosen(tmp_path: Path) -> None:
+    text = f"echo {START}\n{START} --seed 1\npython evaluate.py --model_name_or_path x\n{START} --seed 2\n"
+    with pytest.raises(ConfigError) as caught:
+        convert(tmp_path, text)
+    assert "starts 2 trainings (1: line 2 (python train.py); 2: line 4 (python train.py)); choose one with --command" in str(
+        caught.value
+    )
+    assert convert(tmp_path, text, command=2).config.training.seed == 2
+    with pytest.raises(ConfigError, match="command: 3 is none of the 2 training commands"):
+        convert(tmp_path, text, command=3)
+
+
+def test_the_file_of_config_is_read_beside_the_script_and_arguments_override_it(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("num_generations: 4\nper_device_train_batch_size: 8\nseed: 1\nmax_steps: 5\n")
+    imported = convert(folder, "python grpo.py --config recipes/recipe.yaml --seed 2\n")
+    assert (imported.config.rollout.group_size, imported.config.training.seed) == (4, 2)
+    assert value_of(imported, "config") == "recipes/recipe.yaml"
+    (tmp_path / "outside.yaml").write_text("seed: 9\n")
+    for named in ("../outside.yaml", str(tmp_path / "outside.yaml"), "absent.yaml"):
+        with pytest.raises(ConfigError, match=r"takes its settings from .* is not beside the script; put it there"):
+            convert(folder, f"python grpo.py --config {named}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo hello\n", "starts no training that can be read"),
+        ("pip install deepspeed trl\npython setup.py install\n", "starts no training"),
+        (f"{START} --run_name 'open\n", "line 1: the quote ' is not closed"),
+        (f'{START} --run_name "open\n', "is not closed"),
+        (f"\n{START} --run_name $(open\n", "line 2: the bracket ( is not closed"),
+        ("(" * 1000, "is nested too deeply (more than 100 blocks)"),
+        ("${a:-" * 1000, "is not closed"),
+        ("x " * 10_000, "a command has more than 5000 words"),
+        ("a=1 # " + "x" * MAX_CHARACTERS, f"more than {MAX_CHARACTERS}"),
+        ("a=xxxxxxxxxx\n" + "a=$a$a\n" * 5000 + START, "its variables fill in more than 500000 characters"),
+        (f"a='{'b ' * 9000}'\n" + "echo $a\n" * 1000 + START, "its variables fill in more than 500000 characters"),
+    ],
+)
+def test_what_is_no_script_or_too_much_of_one_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert(tmp_path, text)
+    assert str(caught.value).startswith(f"config {tmp_path / 'run.sh'}: ")
+    assert reason in str(caught.value)
+
+
+def test_a_value_that_doubles_is_no_longer_known(tmp_path: Path) -> None:
+    text = "a=xxxxxxxxxx\n" + "a=$a$a\n" * 12 + f"{START} --run_name $a\n"
+    (entry,) = [entry for entry in convert(tmp_path, text).entries if entry.key == "run_name"]
+    assert entry.remark == "not known: a value of more than 20000 characters is not read; write its value"
+
+
+def test_a_file_without_a_suffix_is_a_script_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_text(f"#!/usr/bin/env bash\n{START}\n")
+    assert import_config(path).config.rollout.group_size == 4
+    (tmp_path / "a.yaml").write_text("num_generations: 4\n")
+    with pytest.raises(ConfigError, match="command: 1 chooses among the commands of a shell script"):
+        import_config(tmp_path / "a.yaml", command=1)
