@@ -6,6 +6,7 @@ bound and the value.
 
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
+from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.config.observation import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
@@ -14,6 +15,10 @@ from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import is_registered
 
 Findings = tuple[Finding, ...]
+MOST_COMPLETIONS = 10_000_000
+"""Of a step."""
+MOST_MADE_ROWS = 1_000_000
+"""Of a reasoning-gym task: each is made by a program, ten thousand in a second at best."""
 
 
 def check_consistency(config: RunConfig) -> tuple[str, ...]:
@@ -33,6 +38,11 @@ def _batch(config: RunConfig) -> Findings:
     rollout, minibatches = config.rollout, config.loss.minibatches
     rows = rollout.num_prompts_per_step * rollout.group_size
     return (
+        error_if(
+            rows > MOST_COMPLETIONS,
+            f"rollout.group_size: {rollout.group_size} x rollout.num_prompts_per_step {rollout.num_prompts_per_step} = {rows} "
+            f"completions a step, and {MOST_COMPLETIONS} are the most; lower one of them",
+        ),
         error_if(
             minibatches > rows,
             f"loss.minibatches: {minibatches} optimizer steps cannot share {rows} completions "
@@ -117,6 +127,16 @@ def _filtering(config: RunConfig) -> Findings:
     )
 
 
+def _data(config: RunConfig) -> Findings:
+    data = config.data
+    return (
+        error_if(
+            data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
+            f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
+        ),
+    )
+
+
 def _sampling(config: RunConfig) -> Findings:
     rollout = config.rollout
     return (
@@ -187,7 +207,13 @@ def _optimizer(config: RunConfig) -> Findings:
 def _evaluation(config: RunConfig) -> Findings:
     evaluation, nothing_held_out = config.evaluation, config.data.eval_fraction == 0
     names = [reward.fn for reward in config.rewards]
+    verifier = evaluation.verifier or names[0]
     return (
+        error_if(
+            verifier in BUILTIN_REWARDS and not 0 < evaluation.pass_score <= 1,
+            f"evaluation.pass_score: {evaluation.pass_score:g} makes {'no' if evaluation.pass_score > 1 else 'every'} "
+            f"completion correct: {verifier} scores from 0 to 1; set it above 0 and to at most 1",
+        ),
         error_if(
             evaluation.verifier is not None and evaluation.verifier not in names,
             f"evaluation.verifier: {evaluation.verifier!r} is none of rewards ({', '.join(names)})",
@@ -264,7 +290,7 @@ def _bound_of_a_rule(index: int, rule: RuleConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _sampling, vllm_limits, _periods),
+    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, _periods),
     *(_engine, _tokens, _optimizer, _evaluation, _rewards, _rules),
     *INERT,
 )

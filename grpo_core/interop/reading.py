@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config.loading import read_values
-from grpo_core.config.yaml_text import parse_yaml
+from grpo_core.config.yaml_text import parse_old_yaml
 from grpo_core.errors import ConfigError
 
 WHOLE = re.compile(r"\$\{([\w.-]+)\}")
@@ -40,8 +40,9 @@ def read_source(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Any:
+    # As TRL and ROLL read it, with PyYAML: YAML 1.1, where `fp16: yes` is true and 010 is 8.
     if not text.lstrip().startswith("{"):
-        return parse_yaml(text)
+        return parse_old_yaml(text)
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -49,7 +50,7 @@ def _parse(text: str) -> Any:
     except ValueError as error:
         # `{a: 1}` is YAML in flow style; where it is not even that, JSON's complaint is the helpful one.
         try:
-            return parse_yaml(text)
+            return parse_old_yaml(text)
         except ConfigError:
             raise ConfigError(f"is not valid JSON: {error}") from error
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.code import code_in
-from grpo_core.errors import RewardError, cause, name_of, shown
+from grpo_core.errors import RewardError, cause, name_of
 from grpo_core.types import Conversation, Prompt
 
 RewardFn = Callable[..., list[float | None]]
@@ -93,11 +93,7 @@ def reward_name(fn: str) -> str:
 
 
 def _import(fn: str) -> RewardFn:
-    module_name, separator, attribute = BUILTIN.get(fn, fn).partition(":")
-    if not separator:
-        raise RewardError(
-            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN))}) nor of the form package.module:function"
-        )
+    module_name, _, attribute = BUILTIN.get(fn, fn).partition(":")
     try:
         if fn not in BUILTIN and str(Path.cwd()) not in sys.path:  # where `python -m` looks and the script `grpo` does not
             sys.path.append(str(Path.cwd()))  # last: it hides nothing that is installed

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from pydantic import ValidationError
 
 from grpo_core.config.loading import explain
 from grpo_core.config.section import Section
+from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import GrpoError, SweepError, cause
 from grpo_core.machine.disk import read_regular
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
@@ -111,7 +111,7 @@ class SweepDir(FlowDir):
         try:
             self.runs.mkdir(exist_ok=True)
             base = self.path / f"{plan.preset}.yaml"
-            base.write_text(yaml.safe_dump(dict(plan.base), sort_keys=False, allow_unicode=True), encoding="utf-8")
+            base.write_text(dump_yaml(plan.base), encoding="utf-8")
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
             write_json(self.sweep_file, SweepFile(id=sweep_id, name=name, sweep=sweep).model_dump())
         except OSError as error:

@@ -55,7 +55,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_torn_last_line_is_dropped(sw
         ("{}", "arm: field required"),
         ("[]", "input should be an object"),
         ("nonsense", "invalid JSON"),
-        ('{"arm": "0", "seed": 1, "status": "finished"}', "arm: input should be a valid integer, got '0'"),
+        ('{"arm": "0", "seed": 1, "status": "finished"}', "arm: input should be a valid integer, not a text, got '0'"),
         ('{"arm": -1, "seed": 1, "status": "finished"}', "arm: input should be greater than or equal to 0, got -1"),
         ('{"arm": true, "seed": 1, "status": "finished"}', "arm: input should be a valid integer"),
         ('{"arm": 0, "seed": 1, "status": "finished", "wall_seconds": NaN}', "wall_seconds"),
