@@ -14,7 +14,7 @@ from grpo_core.config import check_consistency, load_config, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
 from grpo_core.config.repeatability import repeatability
 from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.errors import ConfigError, name_of
+from grpo_core.errors import ConfigError, listed, name_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
@@ -30,16 +30,22 @@ DeviceMemory = Annotated[
 
 
 def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = False, device_memory: DeviceMemory = None) -> None:
-    """Print the resolved configuration, the memory that a step needs, and every warning, without loading a model."""
+    """Print the resolved configuration, the memory that a step needs, and all that is wrong, without loading a model.
+
+    Data, model, reward functions and disk are those of this machine, and are not looked at with --device-memory.
+    """
     from grpo_core.rewards.base import reward_notes
+    from grpo_core.run.imports import import_folders
     from grpo_core.run.memory_fit import fit_of, shape_for
+    from grpo_core.run.preflight import check_start
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
     factor, notes = advantage_rms_factor(resolved), reward_notes(resolved)
-    shape = shape_for(resolved)
+    shape, is_here = shape_for(resolved), device_memory is None
     fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
-    slow = () if device_memory is not None else slow_dtype_warnings(resolved)
+    slow = slow_dtype_warnings(resolved) if is_here else ()
+    faults = check_start(resolved, import_folders(resolved, config)).faults if is_here else ()
     warnings = (*check_consistency(resolved), *slow, *(fit.warnings() if fit else ()))
     if as_json:
         derived = {
@@ -48,7 +54,11 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
             "repeats": repeatability(resolved).what,
             "memory": None if fit is None else fit.as_json(),
         }
-        echo_json({"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings})
+        echo_json(
+            {"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings, "faults": faults}
+        )
+        if faults:
+            raise typer.Exit(ConfigError.exit_code)
         return
     echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
     meaning = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
@@ -57,10 +67,14 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     echo(f"effective beta: {weight_of_kl(resolved)}")
     echo(f"repeats: {repeatability(resolved).what}")
     echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
+    if fit is not None:
+        echo(f"  states: {fit.states_formula}; docs/memory.md has the other formulas")
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)
-    echo(f"{len(warnings)} warning(s); the configuration is valid")
+    if faults:
+        raise ConfigError(listed(faults))
+    echo(f"{len(warnings)} warning(s); the configuration is valid" + (", and the run can start here" if is_here else ""))
 
 
 def status(

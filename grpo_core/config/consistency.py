@@ -131,6 +131,11 @@ def _data(config: RunConfig) -> Findings:
     data = config.data
     return (
         error_if(
+            data.size is not None and data.eval_fraction > 0 and round(data.size * data.eval_fraction) == 0,
+            f"data.eval_fraction: {data.eval_fraction:g} of at most {data.size} prompts (data.size) holds none out; raise "
+            "one of them, or set it to 0",
+        ),
+        error_if(
             data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
             f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
         ),

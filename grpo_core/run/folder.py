@@ -218,6 +218,7 @@ class _StoredOrigin(BaseModel):
 
     preset: str
     changes: dict[str, tuple[Any, Any]]
+    import_from: tuple[str, ...] = ()
 
 
 class _Digests(BaseModel):

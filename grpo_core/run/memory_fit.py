@@ -7,8 +7,8 @@ from importlib.metadata import version
 from grpo_core.config import RunConfig
 from grpo_core.machine.hardware import available_memory, gpu_memory
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.disk_need import shown_bytes
-from grpo_core.run.memory_need import KNOWN_SHAPES, MemoryNeed, ModelShape, memory_need, shape_of
+from grpo_core.run.disk_need import MOMENTS, shown_bytes
+from grpo_core.run.memory_need import FLOAT, KNOWN_SHAPES, MemoryNeed, ModelShape, memory_need, shape_of
 
 TOKENS_AT_A_TIME = 256
 """`training.microbatch_tokens` is proposed as a multiple of this."""
@@ -29,6 +29,8 @@ class Fit:
     need: MemoryNeed
     available: int | None
     """Bytes for tensors; None where that is not known."""
+    parameters: int
+    """Of the model."""
     fitting: Mapping[str, int | None]
     """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
 
@@ -37,10 +39,18 @@ class Fit:
         """The phases that do not fit."""
         return tuple(self.fitting)
 
+    @property
+    def states_formula(self) -> str:
+        """What stays for the whole run: `4 bytes x 134,515,008 parameters x 4 (policy, reference, two moments of AdamW)`."""
+        copies = self.need.states // (FLOAT * self.parameters)
+        initial = ", initial policy" if copies > 2 + MOMENTS else ""
+        return f"{FLOAT} bytes x {self.parameters:,} parameters x {copies} (policy, reference{initial}, two moments of AdamW)"
+
     def as_json(self) -> dict[str, object]:
         """Return it for a machine to read."""
         return {
             "states": self.need.states,
+            "states_formula": self.states_formula,
             **self.need.phases(),
             "available": self.available,
             "too_large": list(self.too_large),
@@ -85,7 +95,7 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need = memory_need(config, shape, padded=on_gpu)
     fitting = {} if available is None else _fitting(config, shape, need, available, padded=on_gpu)
-    return Fit(need=need, available=available, fitting=fitting)
+    return Fit(need=need, available=available, parameters=shape.parameters, fitting=fitting)
 
 
 def will_use_gpu(config: RunConfig) -> bool:

@@ -18,9 +18,11 @@ from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import is_own_folder
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.context import is_deployed
 from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
@@ -69,9 +71,21 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     }
     config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides, **given_override()}))
     refuse_code([config])
-    repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)), "reproduction")
+    changes = changes_between(base, config)
+    repeated.create(config, Origin(preset=origin.preset, changes=changes, import_from=_folders(run, origin)), "reproduction")
     if not any(key.startswith(FROZEN_BY) for key in overrides):
         copy_prompts(original, repeated)
+
+
+def _folders(run: str, origin: Origin) -> tuple[str, ...]:
+    """Return from where a repetition imports reward functions: as the run did, and from here.
+
+    MLflow is written by others, too: of what comes from there, only folders count into which nobody else can put a module.
+    """
+    if is_deployed() or not origin.import_from:
+        return ()
+    trusted = tuple(f for f in origin.import_from if not is_mlflow_run(run) or is_own_folder(Path(f)))
+    return tuple(dict.fromkeys((*trusted, str(Path.cwd()))))
 
 
 def say_changes(run_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,11 @@ from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
+from grpo_core.run.imports import import_folders
 from grpo_core.run.pass_sizes import lower_passes
 from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.context import is_deployed
 from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
@@ -42,7 +45,9 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         return earlier
     resolved = load_allowed(config, {**overrides, **given_override()})
     require_sampler([resolved])
-    origin = origin_of(resolved, config)
+    # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
+    folders = () if is_deployed() else import_folders(resolved, config)
+    origin = replace(origin_of(resolved, config), import_from=folders)
     with new_run(run_path, origin.preset, "run") as run_dir:
         run_dir.create(resolved, origin)
     return run_dir.path

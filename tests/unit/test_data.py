@@ -283,9 +283,9 @@ def test_without_an_answer_column_rewards_get_no_answer(split: Callable[..., Pro
     assert split([{"question": "hi"}], eval_fraction=0, answer_column=None).train[0].columns == {}
 
 
-@pytest.mark.parametrize("empty", [None, float("nan")])
+@pytest.mark.parametrize("empty", [None, float("nan"), "", "  "])
 def test_an_empty_answer_is_refused_with_its_row(split: Callable[..., PromptSplit], empty: Any) -> None:
-    with pytest.raises(DataError, match=r"data\.answer_column 'answer', row 1: is empty"):
+    with pytest.raises(DataError, match=r"data\.answer_column 'answer': is empty in 1 of 2 rows, the first is row 1; remove"):
         split([ROWS[0], {"question": "hi", "answer": empty}])
 
 

@@ -1,0 +1,62 @@
+"""A process that reads the first rows of a run's data and calls its reward functions on two of them.
+
+`python -m grpo_core.run.rehearsal DESCRIPTOR < facts.json`: what it finds is written as JSON lines to a descriptor of its own,
+since code of users prints what it likes. It is a process because that code may take for ever, crash or end the process.
+"""
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from grpo_core.config import RunConfig, validate_config
+from grpo_core.data.prompts import content_of
+from grpo_core.data.rows import check_rows
+from grpo_core.data.sources import first_rows
+from grpo_core.errors import GrpoError, RewardError, cause
+from grpo_core.machine.lifeline import exit_with_lifeline
+from grpo_core.rewards.dry_run import dry_run, untokenized
+from grpo_core.run.imports import import_from
+
+ROWS = 1000
+"""How many rows are looked at: all are, when they are frozen."""
+CALLED_WITH = 2
+
+
+def rehearse(config: RunConfig) -> Iterator[dict[str, str]]:
+    """Yield what is about to be done (`doing`) and what is wrong (`fault`)."""
+    yield {"doing": f"data.source {config.data.source}"}
+    try:
+        is_made = config.data.source.startswith("reasoning_gym:")  # by a program, which takes its time for each
+        rows = first_rows(config.data, CALLED_WITH if is_made else ROWS)
+        check_rows(rows, config.data)
+        for index, row in enumerate(rows):
+            content_of(row, index, config.data)
+        prompts = untokenized(rows[:CALLED_WITH], config)
+    except GrpoError as error:
+        yield {"fault": str(error)}
+        return
+    for index, reward in enumerate(config.rewards):
+        yield {"doing": f"rewards.{index}.fn {reward.fn}"}
+        try:
+            dry_run(index, config, prompts)
+        except RewardError as error:
+            yield {"fault": str(error)}
+        except SystemExit as error:
+            yield {"fault": f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"}
+
+
+def main(descriptor: int) -> None:
+    """Read configuration and folders from standard input, and write what is found to a descriptor."""
+    exit_with_lifeline()
+    facts = json.load(sys.stdin)
+    import_from(facts["folders"])
+    with os.fdopen(descriptor, "w") as results:
+        for line in itertools.chain(rehearse(validate_config(facts["config"])), [{"done": ""}]):
+            results.write(json.dumps(line) + "\n")
+            results.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
