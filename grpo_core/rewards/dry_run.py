@@ -39,13 +39,14 @@ def untokenized(rows: Sequence[Row], config: RunConfig) -> list[Prompt]:
     ]
 
 
-def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt]) -> None:
+def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> None:
     """Import one reward function and call it, with the gold answers as completions.
 
     Args:
         index: of the function in `rewards`.
         config: of the run.
         prompts: the first of the data.
+        folders: in which its module is looked for, beside what is installed; for the message.
 
     Raises:
         RewardError: names the function, what it raised, and the file and line in the user's code.
@@ -55,7 +56,9 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt]) -> None:
     try:
         (loaded,) = load_rewards([reward])
     except RewardError as error:
-        raise RewardError(f"{what} {_without_prefix(str(error), reward.fn)}{_place(error.__cause__)}") from error
+        fault = f"{what} {_without_prefix(str(error), reward.fn)}{_place(error.__cause__)}"
+        is_missing = isinstance(error.__cause__, ModuleNotFoundError) and folders
+        raise RewardError(f"{fault}; looked for in {' and '.join(folders)}" if is_missing else fault) from error
     if not reward.dry_run:
         return
     answers = [str(prompt.columns.get("answer", "")) for prompt in prompts]
@@ -86,7 +89,7 @@ def _hint(raised: BaseException, fn: str, columns: Mapping[str, object], *, is_c
 
 
 def _place(error: BaseException | None) -> str:
-    """Return ` (my_rewards.py, line 12)` of the innermost line of the user's own code behind an error; empty if there is none."""
+    """Return ` (my_rewards.py, line 12)`, the innermost line of the user's own code behind an error; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f" ({_shown_file(error.filename)}, line {error.lineno})"
     frames = [] if error is None else traceback.extract_tb(error.__traceback__)

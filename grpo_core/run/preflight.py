@@ -1,4 +1,4 @@
-"""What is checked before a run has a folder, a flow or an MLflow run: cheap, and all of it, so that one look shows all mistakes.
+"""What is checked before a run has a folder, a flow or an MLflow run: all that is cheap, so that one look shows all mistakes.
 
 Interpreter, model, first rows, reward functions, disk and memory of this machine. Nothing is loaded, downloaded or made.
 """

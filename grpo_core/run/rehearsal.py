@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from grpo_core.config import RunConfig, validate_config
 from grpo_core.data.prompts import content_of
@@ -24,7 +24,7 @@ ROWS = 1000
 CALLED_WITH = 2
 
 
-def rehearse(config: RunConfig) -> Iterator[dict[str, str]]:
+def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield what is about to be done (`doing`) and what is wrong (`fault`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
@@ -40,7 +40,7 @@ def rehearse(config: RunConfig) -> Iterator[dict[str, str]]:
     for index, reward in enumerate(config.rewards):
         yield {"doing": f"rewards.{index}.fn {reward.fn}"}
         try:
-            dry_run(index, config, prompts)
+            dry_run(index, config, prompts, folders)
         except RewardError as error:
             yield {"fault": str(error)}
         except SystemExit as error:
@@ -53,7 +53,7 @@ def main(descriptor: int) -> None:
     facts = json.load(sys.stdin)
     import_from(facts["folders"])
     with os.fdopen(descriptor, "w") as results:
-        for line in itertools.chain(rehearse(validate_config(facts["config"])), [{"done": ""}]):
+        for line in itertools.chain(rehearse(validate_config(facts["config"]), facts["folders"]), [{"done": ""}]):
             results.write(json.dumps(line) + "\n")
             results.flush()
 

@@ -31,7 +31,7 @@ from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.announce import announce_disk, announce_memory
-from grpo_core.run.begin import begun_run
+from grpo_core.run.begin import begun_run, undone_unless_started
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
@@ -86,7 +86,7 @@ def train(
     require_sampler([resolved])
     with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
-    return _run(folder, evaluate, progress, notes=[f"warning: {warning}" for warning in warnings])
+    return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
 
 
 def resume_training(
@@ -127,17 +127,21 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
     else:
         resolved, source = load_config(config, changes), str(config)
         origin = origin_of(resolved, source)
-    # First the folder of the script, whose modules may be named as rewards.
-    folders = dict.fromkeys((*(str(Path(folder).resolve()) for folder in sys.path[:1]), *import_folders(resolved, source)))
-    return resolved, replace(origin, import_from=tuple(folders))
+    folders = import_folders(resolved, source)
+    of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
+    return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))
 
 
-def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] = ()) -> "Run":
+def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = False, notes: Sequence[str] = ()) -> "Run":
     """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
     from grpo_core.run.opened import Run
 
     config = run_dir.read_config()
-    with Bar(config.training, run_dir.path.name, shown=progress) as bar, held_run(run_dir, bar.say):
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Bar(config.training, run_dir.path.name, shown=progress))
+        stack.enter_context(held_run(run_dir, bar.say))
+        if is_new:
+            stack.enter_context(undone_unless_started(run_dir, counts=lambda error: isinstance(error, Exception)))
         warnings = (*check_consistency(config), *slow_dtype_warnings(config))
         for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)

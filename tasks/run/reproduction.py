@@ -72,20 +72,24 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides, **given_override()}))
     refuse_code([config])
     changes = changes_between(base, config)
-    repeated.create(config, Origin(preset=origin.preset, changes=changes, import_from=_folders(run, origin)), "reproduction")
+    folders = recorded_folders(run, origin.import_from)
+    repeated.create(config, Origin(preset=origin.preset, changes=changes, import_from=folders), "reproduction")
     if not any(key.startswith(FROZEN_BY) for key in overrides):
         copy_prompts(original, repeated)
 
 
-def _folders(run: str, origin: Origin) -> tuple[str, ...]:
-    """Return from where a repetition imports reward functions: as the run did, and from here.
+def recorded_folders(run: str, folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return from where what repeats or evaluates a run imports its reward functions; none for a deployment.
 
     MLflow is written by others, too: of what comes from there, only folders count into which nobody else can put a module.
+
+    Args:
+        run: as the user names it.
+        folders: that its origin.json records.
     """
-    if is_deployed() or not origin.import_from:
+    if is_deployed():
         return ()
-    trusted = tuple(f for f in origin.import_from if not is_mlflow_run(run) or is_own_folder(Path(f)))
-    return tuple(dict.fromkeys((*trusted, str(Path.cwd()))))
+    return tuple(folder for folder in folders if not is_mlflow_run(run) or is_own_folder(Path(folder)))
 
 
 def say_changes(run_path: Path) -> None:

@@ -178,10 +178,21 @@ def noting(problems: list[str], problem: str, remedy: str = "") -> Iterator[None
 
 @contextmanager
 def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
-    """End the MLflow run with the right status if what is inside is interrupted (KILLED) or fails (FAILED)."""
+    """End the MLflow run with the right status if what is inside is interrupted (KILLED) or fails (FAILED).
+
+    A start that fails before any process of the run was started is no run: it is deleted (MLflow keeps what is deleted until
+    its garbage collection).
+    """
     try:
         yield
     except BaseException as error:
+        if not was_interrupted(error) and not RunDir(run_path).has_started:
+            problems: list[str] = []
+            with noting(problems, "the MLflow run of a start that failed could not be deleted"):
+                make_client(tracked.uri).delete_run(tracked.run_id)
+            for problem in problems:
+                logger.warning(problem)
+            raise
         for problem in track_results.fn(run_path, tracked, "KILLED" if was_interrupted(error) else "FAILED"):
             logger.warning(problem)
         raise
