@@ -10,17 +10,17 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from grpo_core.config import RunConfig, validate_config
+from grpo_core.config import DataConfig, RunConfig, validate_config
 from grpo_core.data.prompts import content_of
 from grpo_core.data.rows import check_rows
-from grpo_core.data.sources import first_rows
+from grpo_core.data.sources import Row, file_of, first_rows, read_rows
 from grpo_core.errors import GrpoError, RewardError, cause
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.run.imports import import_from
 
-ROWS = 1000
-"""How many rows are looked at: all are, when they are frozen."""
+ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
+"""How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
 CALLED_WITH = 2
 
 
@@ -28,8 +28,7 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
     """Yield what is about to be done (`doing`) and what is wrong (`fault`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
-        is_made = config.data.source.startswith("reasoning_gym:")  # by a program, which takes its time for each
-        rows = first_rows(config.data, CALLED_WITH if is_made else ROWS)
+        rows = _rows(config.data)
         check_rows(rows, config.data)
         for index, row in enumerate(rows):
             content_of(row, index, config.data)
@@ -45,6 +44,14 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
             yield {"fault": str(error)}
         except SystemExit as error:
             yield {"fault": f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"}
+
+
+def _rows(data: DataConfig) -> list[Row]:
+    """Return the rows that are looked at: of a file most often all; a task makes each by a program, which takes its time."""
+    kind, _, name = data.source.partition(":")
+    if kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
+        return read_rows(data)
+    return first_rows(data, CALLED_WITH if kind == "reasoning_gym" else ROWS)
 
 
 def main(descriptor: int) -> None:
