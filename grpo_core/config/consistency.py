@@ -6,13 +6,12 @@ bound and the value.
 
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
-from grpo_core.config.names import BUILTIN_REWARDS
-from grpo_core.config.observation import RuleConfig
+from grpo_core.config.names import BUILTIN_REWARDS, MADE_ROWS
+from grpo_core.config.rules import check_rules
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
 from grpo_core.config.vllm_limits import vllm_limits
 from grpo_core.errors import ConfigError, listed
-from grpo_core.metrics import is_registered
 
 Findings = tuple[Finding, ...]
 MOST_COMPLETIONS = 10_000_000
@@ -128,15 +127,17 @@ def _filtering(config: RunConfig) -> Findings:
 
 
 def _data(config: RunConfig) -> Findings:
-    data = config.data
+    data, is_made = config.data, config.data.source.startswith("reasoning_gym:")
+    most = data.size or (MADE_ROWS if is_made else 0)
+    held_out = round(most * data.eval_fraction)
     return (
         error_if(
-            data.size is not None and data.eval_fraction > 0 and round(data.size * data.eval_fraction) == 0,
-            f"data.eval_fraction: {data.eval_fraction:g} of at most {data.size} prompts (data.size) holds none out; raise "
-            "one of them, or set it to 0",
+            most > 0 and data.eval_fraction > 0 and held_out in (0, most),
+            f"data.eval_fraction: {data.eval_fraction:g} of at most {most} prompts (data.size) leaves {most - held_out} for "
+            f"training and {held_out} held out; both need at least 1, or set it to 0",
         ),
         error_if(
-            data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
+            is_made and most > MOST_MADE_ROWS,
             f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
         ),
     )
@@ -252,50 +253,8 @@ def _rewards(config: RunConfig) -> Findings:
     )
 
 
-def _rules(config: RunConfig) -> Findings:
-    return tuple(
-        finding
-        for index, rule in enumerate(config.monitor.rules)
-        for finding in (*_metric_of_a_rule(f"monitor.rules.{index}.metric", rule, config), *_bound_of_a_rule(index, rule))
-    )
-
-
-def _metric_of_a_rule(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
-    metric, is_budget = rule.metric or "", rule.kind == "kl_budget"
-    return (
-        error_if(
-            not is_budget and rule.metric is not None,
-            f"{key}: {rule.metric!r} has no effect on a {rule.kind} rule; leave it out",
-        ),
-        error_if(
-            is_budget and not (metric.startswith("kl/") and is_registered(metric)),
-            f"{key}: a kl_budget rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}",
-        ),
-        error_if(
-            is_budget and metric.startswith("kl/probe/") and is_registered(metric) and config.probe.every_steps is None,
-            f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
-        ),
-        error_if(
-            is_budget and metric == "kl/old/k3" and is_single_update(config),
-            f"{key}: kl/old/k3 is measured only with several optimizer steps a step, here is one",
-        ),
-    )
-
-
-def _bound_of_a_rule(index: int, rule: RuleConfig) -> Findings:
-    key, needs_one = f"monitor.rules.{index}.bound", rule.kind != "non_finite"
-    unit = "seconds" if rule.kind == "stalled" else "nats"
-    return (
-        error_if(
-            not needs_one and rule.bound is not None,
-            f"{key}: {rule.bound} has no effect on a non_finite rule; leave it out",
-        ),
-        error_if(needs_one and rule.bound is None, f"{key}: a {rule.kind} rule needs a bound in {unit}"),
-    )
-
-
 CHECKS: tuple[Check, ...] = (
     *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, _periods),
-    *(_engine, _tokens, _optimizer, _evaluation, _rewards, _rules),
+    *(_engine, _tokens, _optimizer, _evaluation, _rewards, check_rules),
     *INERT,
 )

@@ -27,6 +27,8 @@ ALLOWED_TASKS = frozenset(
     """.split()  # noqa: SIM905
 )
 """reasoning-gym tasks whose scorer evaluates no text as code; `data/gym.py` says how they were chosen."""
+MADE_ROWS = 2000
+"""Of a reasoning-gym task, where `data.size` is null."""
 BUILTIN_REWARDS = ("exact_answer", "format", "length", "math_answer", "reasoning_gym")
 """Each scores a completion from 0 to 1."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_core.config.section import MOST_ROWS, Section, Steps, Text, TrackingUri
+from grpo_core.config.section import MOST_ROWS, Section, Steps, Text, Title, TrackingUri
 
 
 class ProbeConfig(Section):
@@ -72,11 +72,11 @@ class TrackingConfig(Section):
     """Tracking store or server; null = MLFLOW_TRACKING_URI, else SQLite in the folder of the run directories. A password
     is refused: of a server it goes into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN, of a
     database into MLFLOW_TRACKING_URI, for which `postgresql://***@host/db` stands."""
-    experiment: Annotated[Text, Field(max_length=500)] = "grpo"
+    experiment: Title = "grpo"
     """MLflow experiment."""
     log_policy: bool = True
     """Keep the final policy's weights as an MLflow artifact; off = only their place and digest."""
-    run_name: Annotated[Text, Field(max_length=500)] | None = None
+    run_name: Title | None = None
     """Name of the run; null = the preset, beta, group size, sync steps, seed, and what else was changed."""
     parent: Text | None = None
     """MLflow run id of the sweep that the run belongs to; null = it stands alone."""

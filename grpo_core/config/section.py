@@ -112,6 +112,16 @@ def _check_text(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
+
+
+def _check_title(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("empty", "input should not be empty")
+    return value
+
+
+Title = Annotated[str, Field(max_length=500), AfterValidator(_check_title)]
+"""What people name something; whatever it holds, it is shown as text."""
 Column = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 """Name of a column, as the data has it: blanks around it belong to it."""
 Source = Annotated[Text, AfterValidator(_no_credentials("HF_TOKEN carries the token of the hub"))]

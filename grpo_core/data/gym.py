@@ -10,10 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
-from grpo_core.config.names import ALLOWED_TASKS
+from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
 from grpo_core.errors import DataError, cause, name_of, shown
-
-DEFAULT_SIZE = 2000
 
 
 def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) -> list[dict[str, Any]]:
@@ -26,7 +24,7 @@ def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) 
 
     _check_allowed(task)
     try:
-        dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or DEFAULT_SIZE, **task_args)
+        dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or MADE_ROWS, **task_args)
         # As the rows will read back from JSON, so that scoring sees the same before and after freezing.
         return [json.loads(json.dumps(dataset[index], default=str)) for index in range(len(dataset))]
     except Exception as error:  # a task's own code raises whatever its arguments lead to

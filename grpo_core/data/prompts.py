@@ -75,8 +75,8 @@ def _prompts(
 ) -> Iterator[Prompt | None]:
     """Yield the prompt of each row; None where it is too long to be worth tokens."""
     for index, row in enumerate(rows):
-        content = content_of(row, index, config)
-        text = _render(content, index, config, tokenizer)
+        content = raw_content(row, index, config)
+        text = _render(content, index, tokenizer)
         if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
             yield None
             continue
@@ -92,11 +92,11 @@ def _prompts(
         )
 
 
-def content_of(row: Row, index: int, config: DataConfig) -> str | Conversation:
+def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """Return a row's prompt as it is before any template: text, or chat messages.
 
     Raises:
-        DataError: it is neither.
+        DataError: it is neither, or messages that no template is applied to.
     """
     value = row.get(config.prompt_column)
     if isinstance(value, str) and value:
@@ -106,6 +106,8 @@ def content_of(row: Row, index: int, config: DataConfig) -> str | Conversation:
     if isinstance(value, np.ndarray):  # a list column of a parquet file
         value = value.tolist()
     if value and is_conversation(value):
+        if not config.chat_template:
+            raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
         return (*_opening(config), *value)
     raise DataError(
         f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
@@ -135,11 +137,9 @@ def _plain_text(value: str, config: DataConfig) -> str:
     return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
 
 
-def _render(content: str | Conversation, index: int, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _render(content: str | Conversation, index: int, tokenizer: "PreTrainedTokenizerBase") -> str:
     if isinstance(content, str):
         return content
-    if not config.chat_template:
-        raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
     if tokenizer.chat_template is None:
         raise DataError("data.chat_template: on, but the model's tokenizer has no chat template; set it to false")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.data.prompts import columns_of, content_of
+from grpo_core.data.prompts import columns_of, raw_content
 from grpo_core.data.sources import Row
 from grpo_core.errors import RewardError, cause
 from grpo_core.rewards.base import BUILTIN, MESSAGES_NOT_TEXT, call, load_rewards
@@ -26,7 +26,7 @@ def untokenized(rows: Sequence[Row], config: RunConfig) -> list[Prompt]:
     Raises:
         DataError: a row cannot be used.
     """
-    contents = [content_of(row, index, config.data) for index, row in enumerate(rows)]
+    contents = [raw_content(row, index, config.data) for index, row in enumerate(rows)]
     return [
         Prompt(
             id=index,

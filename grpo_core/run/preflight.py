@@ -14,7 +14,7 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, listed, shown
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.sources.find import model_here
-from grpo_core.policy.sources.having import require_model
+from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run.disk_need import (
     count_parameters,
     describe_need,
@@ -80,6 +80,8 @@ def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | No
 def _model_faults(config: RunConfig) -> Iterator[str]:
     try:
         require_model(config.model.source)
+        if config.data.chat_template and lacks_chat_template(config.model.source):
+            yield f"data.chat_template: on, but the tokenizer of {config.model.source} has no chat template; set it to false"
     except GrpoError as error:
         yield str(error)
 

@@ -37,7 +37,7 @@ def test_check_prints_the_resolved_configuration() -> None:
     assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, wanted)
     assert "advantage_rms_factor: 0.9354" in done.stdout  # sqrt(7 / 8)
     assert "effective beta: 0.001 x mean KL per token" in done.stdout
-    assert done.stdout.endswith("0 warning(s); the configuration is valid\n")
+    assert done.stdout.endswith("0 warning(s); the configuration is valid, and the run can start here\n")
 
 
 def test_check_prints_each_warning() -> None:

@@ -11,7 +11,10 @@ from grpo_core.policy.sources.find import folder_of, model_here
 
 CONFIG_FILE = "config.json"
 WEIGHTS = (".safetensors", ".bin")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", TOKENIZER_CONFIG, "vocab.json", "spiece.model")
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+"""Files that hold it, where `tokenizer_config.json` does not."""
 HEADER = struct.Struct("<Q")
 LARGEST_HEADER = 100_000_000
 
@@ -31,6 +34,15 @@ def require_model(source: str) -> None:
         _require_files(source, folder)
     elif model_here(source) is None:
         _require_on_hub(source)
+
+
+def lacks_chat_template(source: str) -> bool:
+    """Return whether a model is known to have no chat template, as far as it is here; what is made here has none."""
+    folder = model_here(source)
+    if folder is None:
+        return source.startswith(scratch.PREFIX)
+    has_file = any((folder / name).exists() for name in TEMPLATES)
+    return not has_file and "chat_template" not in _read_json(f"model.source {source}:", folder / TOKENIZER_CONFIG)
 
 
 def _require_files(source: str, folder: Path) -> None:
@@ -60,6 +72,8 @@ def _missing(names: set[str]) -> str | None:
 
 
 def _read_json(what: str, file: Path) -> dict[str, object]:
+    if not file.exists():
+        return {}
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
