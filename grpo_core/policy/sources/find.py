@@ -33,7 +33,8 @@ def model_here(source: str) -> Path | None:
     if source.startswith(bundled.PREFIX):
         return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
     if source.startswith(scratch.PREFIX):
-        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX)) if scratch.is_made(source) else None
+        name = source.removeprefix(scratch.PREFIX)
+        return scratch.scratch_model_path(name) if name in scratch.RECIPES and scratch.is_made(source) else None
     return folder_of(source) or _downloaded(source)
 
 
