@@ -52,7 +52,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["rewards.0.fn=my_rewards:scor"], "rewards.0.fn my_rewards:scor: cannot be imported"),
     (
         [*BARE, "rewards.0.fn=my_rewards:reads"],
-        "rewards.0.fn my_rewards:reads: raised KeyError: 'level' (my_rewards.py, line 10)",
+        "fn my_rewards:reads: raised KeyError: 'level' (my_rewards.py, line 10)",
     ),
     ([*BARE, "rewards.0.fn=my_rewards:fails"], "missing 1 required positional argument: 'level'; the columns of the data are"),
     (["rollout.max_prompt_tokens=2"], "rollout.max_prompt_tokens: 2 is less than each of the first 20 prompts has"),
