@@ -27,7 +27,7 @@ def sweep_dir(tmp_path: Path) -> SweepDir:
 def test_what_is_written_is_read_back(sweep_dir: SweepDir) -> None:
     stored = sweep_dir.read()
     assert (stored.dir, stored.id, stored.name, stored.plan.num_runs) == (sweep_dir, "id-1", "name", 6)
-    assert json.loads(sweep_dir.sweep_file.read_text()).keys() == {"id", "name", "sweep"}
+    assert json.loads(sweep_dir.sweep_file.read_text()).keys() == {"id", "name", "sweep", "import_from"}
     sweep_dir.write_arms({3: Arm(number=3, values=VALUES)})
     assert sweep_dir.read_arms() == {3: Arm(number=3, values=VALUES)}
     outcome = Outcome(arm=0, seed=1, status="finished", wall_seconds=2.0)
