@@ -58,7 +58,7 @@ def grpo_evaluate(
 
 @ends_when_asked
 def _evaluate(plan: EvaluationPlan) -> RunSummary:
-    with hold_run(plan.run_path):
+    with hold_run(plan.run_path, is_new=True):
         tracked = open_tracking(plan.run_path)
         with end_tracking(plan.run_path, tracked):
             prepare_model(plan.run_path, prepare_evaluation_data(plan))

@@ -29,4 +29,4 @@ def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: s
     """
     run_path = open_reproduction(run, overrides, Path(run_dir) if run_dir else None)
     say_changes(run_path)
-    return run_training(run_path)
+    return run_training(run_path, is_new=True)

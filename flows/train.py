@@ -54,7 +54,7 @@ def grpo(
         run_dir: Folder of the run; left out, a new one under `runs/`.
     """
     knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed}
-    return run_training(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None))
+    return run_training(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None), is_new=True)
 
 
 @form()
@@ -83,9 +83,9 @@ def resume(
 
 
 @ends_when_asked
-def run_training(run_path: Path) -> RunSummary:
-    """Do what is left to do of the run in a folder."""
-    with hold_run(run_path):
+def run_training(run_path: Path, *, is_new: bool = False) -> RunSummary:
+    """Do what is left to do of the run in a folder; where a new one fails before anything has run, nothing is left of it."""
+    with hold_run(run_path, is_new=is_new):
         tag_flow_run(run_path)
         tracked = open_tracking(run_path)
         with end_tracking(run_path, tracked):

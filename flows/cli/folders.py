@@ -62,7 +62,7 @@ def working_in_new(folder: Path | None, name: str, kind: Kind) -> Iterator[Path]
         with working_in(flow_dir.path):
             yield flow_dir.path
     except BaseException:
-        if folder is None and not _has_begun(flow_dir):
+        if folder is None and not _has_begun(flow_dir) and flow_dir.path.exists():
             shutil.rmtree(flow_dir.path, ignore_errors=True)  # made a moment ago
         raise
 

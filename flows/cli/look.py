@@ -10,14 +10,15 @@ from flows.cli.completion import ConfigName, Overrides
 from flows.cli.stack import StackFolder
 from flows.stack.servers import folder_here
 from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings, messages_to_stderr
-from grpo_core.config import check_consistency, load_config, parse_overrides
+from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
 from grpo_core.config.repeatability import repeatability
 from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.errors import ConfigError, name_of
+from grpo_core.errors import ConfigError, listed, name_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
+    from grpo_core.run.memory_fit import Fit
     from grpo_core.sweep.listing import Listed
 
 SHOWN_METRICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds")
@@ -25,42 +26,64 @@ SHOWN_METRICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "ti
 
 DeviceMemory = Annotated[
     float | None,
-    typer.Option("--device-memory", min=1, help="GB of a GPU that is not here; left out: the device of this machine."),
+    typer.Option(
+        "--device-memory", min=1, max=1_000_000, help="GB of a GPU that is not here; left out: this machine's device."
+    ),
 ]
 
 
 def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = False, device_memory: DeviceMemory = None) -> None:
-    """Print the resolved configuration, the memory that a step needs, and every warning, without loading a model."""
+    """Print the resolved configuration, the memory that a step needs, and all that is wrong, without loading a model.
+
+    Data, model, reward functions and disk are those of this machine, and are not looked at with --device-memory.
+    """
     from grpo_core.rewards.base import reward_notes
+    from grpo_core.run.imports import import_folders
     from grpo_core.run.memory_fit import fit_of, shape_for
+    from grpo_core.run.preflight import check_start
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
-    factor, notes = advantage_rms_factor(resolved), reward_notes(resolved)
-    shape = shape_for(resolved)
+    notes = reward_notes(resolved)
+    shape, is_here = shape_for(resolved), device_memory is None
     fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
-    slow = () if device_memory is not None else slow_dtype_warnings(resolved)
+    slow = slow_dtype_warnings(resolved) if is_here else ()
+    faults = check_start(resolved, import_folders(resolved, config)).faults if is_here else ()
     warnings = (*check_consistency(resolved), *slow, *(fit.warnings() if fit else ()))
     if as_json:
         derived = {
-            "advantage_rms_factor": factor,
+            "advantage_rms_factor": advantage_rms_factor(resolved),
             "effective_beta": weight_of_kl(resolved),
             "repeats": repeatability(resolved).what,
             "memory": None if fit is None else fit.as_json(),
         }
-        echo_json({"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings})
+        echo_json(
+            {"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings, "faults": faults}
+        )
+        if faults:
+            raise typer.Exit(ConfigError.exit_code)
         return
     echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
-    meaning = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
-    echo()
-    echo(f"advantage_rms_factor: {meaning}")
-    echo(f"effective beta: {weight_of_kl(resolved)}")
-    echo(f"repeats: {repeatability(resolved).what}")
-    echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
+    _show_derived(resolved, fit)
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)
-    echo(f"{len(warnings)} warning(s); the configuration is valid")
+    start = f", {'but the run cannot' if faults else 'and the run can'} start here" if is_here else ""
+    echo(f"{len(warnings)} warning(s); the configuration is valid{start}")
+    if faults:
+        raise ConfigError(listed(faults))
+
+
+def _show_derived(config: RunConfig, fit: "Fit | None") -> None:
+    factor = advantage_rms_factor(config)
+    meaning = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
+    echo()
+    echo(f"advantage_rms_factor: {meaning}")
+    echo(f"effective beta: {weight_of_kl(config)}")
+    echo(f"repeats: {repeatability(config).what}")
+    echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
+    if fit is not None:
+        echo(f"  states = {fit.states_formula}; docs/memory.md has the other formulas")
 
 
 def status(

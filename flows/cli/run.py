@@ -61,8 +61,12 @@ def train(
 
 
 def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
+    from grpo_core.run.imports import import_folders
+    from grpo_core.run.preflight import require_start
+
     resolved = load_config(config, values)  # refused before anything is made or started
-    warnings = check_consistency(resolved)
+    started = require_start(resolved, import_folders(resolved, config), run_dir)
+    warnings = (*check_consistency(resolved), *started)
     with working_in_new(run_dir, origin_of(resolved, config).preset, "run") as folder:
         echo_warnings(warnings)
         use_stack()

@@ -14,7 +14,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.machine.collector import importing
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.plan import describe_plan, load_sweep
+from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
 
 if TYPE_CHECKING:
     from tasks.sweep.stages import SweepSummary
@@ -51,11 +51,23 @@ def sweep(
         for line in describe_plan(plan):
             echo(line)
         return
+    _require_runs(plan)
     with working_in_new(sweep_dir, Path(file).stem, "sweep") as folder:
         use_stack()
         from flows.sweep import grpo_sweep
 
         _show_sweep(grpo_sweep(sweep=file, overrides=values, sweep_dir=str(folder)))
+
+
+def _require_runs(plan: Plan) -> None:
+    """Refuse a sweep of this machine whose runs cannot start here: one for each model, data, and set of rewards is checked."""
+    from grpo_core.run.imports import import_folders
+    from grpo_core.run.preflight import require_start
+
+    if plan.sweep.runs.where == "local":
+        kinds = {repr((c.model, c.data, c.rewards, c.training.python)): c for c in plan.configs}
+        for config in kinds.values():
+            require_start(config, import_folders(config, plan.sweep.base))
 
 
 def _resume(sweep_dir: Path, retry_failed: bool, given: list[object]) -> None:

@@ -3,16 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from grpo_core.config.names import is_import_path
 from grpo_core.config.schema import RunConfig
-
-BUILTIN_REWARDS = {
-    "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
-    "math_answer": "grpo_core.rewards.maths:math_answer",
-    "exact_answer": "grpo_core.rewards.simple:exact_answer",
-    "format": "grpo_core.rewards.simple:format_reward",
-    "length": "grpo_core.rewards.simple:length_reward",
-}
-"""{name: function} of the rewards that need no import path: here, as a name that is neither is refused before a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +42,6 @@ def code_in(config: RunConfig) -> tuple[Code, ...]:
     pythons = {"training.python": config.training.python, "rollout.vllm.python": config.rollout.vllm.python}
     interpreters = [Code(key=key, value=python) for key, python in pythons.items() if python is not None]
     return (*remote, *rewards, *rules, *interpreters)
-
-
-def is_import_path(fn: str) -> bool:
-    """Return whether a reward is named as `package.module:function`; a built-in name has no colon.
-
-    >>> is_import_path("my_rewards:brevity"), is_import_path("format"), is_import_path("my_rewards.brevity")
-    (True, False, False)
-    """
-    return ":" in fn
 
 
 def is_allowed(code: Code, modules: Collection[str]) -> bool:

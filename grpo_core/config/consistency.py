@@ -4,18 +4,20 @@ Each check lists the findings that it can make, each with the condition under wh
 bound and the value.
 """
 
-import difflib
-
-from grpo_core.config.code import BUILTIN_REWARDS, is_import_path
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
+from grpo_core.config.names import BUILTIN_REWARDS, MADE_ROWS
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
 from grpo_core.config.vllm_limits import vllm_limits
-from grpo_core.errors import ConfigError, listed, shown
+from grpo_core.errors import ConfigError, listed
 
 Findings = tuple[Finding, ...]
+MOST_COMPLETIONS = 10_000_000
+"""Of a step."""
+MOST_MADE_ROWS = 1_000_000
+"""Of a reasoning-gym task: each is made by a program, ten thousand in a second at best."""
 
 
 def check_consistency(config: RunConfig) -> tuple[str, ...]:
@@ -35,6 +37,11 @@ def _batch(config: RunConfig) -> Findings:
     rollout, minibatches = config.rollout, config.loss.minibatches
     rows = rollout.num_prompts_per_step * rollout.group_size
     return (
+        error_if(
+            rows > MOST_COMPLETIONS,
+            f"rollout.group_size: {rollout.group_size} x rollout.num_prompts_per_step {rollout.num_prompts_per_step} = {rows} "
+            f"completions a step, and {MOST_COMPLETIONS} are the most; lower one of them",
+        ),
         error_if(
             minibatches > rows,
             f"loss.minibatches: {minibatches} optimizer steps cannot share {rows} completions "
@@ -119,6 +126,23 @@ def _filtering(config: RunConfig) -> Findings:
     )
 
 
+def _data(config: RunConfig) -> Findings:
+    data, is_made = config.data, config.data.source.startswith("reasoning_gym:")
+    most = data.size or (MADE_ROWS if is_made else 0)
+    held_out = round(most * data.eval_fraction)
+    return (
+        error_if(
+            most > 0 and data.eval_fraction > 0 and held_out in (0, most),
+            f"data.eval_fraction: {data.eval_fraction:g} of at most {most} prompts (data.size) leaves {most - held_out} for "
+            f"training and {held_out} held out; both need at least 1, or set it to 0",
+        ),
+        error_if(
+            is_made and most > MOST_MADE_ROWS,
+            f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
+        ),
+    )
+
+
 def _sampling(config: RunConfig) -> Findings:
     rollout = config.rollout
     return (
@@ -189,7 +213,13 @@ def _optimizer(config: RunConfig) -> Findings:
 def _evaluation(config: RunConfig) -> Findings:
     evaluation, nothing_held_out = config.evaluation, config.data.eval_fraction == 0
     names = [reward.fn for reward in config.rewards]
+    verifier = evaluation.verifier or names[0]
     return (
+        error_if(
+            verifier in BUILTIN_REWARDS and not 0 < evaluation.pass_score <= 1,
+            f"evaluation.pass_score: {evaluation.pass_score:g} makes {'no' if evaluation.pass_score > 1 else 'every'} "
+            f"completion correct: {verifier} scores from 0 to 1; set it above 0 and to at most 1",
+        ),
         error_if(
             evaluation.verifier is not None and evaluation.verifier not in names,
             f"evaluation.verifier: {evaluation.verifier!r} is none of rewards ({', '.join(names)})",
@@ -216,10 +246,6 @@ def _rewards(config: RunConfig) -> Findings:
             error_if(names.count(name) > 1, f"rewards: {name!r} is listed {names.count(name)} times; list it once")
             for name in sorted(set(names))
         ),
-        *(
-            error_if(name not in BUILTIN_REWARDS and not is_import_path(name), f"rewards.{index}.fn: {_no_reward(name)}")
-            for index, name in enumerate(names)
-        ),
         error_if(
             all(reward.weight == 0 for reward in config.rewards),
             "rewards: every weight is 0, so every advantage would be 0; give at least one another weight",
@@ -227,20 +253,8 @@ def _rewards(config: RunConfig) -> Findings:
     )
 
 
-def _no_reward(name: str) -> str:
-    near = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.75)
-    return (
-        f"{shown(name)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form package.module:function; "
-        + (
-            f"did you mean {near[0]}?"
-            if near
-            else "write the function in a module of yours and name it so, or remove the reward"
-        )
-    )
-
-
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _sampling, vllm_limits, _periods),
+    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, _periods),
     *(_engine, _tokens, _optimizer, _evaluation, _rewards, check_rules),
     *INERT,
 )

@@ -1,10 +1,10 @@
-"""Read a configuration: YAML by safe loader, then `key.path=value` overrides, then validation with readable messages.
+"""Read a configuration: YAML 1.2 by a safe loader, then `key.path=value` overrides, then validation with readable messages.
 
 The knobs that are swept most are flat parameters of a flow, too: `beta` instead of `overrides={"loss.beta": ...}`.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, get_args
 
@@ -210,7 +210,13 @@ def _place(node: Any, part: str, key: str) -> str | int:
 
 def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> list[str]:
     """Return what is wrong with values that `model` refuses, one line a fault: key, bound and value."""
-    return [_explain(detail, model) for detail in error.errors()]
+    return [_explain(detail, model) for detail in error.errors() if not _follows(detail)]
+
+
+def _follows(detail: ErrorDetails) -> bool:
+    """Return whether a list counts as too short only because some of its items were refused, each with its own message."""
+    given = detail["input"]
+    return detail["type"] == "too_short" and isinstance(given, Sized) and len(given) >= detail["ctx"]["min_length"]
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:

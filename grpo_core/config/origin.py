@@ -22,6 +22,8 @@ class Origin:
     preset: str = "run"
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """{key.path: (the preset's value, the run's value)}."""
+    import_from: tuple[str, ...] = ()
+    """Folders in which the run's own reward functions are looked for, behind what is installed."""
 
 
 def origin_of(config: RunConfig, source: str) -> Origin:

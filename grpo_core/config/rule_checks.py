@@ -2,6 +2,7 @@
 
 from grpo_core.config.derived import is_single_update
 from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import BEFORE_SYNC, OF_KL, RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import is_registered
@@ -96,8 +97,6 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
 
 def _function(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
     function, is_custom = rule.function, rule.kind == "custom"
-    module, _, name = (function or "").partition(":")
-    names_one = all(part.isidentifier() for part in (*module.split("."), name))
     return (
         error_if(
             not is_custom and function is not None,
@@ -108,7 +107,7 @@ def _function(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
             f"{key}.options: {rule.options} has no effect on a {rule.kind} rule; leave it out",
         ),
         error_if(
-            is_custom and not names_one,
+            is_custom and not is_import_path(function or ""),
             f"{key}.function: a custom rule needs module:function, such as my_rules:drift, got {function!r}",
         ),
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_core.config.section import PlainValues, Section
+from grpo_core.config.section import PlainValues, Section, Text
 from grpo_core.metrics import find_metric
 
 Kind = Literal[
@@ -72,7 +72,7 @@ class RuleConfig(Section):
     of `completion/tokens/mean` is more than `bound` times as large as in the first `window` steps. `sampler_mismatch`: that
     of `kl/sampler/k3` is above, so sampler and trainer have other probabilities. `non_finite`: a figure is NaN or infinite.
     `stalled`: `bound` seconds without a record. `custom`: `function` says so."""
-    metric: str | None = Field(default=None, min_length=1)
+    metric: Text | None = None
     """Metric of a `kl_budget` or `kl_rate` rule: a key that starts with `kl/`."""
     bound: float | None = Field(default=None, gt=0, le=1e9)
     """null = the bound of the metric in METRICS.md; `kl_rate` 0.1 nats a step, `length_explosion` 3. `stalled` needs one, in
@@ -80,7 +80,7 @@ class RuleConfig(Section):
     window: int | None = Field(default=None, ge=1, le=10_000)
     """Steps of which the median counts, so that a single spike is none; null = 5 (`kl_budget`, `entropy_collapse`), 3
     (`sampler_mismatch`) or 10. Nothing is a breach before so many have been measured."""
-    function: str | None = Field(default=None, min_length=1)
+    function: Text | None = None
     """Of a `custom` rule: `module:function`. It gets the figures of the last `window` steps, oldest first, as a list of
     {key: value}, and `options` as keywords; a text that it returns is an alert, None is none."""
     options: PlainValues = Field(default={})

@@ -1,16 +1,28 @@
 """Every key of a run: meaning, unit and range stand under the field.
 
-Defaults are the vetted ones; files in `configs/` state what differs. Models are frozen and refuse unknown keys. What a
-single field cannot express (two keys that contradict each other) is in `consistency.py`.
+Defaults are the vetted ones; files in `configs/` state what differs. An upper bound is far above what a run can want: beyond
+it a value is a slip of the keyboard. Models are frozen and refuse unknown keys. What a single field cannot express (two keys
+that contradict each other) is in `consistency.py`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from grpo_core.config.names import check_data_source, check_reward
 from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
 from grpo_core.config.rules import MonitorConfig
-from grpo_core.config.section import PlainValues, Section, Source
+from grpo_core.config.section import (
+    MOST_ROWS,
+    MOST_STEPS,
+    MOST_TOKENS,
+    Column,
+    PlainValues,
+    Section,
+    Source,
+    Steps,
+    Text,
+)
 
 
 class ModelConfig(Section):
@@ -27,27 +39,27 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where prompts come from and what is frozen."""
 
-    source: Source = "reasoning_gym:chain_sum"
+    source: Annotated[Source, AfterValidator(check_data_source)] = "reasoning_gym:chain_sum"
     """`reasoning_gym:<task>`, `file:<path>` (.jsonl, .parquet, .csv), or `hub:<dataset>`."""
-    hub_config: str | None = None
+    hub_config: Text | None = None
     """Configuration name of a hub data set (GSM8K: `main`)."""
-    hub_split: str = "train"
+    hub_split: Text = "train"
     """Split of a hub data set from which prompts are taken."""
     task_args: PlainValues = Field(default={})
     """Arguments of a reasoning-gym task, such as its difficulty."""
-    size: int | None = Field(default=None, ge=2)
+    size: int | None = Field(default=None, ge=2, le=MOST_ROWS)
     """Rows taken, train and eval together; null = all of them (reasoning-gym: 2,000)."""
     seed: int = Field(default=0, ge=0)
     """Seed of procedural tasks and of the train/eval split; independent of `training.seed`, so that arms share their data."""
-    prompt_column: str = "question"
+    prompt_column: Column = "question"
     """Column that holds the prompt: text, or a list of chat messages."""
-    answer_column: str | None = "answer"
+    answer_column: Column | None = "answer"
     """Column that holds the gold answer; passed to rewards as `answer`. null = there is none."""
-    answer_after: str | None = None
+    answer_after: Column | None = None
     """Only what follows the last occurrence of this marker in the answer column is the gold answer (GSM8K: `####`)."""
-    system_prompt: str | None = None
+    system_prompt: str | None = Field(default=None, max_length=1_000_000)
     """System message put before a text prompt; null = whatever the chat template does by itself."""
-    examples: tuple[tuple[str, str], ...] = ()
+    examples: tuple[tuple[str, str], ...] = Field(default=(), max_length=1000)
     """(question, answer) pairs shown as earlier turns of the conversation."""
     chat_template: bool = True
     """Apply the tokenizer's chat template; off = the prompt is used as plain text. On, reward functions get prompts and
@@ -59,14 +71,17 @@ class DataConfig(Section):
 class RewardConfig(Section):
     """One reward function."""
 
-    fn: str
+    fn: Annotated[Text, AfterValidator(check_reward)]
     """A built-in name (`reasoning_gym`, `math_answer`, `exact_answer`, `format`, `length`) or `package.module:function`, which
     gets each completion as text, or with `data.chat_template: true` as a list of messages: `completion[0]["content"]` is its
     text, as in TRL."""
-    weight: float = 1.0
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     """Factor in the weighted sum."""
     args: PlainValues = Field(default={})
     """Keyword arguments given to the function at every call."""
+    dry_run: bool = True
+    """Call the function once before a run starts, in a process of its own, on the first two rows with their gold answers as
+    completions; off: for a function whose call costs money, or takes more than 30 s."""
 
 
 class VllmConfig(Section):
@@ -76,11 +91,11 @@ class VllmConfig(Section):
     """`server`: processes of its own. `colocate`: in the training process; `training.python` names an interpreter with it."""
     url: Source | None = None
     """Address of a server on this machine that is up (its key: GRPO_VLLM_KEY); null = the run starts or shares one."""
-    python: str | None = None
+    python: Text | None = None
     """Interpreter of the environment with vLLM, of a server that the run starts; null = GRPO_VLLM_PYTHON, else `.venv-vllm`."""
     in_flight: int = Field(default=64, ge=1, le=4096)
     """Completions at a time."""
-    kv_cache_gib: int = Field(default=2, ge=1)
+    kv_cache_gib: int = Field(default=2, ge=1, le=16_384)
     """Memory of its key-value cache."""
     sleep: bool = False
     """With `mode: colocate` on a GPU: between rollouts vLLM's memory is the trainer's."""
@@ -93,19 +108,19 @@ class RolloutConfig(Section):
     """`embedded`: the trainer's own model. `vllm`: a copy of it in vLLM, which is given the weights before every step."""
     vllm: VllmConfig = VllmConfig()
 
-    num_prompts_per_step: int = Field(default=8, ge=1)
+    num_prompts_per_step: int = Field(default=8, ge=1, le=1_000_000)
     """P: prompts of one step."""
-    group_size: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1, le=65_536)
     """G: completions of one prompt."""
-    max_prompt_tokens: int = Field(default=512, ge=1)
+    max_prompt_tokens: int = Field(default=512, ge=1, le=MOST_TOKENS)
     """Longer prompts are dropped and counted."""
-    max_completion_tokens: int = Field(default=256, ge=1)
+    max_completion_tokens: int = Field(default=256, ge=1, le=MOST_TOKENS)
     """Completions are truncated at this many tokens."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-3, le=100)
     """Logits are divided by it; every log-probability is of this scaled policy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, ge=1e-6, le=1)
     """Nucleus mass; 1 = off. Other values bias every KL estimate."""
-    top_k: int | None = Field(default=None, ge=1)
+    top_k: int | None = Field(default=None, ge=1, le=10_000_000)
     """Only the k most likely tokens; null = off. Other values bias every KL estimate."""
 
 
@@ -118,18 +133,18 @@ class AdvantageConfig(Section):
     """With `reward_norm`: subtract the mean."""
     reward_scale: bool = True
     """With `reward_norm`: divide by the standard deviation."""
-    reward_clip: float | None = Field(default=None, gt=0)
+    reward_clip: float | None = Field(default=None, gt=0, le=1e9)
     """Rewards are clamped to [-reward_clip, reward_clip], after the normalisation; null = not at all."""
 
     baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
     """Subtracted from each reward."""
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
     """Divides the difference; standard deviations are Bessel-corrected."""
-    advantage_eps: float = Field(default=1e-4, gt=0)
+    advantage_eps: float = Field(default=1e-4, gt=0, le=1e6)
     """Added to the standard deviation."""
     whiten_advantages: bool = False
     """Normalise advantages once more, over the loss tokens of the step, so that long completions weigh more."""
-    advantage_clip: float | None = Field(default=None, gt=0)
+    advantage_clip: float | None = Field(default=None, gt=0, le=1e9)
     """Advantages are clamped to [-advantage_clip, advantage_clip], last; null = not at all."""
 
 
@@ -140,14 +155,14 @@ class FilterConfig(Section):
     """Groups whose rewards are all equal leave the loss and its denominators, with them their KL term."""
     mask_truncated_completions: bool = False
     """Completions that were cut at `max_completion_tokens` leave the loss and its denominators (DAPO)."""
-    overlong_buffer_tokens: int | None = Field(default=None, ge=1)
+    overlong_buffer_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """Soft overlong penalty (DAPO): within so many tokens of the limit the reward falls linearly, by 1 at the limit."""
 
 
 class LossConfig(Section):
     """The objective of one step."""
 
-    beta: float = Field(default=0.04, ge=0)
+    beta: float = Field(default=0.04, ge=0, le=1e6)
     """Weight of the KL term. 0 = no KL in the loss; every KL is measured all the same."""
     kl_estimator: Literal["k3", "k1", "k2", "full"] = "k3"
     """What enters the loss: an estimator, or the exact KL over the vocabulary; k1, k2, k3 are measured whatever it is."""
@@ -159,24 +174,24 @@ class LossConfig(Section):
     """Importance ratio of the surrogate: of each token, or of the completion (GSPO)."""
     clip_eps: float | None = Field(default=0.2, gt=0, lt=1)
     """Ratios are clipped to [1 - clip_eps, 1 + clip_eps]; null = no clipping."""
-    clip_eps_high: float | None = Field(default=None, gt=0)
+    clip_eps_high: float | None = Field(default=None, gt=0, le=1e9)
     """Upper bound 1 + clip_eps_high instead (DAPO's clip-higher); null = clip_eps."""
-    dual_clip: float | None = Field(default=None, gt=1)
+    dual_clip: float | None = Field(default=None, gt=1, le=1e9)
     """Where the advantage is negative, ratios above this add nothing; above 1 + clip_eps_high (ROLL: 1 + 2 clip_eps)."""
     sampler_correction: Literal["none", "truncate", "mask"] | None = None
     """Weights between the sampler's and the trainer's probabilities: none, truncated at `sampler_bound`, or 0 above it; null =
     truncate where completions come from vLLM in bfloat16, else none."""
     sampler_level: Literal["token", "sequence"] = "token"
     """One such weight for each token, or one for a completion."""
-    sampler_bound: float = Field(default=2.0, ge=1)
+    sampler_bound: float = Field(default=2.0, ge=1, le=1e9)
     """Bound of the sampler correction."""
     aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "seq-mean-token-mean"
     )
     """How token losses become one number; see `grpo_core/algorithm/loss.py`."""
-    epochs_per_rollout: int = Field(default=1, ge=1)
+    epochs_per_rollout: int = Field(default=1, ge=1, le=10_000)
     """mu: passes over one step's rollouts."""
-    minibatches: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=1, ge=1, le=1_000_000)
     """Optimizer steps in one pass."""
 
     @property
@@ -190,30 +205,30 @@ class LossConfig(Section):
 class ReferenceConfig(Section):
     """The reference policy of the KL term."""
 
-    sync_steps: int | None = Field(default=None, ge=1)
+    sync_steps: Steps | None = None
     """The reference is synchronised after every so many steps; null = it stays the initial policy."""
     mixup_alpha: float = Field(default=1.0, gt=0, le=1)
     """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
-    kl_init_every: int = Field(default=1, ge=1)
+    kl_init_every: Steps = 1
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
-    distance_every: int = Field(default=1, ge=1)
+    distance_every: Steps = 1
     """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""
 
 
 class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule."""
 
-    lr: float = Field(default=1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0, le=100)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up; linear and cosine end at 0 after the last step."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     """Optimizer steps over which the rate rises linearly to `lr`."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1000)
     """Decoupled weight decay."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the first and second moment."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0, le=1e9)
     """Gradients are scaled down to this L2 norm; null = never."""
 
 
@@ -222,9 +237,9 @@ class TrainingConfig(Section):
 
     engine: Literal["native", "trl"] = "native"
     """`native`: this project's loop. `trl`: the same run on TRL's GRPOTrainer; what TRL cannot do is refused by name."""
-    steps: int = Field(default=100, ge=1)
+    steps: Steps = 100
     """Steps; one step is one batch of rollouts and the updates on it."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=10**15)
     """The run ends, finished, after the step by which so many completion tokens have been sampled in all, if that comes before
     the last of `steps`; null = no such bound. Arms of different group size then have the same number of tokens, give or take
     one step."""
@@ -238,9 +253,9 @@ class TrainingConfig(Section):
     """Only deterministic kernels, so that a run repeats bit for bit: on the same hardware, with the same number of threads and
     the same torch. An operation of the trainer's passes without one ends the run by name (while sampling, and in TRL's engine,
     it warns in train.log); vLLM's sampling does not repeat. Off: cuDNN and cuBLAS may choose faster kernels on a GPU."""
-    microbatch_tokens: int = Field(default=16384, ge=1)
+    microbatch_tokens: int = Field(default=16384, ge=1, le=1_000_000_000)
     """Tokens (padding included) of one forward and backward pass; changes memory and speed, not the result."""
-    rollout_rows: int = Field(default=256, ge=1)
+    rollout_rows: int = Field(default=256, ge=1, le=1_000_000)
     """Completions sampled at once; bounds the sampler's key-value cache."""
     gradient_checkpointing: bool = False
     """Whether an update keeps each layer's input alone for the backward pass, which computes the layer again: the same
@@ -248,15 +263,15 @@ class TrainingConfig(Section):
     packed_weights: bool = True
     """Whether large matrices are packed for sampling, on a CPU with AVX-512: nearly twice as fast, with other roundings in the
     last digits. The journal's `start` record says whether they are."""
-    checkpoint_every: int | None = Field(default=20, ge=1)
+    checkpoint_every: Steps | None = 20
     """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1, le=MOST_STEPS)
     """How many of the newest checkpoints are kept; that of the best policy (`evaluation.every_steps`) is kept as well."""
-    max_skipped_updates: int = Field(default=3, ge=1)
+    max_skipped_updates: int = Field(default=3, ge=1, le=MOST_STEPS)
     """An update whose loss or gradient is not finite is not applied; after so many in a row the run is stopped."""
-    completions_every: int = Field(default=1, ge=1)
+    completions_every: Steps = 1
     """The completions table is written every so many steps."""
-    python: str | None = None
+    python: Text | None = None
     """Interpreter of the training process (an environment of its own); null = the one that started it."""
 
 
@@ -265,7 +280,7 @@ class RunConfig(Section):
 
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
-    rewards: tuple[RewardConfig, ...] = Field(default=(RewardConfig(fn="reasoning_gym"),), min_length=1)
+    rewards: tuple[RewardConfig, ...] = Field(default=(RewardConfig(fn="reasoning_gym"),), min_length=1, max_length=100)
     """Reward functions; the total is their weighted sum."""
     rollout: RolloutConfig = RolloutConfig()
     advantage: AdvantageConfig = AdvantageConfig()

@@ -5,10 +5,11 @@ An address with a password is none of them: every key is stored in files, in MLf
 
 import math
 import re
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_core.errors import ConfigError, name_of, shown
@@ -85,9 +86,47 @@ def _no_credentials(instead: str) -> Callable[[str], str]:
     return check
 
 
-Source = Annotated[str, AfterValidator(_no_credentials("HF_TOKEN carries the token of the hub"))]
-TrackingUri = Annotated[str, AfterValidator(_no_credentials(WHERE_INSTEAD))]
-StudyUrl = Annotated[str, AfterValidator(_no_credentials("the whole address goes into GRPO_STUDY_URL"))]
+MOST_STEPS = 1_000_000
+"""Of a run; every period in steps has the same bound."""
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+MOST_TOKENS = 2**24
+"""Of a prompt or a completion; the longest contexts of models are of 10 million tokens."""
+MOST_ROWS = 100_000_000
+"""Of a data set, or of an evaluation."""
+MOST_TEXT = 4096
+"""Characters of a name, a path or an address."""
+
+
+def _check_text(value: str) -> str:
+    """Return a name, path or address that is not empty, has no blanks around it and no characters that are not seen."""
+    faults = {
+        "input should not be empty": not value.strip(),
+        "input should not begin or end with a blank": value != value.strip(),
+        "input should hold no line breaks or control characters": not value.isprintable(),
+        f"input should have at most {MOST_TEXT} characters": len(value) > MOST_TEXT,
+    }
+    for fault, holds in faults.items():
+        if holds:
+            raise PydanticCustomError("not_a_name", "{fault}", {"fault": fault})
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+
+
+def _check_title(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("empty", "input should not be empty")
+    return value
+
+
+Title = Annotated[str, Field(max_length=500), AfterValidator(_check_title)]
+"""What people name something; whatever it holds, it is shown as text."""
+Column = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+"""Name of a column, as the data has it: blanks around it belong to it."""
+Source = Annotated[Text, AfterValidator(_no_credentials("HF_TOKEN carries the token of the hub"))]
+TrackingUri = Annotated[Text, AfterValidator(_no_credentials(WHERE_INSTEAD))]
+StudyUrl = Annotated[Text, AfterValidator(_no_credentials("the whole address goes into GRPO_STUDY_URL"))]
 
 
 def refuse_credentials(key: str, value: Any) -> None:
@@ -116,6 +155,16 @@ class Section(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic would convert: `yes` and 1 to true, true and "12" to numbers. Whoever wrote it meant another."""
+        kinds = _kinds_of(cls, info.field_name or "")
+        for item in _scalars(value):
+            if (fault := _conversion(item, kinds)) is not None:
+                raise PydanticCustomError("converted", "{fault}", {"fault": fault})
+        return value
+
     @field_validator("*")
     @classmethod
     def _fits(cls, value: Any) -> Any:
@@ -126,3 +175,46 @@ class Section(BaseModel):
             if isinstance(number, float) and abs(number) > LARGEST_FLOAT:
                 raise PydanticCustomError("float_too_large", "input should be a number that float32 can hold, at most 3.4e38")
         return value
+
+
+@cache
+def _kinds_of(section: type[BaseModel], name: str) -> frozenset[Any]:
+    """Return the types that the parts of a field may have; a choice of texts counts as text."""
+    return frozenset(_leaves(section.model_fields[name].annotation))
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Literal:
+        yield from (type(choice) for choice in get_args(annotation))
+    elif get_args(annotation):
+        for part in get_args(annotation):
+            yield from _leaves(part)
+    else:
+        yield annotation
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _scalars(item)
+    else:
+        yield value
+
+
+YES_OR_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+"""What YAML 1.1 reads as a truth value, in part, and how YAML 1.2 writes it."""
+
+
+def _conversion(value: Any, kinds: frozenset[Any]) -> str | None:
+    """Return why a value is not of any of some types, although it could be converted to one; None where it need not be."""
+    wants_number = bool(kinds & {int, float})
+    if Any in kinds or type(value) in kinds or type(value) not in (bool, int, str):
+        return None
+    if bool in kinds and not wants_number:
+        written = YES_OR_NO.get(value.lower()) if isinstance(value, str) else None
+        hint = f" (`{value}` is a text in YAML 1.2: write {written})" if written else ""
+        return f"input should be true or false{hint}"
+    if wants_number and isinstance(value, bool | str):
+        number = "a valid number" if float in kinds else "a valid integer"
+        return f"input should be {number}, not {'true or false' if isinstance(value, bool) else 'a text'}"
+    return None

@@ -1,7 +1,8 @@
-"""YAML text to plain values: the safe loader with its traps closed.
+"""YAML text to plain values and back: YAML 1.2's core schema by PyYAML's safe loader, with its traps closed.
 
-A key given twice is refused; 1e-6 (no dot) is a number; aliases that would multiply a short text into millions of values, and
-nesting without end, are refused before anything is built.
+PyYAML itself reads YAML 1.1, in which `yes` is true, `12:30:45` is 45045, `010` is 8 and `1e-6` is text. A key given twice is
+refused; aliases that would multiply a short text into millions of values, and nesting without end, are refused before anything
+is built.
 """
 
 import re
@@ -23,8 +24,8 @@ _LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """Where PyYAML begins to count a new line."""
 
 
-class _Loader(yaml.SafeLoader):
-    """The safe loader, which also refuses keys that are given twice, and texts that stand for too many values."""
+class BoundedLoader(yaml.SafeLoader):
+    """The safe loader (YAML 1.1), which also refuses keys that are given twice, and texts that stand for too many values."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         """Return the values of a document, after counting them: nothing is built of one that is too large."""
@@ -41,13 +42,50 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_Loader.add_implicit_resolver(  # 1e-6: scientific notation without a dot
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+class _Loader(BoundedLoader):
+    """The same with the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema); merge keys (`<<`) are kept."""
+
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Return the value of digits in base 10, or after `0o` or `0x` in base 8 or 16: `010` is 10."""
+        text = self.construct_scalar(node)
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+    def construct_float(self, node: yaml.ScalarNode) -> float:
+        """Return the value of a decimal number, of `.inf` or of `.nan`."""
+        text = self.construct_scalar(node).lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_Loader.yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_float)
+
+CORE_SCHEMA = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
 )
+"""(tag, what a plain scalar of it looks like, its first characters), in the order in which they are tried."""
+for _tag, _pattern, _first in CORE_SCHEMA:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the plain values of a YAML text.
+    """Return the plain values of a YAML 1.2 text.
+
+    Raises:
+        ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
+    """
+    return parse_with(_Loader, text)
+
+
+def parse_with(loader: type[BoundedLoader], text: str) -> Any:
+    """Return the plain values of a text as a loader reads it.
 
     Raises:
         ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
@@ -60,7 +98,7 @@ def parse_yaml(text: str) -> Any:
         ),
     ):
         try:
-            return copy_plain(yaml.load(text, _Loader))
+            return copy_plain(yaml.load(text, loader))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             if mark is None:
@@ -84,7 +122,7 @@ def _pointed_line(text: str, mark: yaml.Mark) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper, which quotes text that holds characters that act instead of being seen."""
+    """The safe dumper, which also quotes what either YAML takes for a value (`1e5`, `yes`), and characters that act."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """Return the node of a text; in double quotes YAML has the escapes of `visible`."""
@@ -92,6 +130,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+for _tag, _pattern, _first in CORE_SCHEMA:
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:

@@ -38,6 +38,12 @@ class DataManifest:
         """One digest for both splits."""
         return hashlib.sha256(f"{self.train_sha256}{self.eval_sha256}".encode()).hexdigest()
 
+    def __str__(self) -> str:
+        """`1800 prompts to train on, 200 held out; left out: 12 longer than rollout.max_prompt_tokens`."""
+        left_out = {"longer than rollout.max_prompt_tokens": self.num_too_long, "held out twice": self.num_duplicates}
+        counts = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
+        return f"{self.num_train} prompts to train on, {self.num_eval} held out" + (f"; left out: {counts}" if counts else "")
+
 
 def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
     """Write both splits and the manifest into `folder`; return the manifest."""

@@ -10,25 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
+from grpo_core.config.names import ALLOWED_TASKS, MADE_ROWS
 from grpo_core.errors import DataError, cause, name_of, shown
-
-ALLOWED_TASKS = frozenset(
-    """
-    ab acre advanced_geometry aiw base_conversion binary_alternation caesar_cipher calendar_arithmetic chain_sum
-    circuit_logic coin_flip color_cube_rotation complex_arithmetic count_bits count_primes course_schedule
-    cryptarithm decimal_chain_sum emoji_mystery family_relationships figlet_font fraction_simplification futoshiki
-    game_of_life game_of_life_halting gcd group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap
-    knights_knaves largest_island lcm leg_counting letter_counting letter_jumble list_functions mahjong_puzzle
-    manipulate_matrix maze mini_sudoku modulo_grid needle_haystack number_filtering number_format number_sequence
-    palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix power_function
-    prime_factorization products quantum_lock ransom_note rectangle_count rotate_matrix rotten_oranges
-    self_reference sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
-    string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
-    tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
-    """.split()  # noqa: SIM905
-)
-
-DEFAULT_SIZE = 2000
 
 
 def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) -> list[dict[str, Any]]:
@@ -41,7 +24,7 @@ def gym_rows(task: str, task_args: dict[str, Any], size: int | None, seed: int) 
 
     _check_allowed(task)
     try:
-        dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or DEFAULT_SIZE, **task_args)
+        dataset = reasoning_gym.create_dataset(task, seed=seed, size=size or MADE_ROWS, **task_args)
         # As the rows will read back from JSON, so that scoring sees the same before and after freezing.
         return [json.loads(json.dumps(dataset[index], default=str)) for index in range(len(dataset))]
     except Exception as error:  # a task's own code raises whatever its arguments lead to

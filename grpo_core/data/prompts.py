@@ -5,7 +5,6 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_core.config import DataConfig
+from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import Row
 from grpo_core.errors import DataError, cause, shown
 from grpo_core.types import Conversation, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+CHARACTERS_PER_TOKEN = 256
+"""More than the longest token of known vocabularies (128 blanks) stands for. A text with more than so many for each token that
+a prompt may have is too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +45,10 @@ def build_prompts(
     Raises:
         DataError: a column is missing, a row cannot be used, or a split is left empty.
     """
-    prompts = list(_prompts(rows, config, tokenizer))
-    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
-    num_too_long = len(prompts) - len(kept)
+    check_rows(rows, config)
+    made = _prompts(rows, config, tokenizer, max_prompt_tokens)
+    kept = [prompt for prompt in made if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens]
+    num_too_long = len(rows) - len(kept)
     if not kept:
         raise DataError(
             f"data.source {config.source}: no prompt is left of {len(rows)} rows; {num_too_long} have more than "
@@ -65,11 +70,16 @@ def hold_out_all(split: PromptSplit) -> PromptSplit:
     )
 
 
-def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
-    _check_columns(rows[0], config)
+def _prompts(
+    rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase", max_prompt_tokens: int
+) -> Iterator[Prompt | None]:
+    """Yield the prompt of each row; None where it is too long to be worth tokens."""
     for index, row in enumerate(rows):
-        content = _content(row, index, config)
-        text = _render(content, index, config, tokenizer)
+        content = raw_content(row, index, config)
+        text = _render(content, index, tokenizer)
+        if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
+            yield None
+            continue
         token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
         if not token_ids:
             raise DataError(f"data.prompt_column {config.prompt_column!r}, row {index}: the tokenizer makes no token of it")
@@ -78,17 +88,16 @@ def _prompts(rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedToke
             content=content,
             text=text,
             token_ids=token_ids,
-            columns=_columns(row, index, config),
+            columns=columns_of(row, index, config),
         )
 
 
-def _check_columns(row: Row, config: DataConfig) -> None:
-    for key, column in (("prompt_column", config.prompt_column), ("answer_column", config.answer_column)):
-        if column is not None and column not in row:
-            raise DataError(f"data.{key}: no column {shown(column)} in {config.source}; it has {shown(list(row), 300)[1:-1]}")
+def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
+    """Return a row's prompt as it is before any template: text, or chat messages.
 
-
-def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
+    Raises:
+        DataError: it is neither, or messages that no template is applied to.
+    """
     value = row.get(config.prompt_column)
     if isinstance(value, str) and value:
         if not config.chat_template:
@@ -97,6 +106,8 @@ def _content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     if isinstance(value, np.ndarray):  # a list column of a parquet file
         value = value.tolist()
     if value and is_conversation(value):
+        if not config.chat_template:
+            raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
         return (*_opening(config), *value)
     raise DataError(
         f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
@@ -126,11 +137,9 @@ def _plain_text(value: str, config: DataConfig) -> str:
     return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
 
 
-def _render(content: str | Conversation, index: int, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _render(content: str | Conversation, index: int, tokenizer: "PreTrainedTokenizerBase") -> str:
     if isinstance(content, str):
         return content
-    if not config.chat_template:
-        raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
     if tokenizer.chat_template is None:
         raise DataError("data.chat_template: on, but the model's tokenizer has no chat template; set it to false")
     try:
@@ -144,7 +153,12 @@ def _render(content: str | Conversation, index: int, config: DataConfig, tokeniz
     return text
 
 
-def _columns(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
+def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
+    """Return what reward functions get of a row by name, its gold answer as `answer`.
+
+    Raises:
+        DataError: the gold answer lacks the marker of `data.answer_after`.
+    """
     columns = {key: value for key, value in row.items() if key not in (config.prompt_column, config.answer_column)}
     if config.answer_column is not None:
         columns["answer"] = _gold_answer(row.get(config.answer_column), index, config)
@@ -152,14 +166,14 @@ def _columns(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
 
 
 def _gold_answer(value: Any, index: int, config: DataConfig) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise DataError(f"data.answer_column {config.answer_column!r}, row {index}: is empty")
     answer = str(value)
     if config.answer_after is None:
         return answer
     _, marker, rest = answer.rpartition(config.answer_after)
     if not marker:
         raise DataError(f"data.answer_after {config.answer_after!r}: not in the answer of row {index} ({answer!r:.80})")
+    if not rest.strip():
+        raise DataError(f"data.answer_after {config.answer_after!r}: nothing follows it in the answer of row {index}")
     return rest.strip()
 
 

@@ -1,10 +1,11 @@
 """Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
 
-Adding a source: one function that returns rows, one line in `read_rows`. What of a file cannot be taken as it stands is an
-error with its line: no field is guessed, shifted or left out.
+Adding a source: one function that returns rows, one line in `read_rows`, its name in `config/names.py`. What of a file cannot
+be taken as it stands is an error with its line: no field is guessed, shifted or left out.
 """
 
 import csv
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from grpo_core.config import DataConfig
 from grpo_core.data.gym import gym_rows
 from grpo_core.data.hub import hub_rows
 from grpo_core.errors import DataError, cause, shown
+from grpo_core.machine.jsonfile import unique_keys
 
 Row = dict[str, Any]
 
@@ -27,21 +29,41 @@ def read_rows(config: DataConfig) -> list[Row]:
     Raises:
         DataError: the source cannot be read or holds no rows.
     """
-    kind, separator, name = config.source.partition(":")
-    if not separator or not name:
-        raise DataError(f"data.source {shown(config.source)}: expected reasoning_gym:<task>, file:<path> or hub:<dataset>")
+    kind, _, name = config.source.partition(":")
     match kind:
         case "reasoning_gym":
             rows = gym_rows(name, config.task_args, config.size, config.seed)
         case "file":
             rows = _file_rows(file_of(name))
-        case "hub":
-            rows = hub_rows(name, config.hub_config, config.hub_split)
         case _:
-            raise DataError(f"data.source {shown(config.source)}: {shown(kind)} is none of reasoning_gym, file, hub")
+            rows = hub_rows(name, config.hub_config, config.hub_split)
     if not rows:
         raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
     return rows[: config.size]
+
+
+def first_rows(config: DataConfig, count: int) -> list[Row]:
+    """Return the first rows of the configured source, without reading or making all of it.
+
+    Args:
+        config: of the data.
+        count: rows at most; `data.size` where that is fewer.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    kind, _, name = config.source.partition(":")
+    count = min(count, config.size or count)
+    match kind:
+        case "reasoning_gym":
+            rows = gym_rows(name, config.task_args, count, config.seed)
+        case "file":
+            rows = _file_rows(file_of(name), count)
+        case _:
+            rows = hub_rows(name, config.hub_config, config.hub_split, count)
+    if not rows:
+        raise DataError(f"data.source {config.source}: holds no rows; at least 1 is needed")
+    return rows
 
 
 def file_of(name: str) -> Path:
@@ -58,36 +80,43 @@ def file_of(name: str) -> Path:
     return path
 
 
-def _file_rows(path: Path) -> list[Row]:
+def _file_rows(path: Path, count: int | None = None) -> list[Row]:
     readers = {".jsonl": jsonl_rows, ".csv": csv_rows, ".parquet": parquet_rows}
     if path.suffix not in readers:
         raise DataError(f"data.source file:{path}: {path.suffix or 'no'} suffix; readable are {', '.join(sorted(readers))}")
     if not path.is_file():
         raise DataError(f"data.source file:{path}: no such file; give a path relative to where the command runs")
     try:
-        return readers[path.suffix](path)
+        return readers[path.suffix](path, count)
     except Exception as error:  # pandas and pyarrow raise a dozen unrelated types for damaged files
         raise DataError(f"data.source file:{path}: cannot be read as {path.suffix}: {cause(error)}") from error
 
 
-def jsonl_rows(path: Path) -> list[Row]:
+def jsonl_rows(path: Path, count: int | None = None) -> list[Row]:
     """Return one row a line, with values as JSON has them: a data frame would turn some into dates or floats.
 
+    Args:
+        path: the file.
+        count: rows at most; None = all.
+
     Raises:
-        ValueError: names the line that is no JSON object, or holds text that is not Unicode.
+        ValueError: names the line that is no JSON object, gives a key twice, or holds text that is not Unicode.
     """
-    rows = []
-    # Not splitlines(): text may hold characters such as U+2028, which it takes for the end of a line.
-    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
-    for number, line in ((number, line) for number, line in lines if line.strip()):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from error
-        if (fault := _fault(row, line)) is not None:
-            raise ValueError(f"line {number} {fault}")
-        rows.append(row)
-    return rows
+    # Line ends are kept as they are: text may hold characters such as U+2028, which others take for the end of a line.
+    with path.open(encoding="utf-8", newline="\n") as file:
+        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        return [_json_row(number, line) for number, line in itertools.islice(lines, count)]
+
+
+def _json_row(number: int, line: str) -> Row:
+    try:
+        row = json.loads(line, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number}: {error}") from error
+    if (fault := _fault(row, line)) is not None:
+        raise ValueError(f"line {number} {fault}")
+    assert isinstance(row, dict)
+    return row
 
 
 def _fault(row: Any, line: str) -> str | None:
@@ -109,8 +138,8 @@ def _levels(value: Any) -> int:
     return 0 if items is None else 1 + max(map(_levels, items), default=0)
 
 
-def csv_rows(path: Path) -> list[Row]:
-    """Return one row a record; every value is text.
+def csv_rows(path: Path, count: int | None = None) -> list[Row]:
+    """Return one row a record, at most `count` of them; every value is text.
 
     Raises:
         ValueError: names the line of a record that has more or fewer fields than the header.
@@ -126,11 +155,13 @@ def csv_rows(path: Path) -> list[Row]:
             if record and len(record) != len(header):
                 raise ValueError(f"line {reader.line_num} has {len(record)} fields, the header has {len(header)}")
             rows += [dict(zip(header, record, strict=True))] if record else []  # an empty line has no fields
+            if len(rows) == count:
+                break
     return rows
 
 
-def parquet_rows(path: Path) -> list[Row]:
-    """Return one row a row of the table, as pandas reads it.
+def parquet_rows(path: Path, count: int | None = None) -> list[Row]:
+    """Return one row a row of the table, at most `count` of them, as pandas reads it.
 
     Raises:
         ValueError: two columns have the same name.
@@ -138,7 +169,13 @@ def parquet_rows(path: Path) -> list[Row]:
     """
     import pandas
 
-    table = pandas.read_parquet(path)
+    if count is None:
+        table = pandas.read_parquet(path)
+    else:
+        from pyarrow import Table, parquet
+
+        with parquet.ParquetFile(path) as file:
+            table = Table.from_batches(itertools.islice(file.iter_batches(batch_size=count), 1), file.schema_arrow).to_pandas()
     table.columns = table.columns.map(str)
     _refuse_doubles(list(table.columns))
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]

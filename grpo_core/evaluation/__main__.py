@@ -14,6 +14,7 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.machine.collector import importing
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.pass_sizes import pass_plan
 
 
@@ -49,6 +50,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         from grpo_core.policy.sources.find import resolve_model
 
     run_dir.require_ours()
+    import_as_at_start(run_dir)
     config = run_dir.read_config()
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     if policy == "final":

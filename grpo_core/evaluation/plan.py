@@ -31,6 +31,8 @@ class Subject:
     """Of the run that made it."""
     frozen_data: Path | None = None
     """Folder of that run's frozen prompts."""
+    import_from: tuple[str, ...] = ()
+    """From where that run imports its reward functions."""
 
 
 def find_subject(policy: str) -> Subject:
@@ -63,13 +65,14 @@ def find_subject(policy: str) -> Subject:
 
 def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
     """Return the policy in the folder `source`, made by a run."""
-    config = run_dir.read_config()
+    config, origin = run_dir.read_config(), run_dir.read_origin()
     return Subject(
-        name=f"{run_name(config, run_dir.read_origin())}, step {step}",
+        name=f"{run_name(config, origin)}, step {step}",
         source=str(source),
         step=step,
         config=config,
         frozen_data=run_dir.data if (run_dir.data / MANIFEST_FILE).exists() else None,
+        import_from=origin.import_from,
     )
 
 

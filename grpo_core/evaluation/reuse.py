@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.config.code import BUILTIN_REWARDS
+from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation

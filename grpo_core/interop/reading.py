@@ -49,6 +49,7 @@ def read_text(path: Path) -> str:
 
 
 def _parse(text: str) -> Any:
+    # As TRL and ROLL read it, with PyYAML: YAML 1.1, where `fp16: yes` is true and 010 is 8.
     if not text.lstrip().startswith("{"):
         return parse_yaml11(text)
     try:

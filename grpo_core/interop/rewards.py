@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_core.config.code import BUILTIN_REWARDS, is_import_path
+from grpo_core.config.names import BUILTIN_REWARDS, is_import_path
 from grpo_core.interop.records import Conclusion, Settings, mapped
 
 TRL_FUNCTIONS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")

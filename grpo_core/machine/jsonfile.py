@@ -32,12 +32,26 @@ def parse_json(content: bytes) -> Any:
     """Return what a JSON text holds.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: it is not JSON, nested too deeply, or gives a key twice.
     """
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=unique_keys)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of some pairs, for `json.loads(..., object_pairs_hook=unique_keys)`.
+
+    Raises:
+        ValueError: a key is given twice; plain `json.loads` would take the last value.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ValueError(f"{name_of(twice)} is given twice")
+    return values
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:

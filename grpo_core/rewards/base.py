@@ -5,7 +5,7 @@ text, or conversations where the prompts are conversations; every column of the 
 them. None means that this completion cannot be scored.
 
 Adding one: write the function in a module of yours and name it `package.module:function` in the config; a built-in one also
-gets a line in `BUILTIN_REWARDS` (config/code.py) and a hand-computed case in its test.
+gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in its test.
 """
 
 import importlib
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from grpo_core.config import RewardConfig, RunConfig
-from grpo_core.config.code import BUILTIN_REWARDS, code_in
-from grpo_core.errors import RewardError, cause, name_of, shown
+from grpo_core.config.code import code_in
+from grpo_core.config.names import BUILTIN_REWARDS
+from grpo_core.errors import RewardError, cause, name_of
 from grpo_core.types import Conversation, Prompt
 
 RewardFn = Callable[..., list[float | None]]
@@ -86,12 +87,7 @@ def reward_name(fn: str) -> str:
 
 
 def _import(fn: str) -> RewardFn:
-    module_name, separator, attribute = BUILTIN_REWARDS.get(fn, fn).partition(":")
-    if not separator:
-        raise RewardError(
-            f"rewards: {shown(fn)} is neither built in ({', '.join(sorted(BUILTIN_REWARDS))}) nor of the form "
-            "package.module:function"
-        )
+    module_name, _, attribute = BUILTIN_REWARDS.get(fn, fn).partition(":")
     try:
         if (
             fn not in BUILTIN_REWARDS and str(Path.cwd()) not in sys.path

@@ -2,12 +2,32 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import make_folder, starting
 from grpo_core.run.folder import RunDir
+
+
+@contextlib.contextmanager
+def undone_unless_started(run_dir: RunDir, *, counts: Callable[[BaseException], bool]) -> Iterator[None]:
+    """Remove the folder of a new run where what is inside fails before any process of the run was started.
+
+    Args:
+        run_dir: the folder, held by the caller.
+        counts: whether an error is a failure; after an interruption the folder stays, to be resumed.
+
+    Raises:
+        BaseException: what was raised inside.
+    """
+    try:
+        yield
+    except BaseException as error:
+        marker = run_dir.marker()
+        if counts(error) and not run_dir.has_started and marker is not None and not marker.adopted:
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager

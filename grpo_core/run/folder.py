@@ -70,6 +70,11 @@ class RunDir(FlowDir):
         """Output of a process of the run."""
         return self.path / f"{process}.log"
 
+    @property
+    def has_started(self) -> bool:
+        """Whether a process of the run has been started, or its result was there: until then nothing would be lost with it."""
+        return self.journal_file.exists() or self.checkpoints.exists() or self.eval.exists() or any(self.path.glob("*.log"))
+
     def request_stop(self, reason: str) -> None:
         """Ask the training to finish its step, checkpoint and end; a training that looks just now sees all of it or nothing.
 
@@ -218,6 +223,7 @@ class _StoredOrigin(BaseModel):
 
     preset: str
     changes: dict[str, tuple[Any, Any]]
+    import_from: tuple[str, ...] = ()
 
 
 class _Digests(BaseModel):

@@ -7,11 +7,20 @@ from pathlib import Path
 
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.journal import Record
 from grpo_core.run.process_state import end_process
 from grpo_core.run.rules import Alert, RuleBook
 
 logger = logging.getLogger(__name__)
+
+
+def rules_of(run_dir: RunDir) -> RuleBook:
+    """Return the rules of a run that has not begun; functions of custom ones are found where its reward functions are."""
+    rules = run_dir.read_config().monitor.rules
+    if any(rule.kind == "custom" for rule in rules):
+        import_as_at_start(run_dir)
+    return RuleBook(rules)
 
 
 class Judge:
@@ -28,7 +37,7 @@ class Judge:
         """Texts of the alerts of all sessions."""
         self._run_dir = run_dir
         self._end = end
-        self._rules = RuleBook(run_dir.read_config().monitor.rules)
+        self._rules = rules_of(run_dir)
 
     def catch_up(self, records: Sequence[Record]) -> list[Alert]:
         """Judge what the journal held before this session began; return the alerts.

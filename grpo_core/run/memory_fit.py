@@ -7,8 +7,8 @@ from importlib.metadata import version
 from grpo_core.config import RunConfig
 from grpo_core.machine.hardware import available_memory, gpu_memory
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.disk_need import shown_bytes
-from grpo_core.run.memory_need import KNOWN_SHAPES, MemoryNeed, ModelShape, memory_need, shape_of
+from grpo_core.run.disk_need import MOMENTS, shown_bytes
+from grpo_core.run.memory_need import FLOAT, KNOWN_SHAPES, MemoryNeed, ModelShape, memory_need, shape_of
 
 TOKENS_AT_A_TIME = 256
 """`training.microbatch_tokens` is proposed as a multiple of this."""
@@ -30,6 +30,8 @@ class Fit:
     need: MemoryNeed
     available: int | None
     """Bytes for tensors; None where that is not known."""
+    parameters: int
+    """Of the model."""
     fitting: Mapping[str, int | None]
     """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
     checkpointing_fits: bool = False
@@ -40,10 +42,18 @@ class Fit:
         """The phases that do not fit."""
         return tuple(self.fitting)
 
+    @property
+    def states_formula(self) -> str:
+        """What stays for the whole run: `4 bytes x 134,515,008 parameters x 4 (policy, reference, two moments of AdamW)`."""
+        copies = self.need.states // (FLOAT * self.parameters)
+        initial = ", initial policy" if copies > 2 + MOMENTS else ""
+        return f"{FLOAT} bytes x {self.parameters:,} parameters x {copies} (policy, reference{initial}, two moments of AdamW)"
+
     def as_json(self) -> dict[str, object]:
         """Return it for a machine to read."""
         return {
             "states": self.need.states,
+            "states_formula": self.states_formula,
             **self.need.phases(),
             "available": self.available,
             "too_large": list(self.too_large),
@@ -94,6 +104,7 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     return Fit(
         need=need,
         available=available,
+        parameters=shape.parameters,
         fitting=fitting,
         checkpointing_fits="update" in fitting and available is not None and checkpointed <= available,
     )

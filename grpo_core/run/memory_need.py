@@ -140,7 +140,8 @@ class Piece:
         rollout, limit = config.rollout, config.training.microbatch_tokens
         group, prompt, completion = rollout.group_size, rollout.max_prompt_tokens, rollout.max_completion_tokens
         all_rows = rollout.num_prompts_per_step * group // config.loss.minibatches
-        fitting = (rows for rows in range(all_rows, 1, -1) if -(-rows // group) * prompt + rows * completion <= limit)
+        most = min(all_rows, limit * group // (completion * group + prompt))  # where every row has its share of a prompt
+        fitting = (rows for rows in range(most, 1, -1) if -(-rows // group) * prompt + rows * completion <= limit)
         rows = next(fitting, 1)
         return cls(prompts=-(-rows // group), rows=rows, prompt_tokens=prompt, completion_tokens=completion)
 

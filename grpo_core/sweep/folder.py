@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from pydantic import ValidationError
 
 from grpo_core.config.loading import explain
 from grpo_core.config.section import Section
+from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import GrpoError, SweepError, cause
 from grpo_core.machine.disk import read_regular
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
@@ -47,6 +47,8 @@ class SweepFile(Section, extra="ignore"):
     id: str
     name: str
     sweep: dict[str, Any]
+    import_from: tuple[str, ...] = ()
+    """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
 
 
 def fault_of(error: Exception) -> str:
@@ -99,8 +101,14 @@ class SweepDir(FlowDir):
         """Return where the output of such a run goes, beside its folder: it may fail before it has one."""
         return self.runs / f"arm-{arm:03d}-seed-{seed}.log"
 
-    def create(self, plan: Plan, name: str, sweep_id: str) -> None:
+    def create(self, plan: Plan, name: str, sweep_id: str, import_from: tuple[str, ...] = ()) -> None:
         """Make the folder and write the sweep and its base into it.
+
+        Args:
+            plan: the sweep, checked.
+            name: of it.
+            sweep_id: its label in MLflow.
+            import_from: folders in which its runs look for reward functions.
 
         Raises:
             SweepError: the folder already holds a sweep, or cannot be written.
@@ -111,9 +119,9 @@ class SweepDir(FlowDir):
         try:
             self.runs.mkdir(exist_ok=True)
             base = self.path / f"{plan.preset}.yaml"
-            base.write_text(yaml.safe_dump(dict(plan.base), sort_keys=False, allow_unicode=True), encoding="utf-8")
+            base.write_text(dump_yaml(plan.base), encoding="utf-8")
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
-            write_json(self.sweep_file, SweepFile(id=sweep_id, name=name, sweep=sweep).model_dump())
+            write_json(self.sweep_file, SweepFile(id=sweep_id, name=name, sweep=sweep, import_from=import_from).model_dump())
         except OSError as error:
             raise SweepError(
                 f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir"
@@ -156,7 +164,12 @@ class SweepDir(FlowDir):
                 f"sweep dir {self.path}: no readable {SWEEP_FILE} ({fault_of(error)}); give a sweep's folder"
             ) from error
         return StoredSweep(
-            dir=self, id=file.id, name=file.name, plan=make_plan({**file.sweep, "base": str(base)}, begun=True), base=base
+            dir=self,
+            id=file.id,
+            name=file.name,
+            plan=make_plan({**file.sweep, "base": str(base)}, begun=True),
+            base=base,
+            import_from=file.import_from,
         )
 
     def write_arms(self, arms: Mapping[int, Arm]) -> None:
@@ -251,6 +264,8 @@ class StoredSweep:
     plan: Plan
     base: Path
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
+    import_from: tuple[str, ...] = ()
+    """Folders in which its runs look for reward functions."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

@@ -15,7 +15,7 @@ from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
-from grpo_core.metrics import is_registered
+from grpo_core.metrics import find_metric, is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, count_arms, grid
 from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.measured import counted_arms, find_unmeasured
@@ -25,6 +25,8 @@ BETA = "loss.beta"
 TPE_STARTUP = 10
 """Trials that Optuna's TPE draws at random before it learns."""
 SHOWN_ARMS = 40
+SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync")
+"""Beginnings of the metrics whose value is decided before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +195,8 @@ def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
     for key, name, start, example in examples:
         if not is_registered(name) or not name.startswith(start):
             raise ConfigError(f"objective.{key}: {name!r} is no such metric; METRICS.md lists them, for example {example}")
+    if (why := _why_no_objective(metric)) is not None:
+        raise ConfigError(f"objective.metric: {metric} {why}, so it makes no arm better; give, for example, {examples[0][3]}")
     is_probed = any(name.startswith("kl/probe/") for name in (metric, kl_metric))
     for config in configs:
         samples, k = config.evaluation.samples, list(config.evaluation.k)
@@ -216,6 +220,14 @@ def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
                 ),
             }
         )
+
+
+def _why_no_objective(metric: str) -> str | None:
+    """Return why nobody would maximise a figure; None where somebody may."""
+    found = find_metric(metric)
+    if found is not None and not found.deterministic:
+        return "depends on the machine and is another in every repetition"
+    return "follows from the configuration alone" if metric.startswith(SCHEDULED) else None
 
 
 def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:

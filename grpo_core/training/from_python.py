@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,14 @@ from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.announce import announce_disk, announce_memory
-from grpo_core.run.begin import begun_run
+from grpo_core.run.begin import begun_run, undone_unless_started
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
+from grpo_core.run.imports import import_as_at_start, import_folders
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
+from grpo_core.run.preflight import require_start
 from grpo_core.run.resuming import check_resumable
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.training.process import MODULES, evaluating
@@ -79,10 +82,11 @@ def train(
         TrainingError: the training failed; the message is its cause.
     """
     resolved, origin = _configure(config, overrides)
+    warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir))
     require_sampler([resolved])
     with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
-    return _run(folder, evaluate, progress)
+    return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
 
 
 def resume_training(
@@ -119,17 +123,25 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
     changes = as_overrides(overrides)
     if isinstance(config, RunConfig):
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
-        return resolved, Origin(changes=changes_between(RunConfig(), resolved))
-    resolved = load_config(config, changes)
-    return resolved, origin_of(resolved, str(config))
+        origin, source = Origin(changes=changes_between(RunConfig(), resolved)), None
+    else:
+        resolved, source = load_config(config, changes), str(config)
+        origin = origin_of(resolved, source)
+    folders = import_folders(resolved, source)
+    of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
+    return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))
 
 
-def _run(run_dir: RunDir, evaluate: bool, progress: bool, notes: Sequence[str] = ()) -> "Run":
+def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = False, notes: Sequence[str] = ()) -> "Run":
     """Do what is left to do of the run in a folder, in the order of the flow `grpo`."""
     from grpo_core.run.opened import Run
 
     config = run_dir.read_config()
-    with Bar(config.training, run_dir.path.name, shown=progress) as bar, held_run(run_dir, bar.say):
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Bar(config.training, run_dir.path.name, shown=progress))
+        stack.enter_context(held_run(run_dir, bar.say))
+        if is_new:
+            stack.enter_context(undone_unless_started(run_dir, counts=lambda error: isinstance(error, Exception)))
         warnings = (*check_consistency(config), *slow_dtype_warnings(config))
         for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)
@@ -154,11 +166,13 @@ def _prepare(run_dir: RunDir, bar: Bar) -> str:
     from grpo_core.rewards.base import load_rewards
 
     config = run_dir.read_config()
+    import_as_at_start(run_dir)
     load_rewards(config.rewards)
     if not is_made(config.model.source):
         bar.say(f"making the model {config.model.source}, once: about half a minute on one core")
     has_prompts = (run_dir.data / MANIFEST_FILE).exists()
     manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
+    bar.say(f"data: {manifest}")
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     digest = weights_digest(folder)
     note_inputs(run_dir, manifest.digest, digest, bar.say)

@@ -26,6 +26,7 @@ from grpo_core.plain_text import visible
 from grpo_core.policy.saved import TrainingState
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory_fit import shape_for
 from grpo_core.run.memory_need import memory_need
@@ -66,6 +67,7 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     run_dir = RunDir(options.run_dir)
     try:
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
+        import_as_at_start(run_dir)
     except GrpoError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -18,10 +18,13 @@ from grpo_core.errors import DataError
 from grpo_core.evaluation.plan import EvaluationPlan, choose_prompts, configure_evaluation, find_subject, subject_of_run
 from grpo_core.evaluation.results import HELD_OUT, set_name
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_folders
 from tasks.folders import check_root, new_run
+from tasks.process.context import is_deployed
 from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.inputs import prompts_of
+from tasks.run.reproduction import recorded_folders
 from tasks.run.setup import NOT_OF_A_SWEEP
 from tasks.tracking.fetch import fetch_policy, is_mlflow_run
 
@@ -50,7 +53,9 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides, **given_override()}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
-        run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes_between(base, resolved)), "evaluation")
+        folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))
+        changes = changes_between(base, resolved)
+        run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes, import_from=folders), "evaluation")
     return EvaluationPlan(
         run_path=run_dir.path,
         policy=subject.name,

@@ -26,6 +26,7 @@ from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.scratch import is_made
 from grpo_core.rewards.base import load_rewards
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.inputs import note_inputs
 from tasks.run.progress import say
 
@@ -57,7 +58,9 @@ def prepare_data(run_path: Path) -> DataManifest:
     if (run_dir.data / MANIFEST_FILE).exists():
         return read_manifest(run_dir.data)
     config = run_dir.read_config()
-    return freeze(prompts_of(config), config.data.source, run_dir.data)
+    manifest = freeze(prompts_of(config), config.data.source, run_dir.data)
+    say(f"data: {manifest}")
+    return manifest
 
 
 def prompts_of(config: RunConfig) -> PromptSplit:
@@ -90,6 +93,7 @@ def prepare_model(run_path: Path, data: DataManifest) -> Path:
     """
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
+    import_as_at_start(run_dir)
     load_rewards(config.rewards)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     note_inputs(run_dir, data.digest, cached_digest(folder), say)

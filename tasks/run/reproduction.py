@@ -18,9 +18,11 @@ from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir
+from grpo_core.run.imports import is_own_folder
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.context import is_deployed
 from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
@@ -69,9 +71,25 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     }
     config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides, **given_override()}))
     refuse_code([config])
-    repeated.create(config, Origin(preset=origin.preset, changes=changes_between(base, config)), "reproduction")
+    changes = changes_between(base, config)
+    folders = recorded_folders(run, origin.import_from)
+    repeated.create(config, Origin(preset=origin.preset, changes=changes, import_from=folders), "reproduction")
     if not any(key.startswith(FROZEN_BY) for key in overrides):
         copy_prompts(original, repeated)
+
+
+def recorded_folders(run: str, folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return from where what repeats or evaluates a run imports its reward functions; none for a deployment.
+
+    MLflow is written by others, too: of what comes from there, only folders count into which nobody else can put a module.
+
+    Args:
+        run: as the user names it.
+        folders: that its origin.json records.
+    """
+    if is_deployed():
+        return ()
+    return tuple(folder for folder in folders if not is_mlflow_run(run) or is_own_folder(Path(folder)))
 
 
 def say_changes(run_path: Path) -> None:

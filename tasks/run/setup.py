@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +12,15 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import origin_of
 from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.run.begin import undone_unless_started
 from grpo_core.run.folder import RunDir
 from grpo_core.run.held import held_run
+from grpo_core.run.imports import import_folders
 from grpo_core.run.pass_sizes import lower_passes
 from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
+from tasks.process.cancellation import was_interrupted
+from tasks.process.context import is_deployed
 from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
@@ -42,7 +47,9 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
         return earlier
     resolved = load_allowed(config, {**overrides, **given_override()})
     require_sampler([resolved])
-    origin = origin_of(resolved, config)
+    # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
+    folders = () if is_deployed() else import_folders(resolved, config)
+    origin = replace(origin_of(resolved, config), import_from=folders)
     with new_run(run_path, origin.preset, "run") as run_dir:
         run_dir.create(resolved, origin)
     return run_dir.path
@@ -108,8 +115,8 @@ def repair_run(run_path: Path, repair: Repair) -> None:
 
 
 @contextlib.contextmanager
-def hold_run(run_path: Path) -> Iterator[None]:
-    """Hold a run as `held_run` does.
+def hold_run(run_path: Path, *, is_new: bool = False) -> Iterator[None]:
+    """Hold a run as `held_run` does; a new one whose start fails is removed.
 
     Here every run passes, also one that is resumed, retried or from MLflow, so the code that its configuration names is refused
     here once more.
@@ -121,5 +128,8 @@ def hold_run(run_path: Path) -> Iterator[None]:
     """
     run_dir = RunDir(run_path)
     refuse_code([run_dir.read_config()])
-    with held_run(run_dir, say):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held_run(run_dir, say))
+        if is_new:
+            stack.enter_context(undone_unless_started(run_dir, counts=lambda error: not was_interrupted(error)))
         yield

@@ -1,6 +1,7 @@
 """Tasks of a sweep's flow: its folder is opened and held, every arm runs once per seed, a report and a summary come of it."""
 
 import contextlib
+import os
 import secrets
 import sys
 import time
@@ -19,6 +20,8 @@ from grpo_core.generation.vllm.records import keeping_servers
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.flow_folder import holding, make_folder, starting
+from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
+from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.campaign import Campaign, Reports
 from grpo_core.sweep.folder import StoredSweep, SweepDir
@@ -27,7 +30,7 @@ from grpo_core.sweep.study import SweepStudy
 from tasks.away import ProgressArtifact, prefect_may_be_away
 from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.process.cancellation import CancelWatch, was_interrupted
-from tasks.process.context import deployed_flow_run
+from tasks.process.context import deployed_flow_run, is_deployed
 from tasks.rails import load_allowed_sweep, refuse_code_of_sweep
 from tasks.run.disk import check_sweep_disk
 from tasks.run.markdown import markdown_report, whereabouts
@@ -70,7 +73,8 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
     check_sweep_disk(sweep_path, plan)
     path = sweep_path or make_folder(name)
     with starting(SweepDir(path), "sweep"):
-        SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}")
+        folders = () if is_deployed() else import_folders(plan.configs[0], plan.sweep.base)
+        SweepDir(path).create(plan, name, f"{name}-{secrets.token_hex(4)}", folders)
         claim(path)
     say(
         f"{plan.num_arms} arms x {len(plan.sweep.seeds)} seeds = {plan.num_runs} runs, "
@@ -135,7 +139,9 @@ def _launcher(stored: StoredSweep) -> Iterator[Launcher]:
         return
     with contextlib.ExitStack() as stack:
         have_servers = any(map(starts_server, stored.plan.configs))
-        variables = stack.enter_context(keeping_servers(stored.dir.vllm)) if have_servers else {}
+        servers = stack.enter_context(keeping_servers(stored.dir.vllm)) if have_servers else {}
+        # Checked before the sweep began.
+        variables = {**servers, CHECKED_VARIABLE: "1", FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
         yield LocalLauncher(runs.concurrency, variables)
 
 

@@ -26,7 +26,7 @@ from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
-from grpo_core.run.rules import RuleBook
+from grpo_core.run.judge import rules_of
 from tasks.credentials import usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen
@@ -143,7 +143,7 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         client, shipper = make_client(tracked.uri), Shipper(tracked)
     except GrpoError as error:  # the local store was damaged meanwhile, which does not make a training fail
         return (f"nothing of the run's end is in MLflow: {error}",)
-    rules = RuleBook(run_dir.read_config().monitor.rules)
+    rules = rules_of(run_dir)
     records: list[Record] = []
     try:
         records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
@@ -178,10 +178,21 @@ def noting(problems: list[str], problem: str, remedy: str = "") -> Iterator[None
 
 @contextmanager
 def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
-    """End the MLflow run with the right status if what is inside is interrupted (KILLED) or fails (FAILED)."""
+    """End the MLflow run with the right status if what is inside is interrupted (KILLED) or fails (FAILED).
+
+    A start that fails before any process of the run was started is no run: it is deleted (MLflow keeps what is deleted until
+    its garbage collection).
+    """
     try:
         yield
     except BaseException as error:
+        if not was_interrupted(error) and not RunDir(run_path).has_started:
+            problems: list[str] = []
+            with noting(problems, "the MLflow run of a start that failed could not be deleted"):
+                make_client(tracked.uri).delete_run(tracked.run_id)
+            for problem in problems:
+                logger.warning(problem)
+            raise
         for problem in track_results.fn(run_path, tracked, "KILLED" if was_interrupted(error) else "FAILED"):
             logger.warning(problem)
         raise

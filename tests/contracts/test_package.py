@@ -33,7 +33,6 @@ UNSEEN = {
     "gguf": "transformers reads the bundled model with it",
     "nvidia-ml-py": "MLflow's system metrics read GPUs with it",
     "psycopg": "SQLAlchemy's driver of a study in PostgreSQL",
-    "pyarrow": "pandas and datasets read parquet with it",
 }
 """Distributions that the wheel needs and no file of it imports, each with its reason."""
 PLUGIN = ROOT / "grpo_core/generation/vllm/plugin"

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from mlflow import MlflowClient
 
 from grpo_core.run.journal import read_journal
 
 pytestmark = pytest.mark.proof
+OBJECTIVE = {"metric": "reward/mean", "last_steps": 1}
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
     done = refused(
         "train",
         str(tiny_yaml),
-        "rewards=[{fn: 'my_rewards:explode'}]",
+        "rewards=[{fn: 'my_rewards:explode', dry_run: false}]",
         "data.eval_fraction=0",
         "evaluation.every_steps=null",
         "--run-dir",
@@ -111,6 +114,56 @@ def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
     records = read_journal(tmp_path / "runs" / "bad" / "journal.jsonl")
     assert [record.kind for record in records] == ["start", "end"]
     assert records[-1].data["status"] == "failed"
+
+
+def test_a_start_that_fails_while_it_is_prepared_leaves_no_folder_and_no_mlflow_run(
+    refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path, finished_run: Any
+) -> None:
+    """That every prompt is the same is seen where they are split, after the flow has begun."""
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"question": "1 + 1 =", "answer": "2"}) + "\n") * 20)
+    overrides = (
+        "data.source=file:rows.jsonl",
+        "data.task_args={}",
+        "rewards=[{fn: exact_answer}]",
+        "evaluation.every_steps=null",
+    )
+    experiment = f"tracking.experiment={tmp_path.name}"
+    for folder in (("--run-dir", "given"), ()):
+        done = refused("train", str(tiny_yaml), *overrides, experiment, *folder, cwd=tmp_path)
+        expect(done, 2, "data.eval_fraction: 0.2 of 1 distinct prompts")
+        assert not (tmp_path / "given").exists()
+        assert [path.name for path in (tmp_path / "runs").glob("*/")] == []
+    client = MlflowClient(f"sqlite:///{finished_run[0].parent / 'mlflow.db'}")
+    found = client.get_experiment_by_name(tmp_path.name)
+    assert found is not None
+    assert client.search_runs([found.experiment_id]) == []
+
+
+def test_rewards_beside_the_configuration_are_found_from_everywhere(
+    refused: Callable[..., Any], tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    beside, here, there = (tmp_path / name for name in ("beside", "here", "there"))
+    for folder in (beside, here, there):
+        folder.mkdir()
+    (beside / "rewards_beside.py").write_text(
+        "def short(completions, **columns):\n    return [1.0 / (1 + len(c[0]['content'])) for c in completions]\n"
+    )
+    values = {**tiny_values, "rewards": [{"fn": "rewards_beside:short"}], "evaluation": {"samples": 0, "pass_score": 0.1}}
+    (beside / "run.yaml").write_text(yaml.safe_dump(values))
+    checked = refused("check", "../beside/run.yaml", cwd=here)
+    assert checked.returncode == 0, checked.stderr
+    done = refused("train", "../beside/run.yaml", "--run-dir", "one", cwd=here)
+    assert done.returncode == 0, done.stderr
+    (here / "one" / "report" / "report.md").unlink()  # so that there is something to resume
+    for arguments in (("train", "--resume", "../here/one"), ("reproduce", "../here/one"), ("evaluate", "../here/one")):
+        done = refused(*arguments, cwd=there)
+        assert done.returncode == 0, (arguments, done.stderr)
+    (beside / "sweep.yaml").write_text(
+        yaml.safe_dump({"base": "../beside/run.yaml", "axes": {"loss.beta": [0, 0.1]}, "seeds": [0], "objective": OBJECTIVE})
+    )
+    done = refused("sweep", "../beside/sweep.yaml", cwd=there)
+    assert done.returncode == 0, done.stderr
+    assert "2 finished" in done.stdout
 
 
 def test_debug_shows_the_traceback(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:

@@ -122,7 +122,12 @@ def told(
         with watched_command_lines() as command_lines:
             trained = grpo("train", "tiny.yaml", *overrides, "--run-dir", "runs/one", cwd=folder, timeout=600, **variables)
             evaluated = grpo("evaluate", "runs/one", "--run-dir", "runs/two", cwd=folder, timeout=600, **variables)
-            failing = [*overrides, "rewards=[{fn: 'hostile_reward:explode'}]", "data.eval_fraction=0", "evaluation.samples=0"]
+            failing = [
+                *overrides,
+                "rewards=[{fn: 'hostile_reward:explode', dry_run: false}]",
+                "data.eval_fraction=0",
+                "evaluation.samples=0",
+            ]
             failing.remove(next(override for override in failing if override.startswith('rewards=[{"fn": "length"')))
             failed = grpo(
                 "train", "tiny.yaml", *failing, "--run-dir", "runs/bad", "--debug", cwd=folder, timeout=600, **variables

@@ -16,6 +16,8 @@ from grpo_core.run.journal import Journal
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "configs/quickstart.yaml"
+TINY = "configs/sums_tiny_cpu.yaml"
+"""Fits every disk."""
 
 
 def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,20 +33,20 @@ def resolved(output: str) -> RunConfig:
 
 
 def test_check_prints_the_resolved_configuration() -> None:
-    done = grpo("check", QUICKSTART, "loss.beta=1e-3", "rollout.group_size=8", "model.dtype=float32")
+    done = grpo("check", TINY, "loss.beta=1e-3", "rollout.group_size=8", "model.dtype=float32")
     assert done.returncode == 0, done.stderr
     wanted = {"loss.beta": 1e-3, "rollout.group_size": 8, "model.dtype": "float32"}
-    assert resolved(done.stdout) == load_config(ROOT / QUICKSTART, wanted)
+    assert resolved(done.stdout) == load_config(ROOT / TINY, wanted)
     assert "advantage_rms_factor: 0.9354" in done.stdout  # sqrt(7 / 8)
     assert "effective beta: 0.001 x mean KL per token" in done.stdout
-    assert done.stdout.endswith("0 warning(s); the configuration is valid\n")
+    assert done.stdout.endswith("0 warning(s); the configuration is valid, and the run can start here\n")
 
 
 def test_check_prints_each_warning() -> None:
-    done = grpo("check", QUICKSTART, "reference.sync_steps=500", "rollout.top_k=5", "model.dtype=float32")
+    done = grpo("check", TINY, "reference.sync_steps=5000", "rollout.top_k=5", "model.dtype=float32")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("warning: ") == 2
-    assert "warning: reference.sync_steps: 500 is beyond training.steps" in done.stdout
+    assert "warning: reference.sync_steps: 5000 is beyond training.steps" in done.stdout
     assert "2 warning(s)" in done.stdout
 
 
@@ -130,7 +132,9 @@ def test_status_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable
 
 def test_check_prints_hostile_text_so_that_it_reads_back(tmp_path: Path) -> None:
     name = "a\x1b[2J\u202e\nb\x85c"
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"tracking": {"run_name": name}}))
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"tracking": {"run_name": name}, "model": {"source": "scratch:sums"}, "data": {"chat_template": False}})
+    )
     done = grpo("check", str(tmp_path / "config.yaml"))
     assert done.returncode == 0, done.stderr
     assert all(line.isprintable() for line in done.stdout.split("\n"))

@@ -94,9 +94,9 @@ def test_a_value_out_of_range_is_refused_with_key_and_value(key: str, value: Any
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("training.steps", 2**63, "an integer of at most 64 bits"),
+        ("training.seed", 2**63, "an integer of at most 64 bits"),
         ("training.threads", 5000, "less than or equal to 4096"),
-        ("loss.beta", 3.5e38, "a number that float32 can hold"),
+        ("loss.beta", 3.5e38, "less than or equal to 1000000"),
         ("optimizer.adam_betas", [0.9, 1e39], "a number that float32 can hold"),
         ("evaluation.k", [1, 16**5000], "an integer of at most 64 bits, got a list that is too large to show"),
         ("loss.clip_eps", [16**5000], "got a list that is too large to show"),
@@ -166,7 +166,7 @@ def test_override_values_are_read_as_a_person_means_them(text: str, value: Any) 
     assert (parsed, type(parsed)) == (value, type(value))
 
 
-@pytest.mark.parametrize("text", ["loss.beta", "=1", " =1", "loss.beta=[1", "loss.beta=2026-13-45", "x=&a [*a]"])
+@pytest.mark.parametrize("text", ["loss.beta", "=1", " =1", "loss.beta=[1", "x=&a [*a]"])
 def test_a_malformed_override_is_refused_by_its_text(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_overrides([text])
@@ -221,13 +221,12 @@ MERGES = b"".join(b"%c: &%c {<<: [%s]}\n" % (n + 1, n + 1, b", ".join([b"*%c" % 
         (b"loss: {beta: ", "not valid YAML"),
         (b"loss: {beta: 0.1}\nloss: {beta: 0.2}\n", "loss is given twice"),
         (b"loss:\n  beta: 0.1\n  beta: 0.2\n", "beta is given twice"),
-        (b"tracking: {run_name: 2026-13-45}", "not valid YAML"),
         (b"data: {source: !!python/object/apply:os.system [true]}", "not valid YAML"),
         (b"data: &a {task_args: *a}", "nested too deeply"),
         (b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + ALIASES, "more than 10000 values once its aliases are written out"),
         (b"a: &a {x: 1}\n" + MERGES, "more than 10000 values once its aliases are written out"),
         (b"data: {task_args: " + b"[" * 60 + b"]" * 60 + b"}", "nested too deeply"),
-        (b"data: {size: 2026-01-01 10:00:00 +99:99}", "not valid YAML"),
+        (b"data: {size: !!timestamp 2026-13-45}", "not valid YAML"),
         (b"- loss\n", "expected sections such as `loss:`, got a list"),
         (b"loss: {beta: 0.1} # \xff\n", "not UTF-8"),
     ],

@@ -119,15 +119,10 @@ def test_the_size_bounds_the_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("rows.jsonl", "expected reasoning_gym:<task>, file:<path> or hub:<dataset>"),
-        ("file:", "expected reasoning_gym:<task>"),
-        ("web:rows", "'web' is none of reasoning_gym, file, hub"),
         ("file:/nowhere/rows.jsonl", "no such file"),
         ("file:/nowhere/rows.txt", r".txt suffix; readable are .csv, .jsonl, .parquet"),
         ("file:/nowhere/rows", "no suffix"),
         ("file:~nobody-of-that-name/rows.csv", "cannot be a file"),
-        ("reasoning_gym:polynomial_multiplication", "not on the allow-list"),
-        ("reasoning_gym:no_such_task", "chain_sum"),
     ],
 )
 def test_a_source_that_cannot_be_used_is_refused(source: str, said: str) -> None:
@@ -288,9 +283,9 @@ def test_without_an_answer_column_rewards_get_no_answer(split: Callable[..., Pro
     assert split([{"question": "hi"}], eval_fraction=0, answer_column=None).train[0].columns == {}
 
 
-@pytest.mark.parametrize("empty", [None, float("nan")])
+@pytest.mark.parametrize("empty", [None, float("nan"), "", "  "])
 def test_an_empty_answer_is_refused_with_its_row(split: Callable[..., PromptSplit], empty: Any) -> None:
-    with pytest.raises(DataError, match=r"data\.answer_column 'answer', row 1: is empty"):
+    with pytest.raises(DataError, match=r"data\.answer_column 'answer': is empty in 1 of 2 rows, the first is row 1; remove"):
         split([ROWS[0], {"question": "hi", "answer": empty}])
 
 

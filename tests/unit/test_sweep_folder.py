@@ -27,7 +27,7 @@ def sweep_dir(tmp_path: Path) -> SweepDir:
 def test_what_is_written_is_read_back(sweep_dir: SweepDir) -> None:
     stored = sweep_dir.read()
     assert (stored.dir, stored.id, stored.name, stored.plan.num_runs) == (sweep_dir, "id-1", "name", 6)
-    assert json.loads(sweep_dir.sweep_file.read_text()).keys() == {"id", "name", "sweep"}
+    assert json.loads(sweep_dir.sweep_file.read_text()).keys() == {"id", "name", "sweep", "import_from"}
     sweep_dir.write_arms({3: Arm(number=3, values=VALUES)})
     assert sweep_dir.read_arms() == {3: Arm(number=3, values=VALUES)}
     outcome = Outcome(arm=0, seed=1, status="finished", wall_seconds=2.0)
@@ -55,7 +55,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_torn_last_line_is_dropped(sw
         ("{}", "arm: field required"),
         ("[]", "input should be an object"),
         ("nonsense", "invalid JSON"),
-        ('{"arm": "0", "seed": 1, "status": "finished"}', "arm: input should be a valid integer, got '0'"),
+        ('{"arm": "0", "seed": 1, "status": "finished"}', "arm: input should be a valid integer, not a text, got '0'"),
         ('{"arm": -1, "seed": 1, "status": "finished"}', "arm: input should be greater than or equal to 0, got -1"),
         ('{"arm": true, "seed": 1, "status": "finished"}', "arm: input should be a valid integer"),
         ('{"arm": 0, "seed": 1, "status": "finished", "wall_seconds": NaN}', "wall_seconds"),

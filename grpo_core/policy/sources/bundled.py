@@ -36,15 +36,30 @@ def bundled_model_path(name: str) -> Path:
         ModelError: the name is not known, its package is not installed, or the cache folder cannot be used.
         BusyError: another process has been converting it for too long.
     """
-    if name not in BUNDLED_MODELS:
-        raise ModelError(f"model.source {PREFIX}{name}: no such bundled model; known: {', '.join(sorted(BUNDLED_MODELS))}")
-    model = BUNDLED_MODELS[name]
+    model = _bundled(name)
 
     def convert(folder: Path) -> None:
         logger.info("converting %s to safetensors, once", name)
         _convert(_packaged_file(name, model), folder)
 
     return made_once(f"{PREFIX}{name}", model_folder(f"{name}-{model.version}"), convert)
+
+
+def _bundled(name: str) -> BundledModel:
+    if name not in BUNDLED_MODELS:
+        raise ModelError(f"model.source {PREFIX}{name}: no such bundled model; known: {', '.join(sorted(BUNDLED_MODELS))}")
+    return BUNDLED_MODELS[name]
+
+
+def require_bundled(name: str) -> None:
+    """Refuse a name that is not known, or whose package is missing while it is not converted yet.
+
+    Raises:
+        ModelError: as `bundled_model_path`.
+    """
+    model = _bundled(name)
+    if bundled_model_here(name) is None:
+        _packaged_file(name, model)
 
 
 def bundled_model_here(name: str) -> Path | None:

@@ -22,7 +22,7 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
         return bundled.bundled_model_path(source.removeprefix(bundled.PREFIX))
     if source.startswith(scratch.PREFIX):
         return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
-    folder = _folder_of(source) or _download(source, trust_remote_code)
+    folder = folder_of(source) or _download(source, trust_remote_code)
     if not (folder / "config.json").exists():
         raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
     return folder
@@ -33,8 +33,9 @@ def model_here(source: str) -> Path | None:
     if source.startswith(bundled.PREFIX):
         return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
     if source.startswith(scratch.PREFIX):
-        return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX)) if scratch.is_made(source) else None
-    return _folder_of(source) or _downloaded(source)
+        name = source.removeprefix(scratch.PREFIX)
+        return scratch.scratch_model_path(name) if name in scratch.RECIPES and scratch.is_made(source) else None
+    return folder_of(source) or _downloaded(source)
 
 
 def _downloaded(source: str) -> Path | None:
@@ -46,7 +47,8 @@ def _downloaded(source: str) -> Path | None:
         return None
 
 
-def _folder_of(source: str) -> Path | None:
+def folder_of(source: str) -> Path | None:
+    """Return the folder that a `model.source` names; None where it names none."""
     try:
         folder = Path(source).expanduser()
         return folder if folder.is_dir() else None

@@ -1,0 +1,93 @@
+"""Names that a configuration may use, looked up before anything is loaded: data sources, tasks, reward functions.
+
+What stands behind a name lives in `data` and `rewards`, which import them from here.
+"""
+
+import difflib
+from collections.abc import Collection
+
+from pydantic_core import PydanticCustomError
+
+from grpo_core.errors import shown
+
+DATA_SOURCES = ("reasoning_gym", "file", "hub")
+ALLOWED_TASKS = frozenset(
+    """
+    ab acre advanced_geometry aiw base_conversion binary_alternation caesar_cipher calendar_arithmetic chain_sum
+    circuit_logic coin_flip color_cube_rotation complex_arithmetic count_bits count_primes course_schedule
+    cryptarithm decimal_chain_sum emoji_mystery family_relationships figlet_font fraction_simplification futoshiki
+    game_of_life game_of_life_halting gcd group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap
+    knights_knaves largest_island lcm leg_counting letter_counting letter_jumble list_functions mahjong_puzzle
+    manipulate_matrix maze mini_sudoku modulo_grid needle_haystack number_filtering number_format number_sequence
+    palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix power_function
+    prime_factorization products quantum_lock ransom_note rectangle_count rotate_matrix rotten_oranges
+    self_reference sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
+    string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
+    tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
+    """.split()  # noqa: SIM905
+)
+"""reasoning-gym tasks whose scorer evaluates no text as code; `data/gym.py` says how they were chosen."""
+MADE_ROWS = 2000
+"""Of a reasoning-gym task, where `data.size` is null."""
+BUILTIN_REWARDS = {
+    "exact_answer": "grpo_core.rewards.simple:exact_answer",
+    "format": "grpo_core.rewards.simple:format_reward",
+    "length": "grpo_core.rewards.simple:length_reward",
+    "math_answer": "grpo_core.rewards.maths:math_answer",
+    "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
+}
+"""{name: function} of the rewards that need no import path; each scores a completion from 0 to 1."""
+
+
+def check_data_source(value: str) -> str:
+    """Return a `data.source` whose kind, and of reasoning-gym whose task, exist.
+
+    Raises:
+        PydanticCustomError: names what there is.
+    """
+    kind, _, name = value.partition(":")
+    if kind not in DATA_SOURCES or not name.strip():
+        raise _unknown("input should be reasoning_gym:<task>, file:<path> or hub:<dataset>")
+    if kind == "reasoning_gym" and name not in ALLOWED_TASKS:
+        close = difflib.get_close_matches(name, ALLOWED_TASKS, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"allowed: {', '.join(sorted(ALLOWED_TASKS))}"
+        raise _unknown(
+            f"{shown(name)} is not on the allow-list of reasoning-gym tasks (it is not known, or its scorer may run model "
+            f"output as code); {hint}"
+        )
+    return value
+
+
+def check_reward(value: str) -> str:
+    """Return the name of a reward function that is built in, or has the form of one that can be imported.
+
+    Raises:
+        PydanticCustomError: it is neither.
+    """
+    if value in BUILTIN_REWARDS or is_import_path(value):
+        return value
+    remedy = f"{near(value, BUILTIN_REWARDS)}; write the function in a module of yours and name it so, or remove the reward"
+    raise _unknown(f"input is neither built in ({', '.join(BUILTIN_REWARDS)}) nor of the form package.module:function{remedy}")
+
+
+def is_import_path(name: str) -> bool:
+    """Return whether a function is named as `package.module:function`; a built-in name has no colon.
+
+    >>> is_import_path("my_rewards:brevity"), is_import_path("format"), is_import_path("my_rewards.brevity")
+    (True, False, False)
+    """
+    module, separator, function = name.partition(":")
+    return bool(separator) and all(part.isidentifier() for part in (*module.split("."), *function.split(".")))
+
+
+def near(name: str, names: Collection[str]) -> str:
+    """Return `; did you mean ...?` with the nearest of some names; empty where none is near.
+
+    >>> near("exact_anwser", BUILTIN_REWARDS)
+    '; did you mean exact_answer?'
+    """
+    return "".join(f"; did you mean {close}?" for close in difflib.get_close_matches(name, names, n=1))
+
+
+def _unknown(fault: str) -> PydanticCustomError:
+    return PydanticCustomError("unknown_name", "{fault}", {"fault": fault})

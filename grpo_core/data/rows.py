@@ -1,0 +1,53 @@
+"""What raw rows must hold before anything is made of them: their columns, and gold answers that are some."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_core.config import DataConfig
+from grpo_core.data.sources import Row
+from grpo_core.errors import DataError, few_names, shown
+
+RESERVED = ("completion_ids", "completions", "log_extra", "log_metric", "prompts", "trainer_state")
+"""Arguments by which TRL and this project hand a reward function what is not a column."""
+
+
+def check_rows(rows: Sequence[Row], config: DataConfig) -> None:
+    """Refuse rows whose columns or gold answers cannot be used, before they are tokenized.
+
+    Raises:
+        DataError: a column is missing, has the name of an argument of reward functions, or gold answers are empty.
+    """
+    for key, column in (("prompt_column", config.prompt_column), ("answer_column", config.answer_column)):
+        if column is not None and column not in rows[0]:
+            raise DataError(
+                f"data.{key}: no column {shown(column)} in {config.source}; it has {shown(list(rows[0]), 300)[1:-1]}"
+            )
+    handed_on = {name for row in rows for name in row} - {config.prompt_column, config.answer_column}
+    if taken := sorted(handed_on & set(RESERVED)):
+        raise DataError(
+            f"data.source {config.source}: a column is called {few_names(taken, 4)}, as an argument of reward functions is, to "
+            "which columns are given by name; rename it, or make it data.prompt_column"
+        )
+    _check_answers(rows, config)
+
+
+def _check_answers(rows: Sequence[Row], config: DataConfig) -> None:
+    """Refuse empty gold answers: with one, saying nothing is right."""
+    if config.answer_column is None or config.source.startswith("reasoning_gym:"):  # to some of its tasks "" is the answer
+        return
+    empty = [index for index, row in enumerate(rows) if is_empty(row.get(config.answer_column))]
+    if empty:
+        raise DataError(
+            f"data.answer_column {config.answer_column!r}: is empty in {len(empty)} of {len(rows)} rows, the first is row "
+            f"{empty[0]}; remove these rows, or set data.answer_column=null where rewards need no gold answer"
+        )
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a gold answer is none: missing, not a number, or blank text.
+
+    >>> [is_empty(value) for value in (None, float("nan"), " ", "0", 0)]
+    [True, True, True, False, False]
+    """
+    is_nan = isinstance(value, float) and value != value  # noqa: PLR0124  (only NaN differs from itself)
+    return value is None or is_nan or (isinstance(value, str) and not value.strip())

@@ -1,0 +1,113 @@
+"""What is checked before a run has a folder, a flow or an MLflow run: all that is cheap, so that one look shows all mistakes.
+
+Interpreter, model, first rows, reward functions, disk and memory of this machine. Nothing is loaded, downloaded or made.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from grpo_core.config import RunConfig
+from grpo_core.errors import ConfigError, GrpoError, listed, shown
+from grpo_core.machine.hardware import gpu_memory
+from grpo_core.policy.sources.find import model_here
+from grpo_core.policy.sources.having import lacks_chat_template, require_model
+from grpo_core.run.disk_need import (
+    count_parameters,
+    describe_need,
+    disk_need,
+    elsewhere,
+    refuse_too_little,
+    savings,
+    shown_bytes,
+)
+from grpo_core.run.flow_folder import RUNS_FOLDER
+from grpo_core.run.memory_fit import Fit, fit_of, shape_for
+from grpo_core.run.rehearsing import rehearsing
+
+CHECKED_VARIABLE = "GRPO_CHECKED"
+"""Set for the runs of a sweep, whose configurations were checked before its first run."""
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What came of the checks."""
+
+    faults: tuple[str, ...]
+    """Why the run cannot start on this machine, each in one line."""
+    warnings: tuple[str, ...]
+    """What may end it later."""
+
+
+def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> Preflight:
+    """Return what is wrong with a run that is to start here.
+
+    Args:
+        config: of the run.
+        folders: from which its reward functions are imported.
+        run_path: its folder, for the disk that it lies on; None = a new one below `runs/`.
+    """
+    python, device = config.training.python, config.training.device
+    if python is not None and shutil.which(Path(python).expanduser()) is None:
+        no_python = f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
+        return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
+    with rehearsing(config, folders) as rehearsal:  # beside the rest
+        fit = None if (shape := shape_for(config)) is None else fit_of(config, shape)
+        no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
+        own = [*no_gpu, *_model_faults(config), *_disk_faults(config, run_path), *_memory_faults(fit)]
+        faults = (*own, *rehearsal.faults())
+    return Preflight(faults=faults, warnings=() if fit is None else fit.warnings())
+
+
+def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> tuple[str, ...]:
+    """Return the warnings of `check_start`.
+
+    Raises:
+        ConfigError: the run cannot start here; the message lists every reason.
+    """
+    if os.environ.get(CHECKED_VARIABLE):
+        return ()
+    found = check_start(config, folders, run_path)
+    if found.faults:
+        raise ConfigError(listed(found.faults))
+    return found.warnings
+
+
+def _model_faults(config: RunConfig) -> Iterator[str]:
+    try:
+        require_model(config.model.source)
+        if config.data.chat_template and lacks_chat_template(config.model.source):
+            yield f"data.chat_template: on, but the tokenizer of {config.model.source} has no chat template; set it to false"
+    except GrpoError as error:
+        yield str(error)
+
+
+def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
+    model = model_here(config.model.source)
+    num_parameters = None if model is None else count_parameters(model)
+    if num_parameters is None:  # printed and checked once the model is here
+        return
+    folder = run_path or RUNS_FOLDER
+    # A server keeps artifacts on a disk of its own.
+    tracked_here = urlsplit(config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or "").scheme in ("", "file", "sqlite")
+    beside = folder if run_path is None else folder.parent
+    need = disk_need(config, num_parameters)
+    what, disks = describe_need(need, folder, beside / "mlartifacts" if tracked_here else None)
+    remedies = [*savings(config, num_parameters, tracked_here), *elsewhere(folder, "--run-dir", resumed=False)]
+    try:
+        refuse_too_little(f"disk: the run {what}", disks, remedies)
+    except GrpoError as error:
+        yield str(error)
+
+
+def _memory_faults(fit: Fit | None) -> Iterator[str]:
+    """Yield a refusal where the states alone do not fit: no setting of a step makes them smaller."""
+    if fit is not None and fit.available is not None and fit.need.states > fit.available:
+        yield (
+            f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
+            "take a smaller model, or a machine with more memory"
+        )

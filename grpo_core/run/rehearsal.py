@@ -1,0 +1,97 @@
+"""A process that reads the first rows of a run's data and calls its reward functions on two of them.
+
+`python -m grpo_core.run.rehearsal DESCRIPTOR < facts.json`: what it finds is written as JSON lines to a descriptor of its own,
+since code of users prints what it likes. It is a process because that code may take for ever, crash or end the process.
+"""
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from grpo_core.config import DataConfig, RunConfig, validate_config
+from grpo_core.data.prompts import CHARACTERS_PER_TOKEN
+from grpo_core.data.rows import check_rows
+from grpo_core.data.sources import Row, file_of, first_rows, read_rows
+from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as
+from grpo_core.machine.lifeline import exit_with_lifeline
+from grpo_core.policy.sources.find import model_here
+from grpo_core.rewards.dry_run import dry_run, untokenized
+from grpo_core.run.imports import import_from
+from grpo_core.types import Prompt
+
+ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
+"""How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
+MADE = 20
+"""How many rows of a reasoning-gym task, each of which a program makes."""
+CALLED_WITH = 2
+"""How many rows a reward function is called with."""
+
+
+def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield what is about to be done (`doing`) and what is wrong (`fault`)."""
+    yield {"doing": f"data.source {config.data.source}"}
+    try:
+        rows = _rows(config.data)
+        check_rows(rows, config.data)
+        prompts = untokenized(rows, config)
+        refuse_long(prompts, config)
+    except GrpoError as error:
+        yield {"fault": str(error)}
+        return
+    for index, reward in enumerate(config.rewards):
+        yield {"doing": f"rewards.{index}.fn {reward.fn}"}
+        try:
+            dry_run(index, config, prompts[:CALLED_WITH], folders)
+        except RewardError as error:
+            yield {"fault": str(error)}
+        except SystemExit as error:
+            yield {"fault": f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"}
+
+
+def refuse_long(prompts: Sequence[Prompt], config: RunConfig) -> None:
+    """Refuse prompts that are all too long, if the model's tokenizer is here and one that needs no transformers to be loaded.
+
+    What the chat template adds is not counted: a prompt has at least so many tokens.
+
+    Raises:
+        DataError: names the shortest.
+    """
+    from tokenizers import Tokenizer
+
+    folder, most = model_here(config.model.source), config.rollout.max_prompt_tokens
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return
+    with raised_as(DataError, f"model.source {config.model.source}: its tokenizer.json cannot be read ({{cause}})", Exception):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = [prompt.text[: most * CHARACTERS_PER_TOKEN + 1] for prompt in prompts]
+    shortest = min(len(encoding) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))
+    if shortest > most:
+        raise DataError(
+            f"rollout.max_prompt_tokens: {most} is less than each of the first {len(prompts)} prompts has (the shortest has at "
+            f"least {shortest} tokens), so none would be left; raise it"
+        )
+
+
+def _rows(data: DataConfig) -> list[Row]:
+    """Return the rows that are looked at: of a file most often all."""
+    kind, _, name = data.source.partition(":")
+    if kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
+        return read_rows(data)
+    return first_rows(data, MADE if kind == "reasoning_gym" else ROWS)
+
+
+def main(descriptor: int) -> None:
+    """Read configuration and folders from standard input, and write what is found to a descriptor."""
+    exit_with_lifeline()
+    facts = json.load(sys.stdin)
+    import_from(facts["folders"])
+    with os.fdopen(descriptor, "w") as results:
+        for line in itertools.chain(rehearse(validate_config(facts["config"]), facts["folders"]), [{"done": ""}]):
+            results.write(json.dumps(line) + "\n")
+            results.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""Twenty mistakes of a first day: each is refused in words before there is a folder, a flow run or an MLflow run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_core.config import apply_overrides
+
+pytestmark = pytest.mark.proof
+
+ROOT = Path(__file__).parents[2]
+REWARDS = """def score(prompts, completions, answer, **columns):
+    return [1.0 * (completion == gold) for completion, gold in zip(completions, answer)]
+
+
+def fails(prompts, completions, level, **columns):
+    return [float(value) for value in level]
+
+
+def reads(completions, **columns):
+    return columns["level"]
+"""
+BARE = ["data.chat_template=false"]
+MISTAKES: list[tuple[list[str], str]] = [
+    (["rollout.groupsize=4"], "rollout.groupsize: unknown key; did you mean rollout.group_size?"),
+    (["training.deterministic=yes"], "training.deterministic: input should be true or false (`yes` is a text in YAML 1.2"),
+    (["rollout.group_size=1000000000000"], "rollout.group_size: input should be less than or equal to 65536"),
+    (["evaluation.pass_score=-1"], "evaluation.pass_score: input should be greater than or equal to 0, got -1"),
+    (["data.source=ftp:x"], "data.source: input should be reasoning_gym:<task>, file:<path> or hub:<dataset>"),
+    (["data.source=reasoning_gym:chain_sums"], "did you mean chain_sum"),
+    (["data.source=file:nowhere.jsonl"], "data.source file:nowhere.jsonl: no such file"),
+    (
+        ["data.source=file:rows.jsonl", "data.prompt_column=query"],
+        "no column 'query' in file:rows.jsonl; it has 'question', 'answer'",
+    ),
+    (["data.source=file:empty.jsonl"], "data.source file:empty.jsonl: holds no rows"),
+    (["data.source=file:twice.jsonl"], "line 2: answer is given twice"),
+    (["data.source=file:blank.jsonl"], "data.answer_column 'answer': is empty in 1 of 3 rows, the first is row 1"),
+    (["data.source=file:taken.jsonl"], "a column is called completions"),
+    (["data.source=hub:nobody/nothing"], "data.source hub:nobody/nothing"),
+    (["model.source="], "model.source: input should not be empty"),
+    (["model.source=nobody/nothing"], "model.source 'nobody/nothing': is no folder"),
+    (["model.source=cut"], "model.source cut: model.safetensors is cut off"),
+    (["training.python=''"], "training.python: input should not be empty"),
+    (["training.python=/nowhere/python"], "training.python: '/nowhere/python' is no program"),
+    (["rewards.0.fn=my_rewards:scor"], "rewards.0.fn my_rewards:scor: cannot be imported"),
+    (
+        [*BARE, "rewards.0.fn=my_rewards:reads"],
+        "fn my_rewards:reads: raised KeyError: 'level' (my_rewards.py, line 10)",
+    ),
+    ([*BARE, "rewards.0.fn=my_rewards:fails"], "missing 1 required positional argument: 'level'; the columns of the data are"),
+    (["rollout.max_prompt_tokens=2"], "rollout.max_prompt_tokens: 2 is less than each of the first 20 prompts has"),
+]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]) -> Path:
+    """A folder with what a first day brings: a configuration, rewards, rows, and a model that was cut off."""
+    folder = tmp_path_factory.mktemp("desk")
+    model = Path(tiny_values["model"]["source"])
+    (folder / "cut").mkdir()
+    for file in model.iterdir():
+        content = file.read_bytes()
+        (folder / "cut" / file.name).write_bytes(content[:-10] if file.name == "model.safetensors" else content)
+    (folder / "run.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, {"data.task_args": {}})))
+    (folder / "my_rewards.py").write_text(REWARDS)
+    rows = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(3)]
+    lines = [json.dumps(row) for row in rows]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    (folder / "empty.jsonl").write_text("")
+    (folder / "twice.jsonl").write_text("\n".join([lines[0], '{"question": "1 =", "answer": "1", "answer": "2"}']))
+    (folder / "blank.jsonl").write_text("\n".join([lines[0], json.dumps({"question": "1 =", "answer": " "}), lines[2]]))
+    (folder / "taken.jsonl").write_text("\n".join(json.dumps({**row, "completions": "x"}) for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize(("overrides", "said"), MISTAKES, ids=[" ".join(overrides) for overrides, _ in MISTAKES])
+def test_a_mistake_is_refused_and_leaves_nothing(desk: Path, overrides: list[str], said: str) -> None:
+    before = sorted(desk.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "train", "run.yaml", *overrides],
+        cwd=desk,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PREFECT_API_URL": "http://127.0.0.1:9/api",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(desk.iterdir()) == before

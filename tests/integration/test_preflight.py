@@ -1,0 +1,239 @@
+"""What is found before a run has a folder: rewards that fail, hang or end their process, models, data, disk, memory."""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.errors import ConfigError, ModelError
+from grpo_core.policy.sources.having import lacks_chat_template, require_model
+from grpo_core.run import rehearsing
+from grpo_core.run.imports import import_folders, is_own_folder
+from grpo_core.run.preflight import check_start, require_start
+
+REWARDS = '''"""Reward functions with a mistake each."""
+import helpers_of_this_test
+
+
+def good(prompts, completions, answer, **columns):
+    print("{}")
+    assert [message[0]["content"] for message in completions] == answer and len(prompts) == 2
+    return [1.0] * len(completions)
+
+
+def fails(completions, **columns):
+    return helpers_of_this_test.level(columns)
+
+
+def text(completions, **columns):
+    return [completion.strip() for completion in completions]
+
+
+def few(completions, **columns):
+    return [1.0]
+
+
+def leaves(completions, **columns):
+    raise SystemExit("enough")
+
+
+def dies(completions, **columns):
+    import os
+    os._exit(5)
+
+
+def hangs(completions, **columns):
+    import time
+    open("hangs.pid", "w").write(str(__import__("os").getpid()))
+    time.sleep(1000)
+'''
+HELPERS = "def level(columns):\n    # the mistake\n    return columns['level']\n"
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration and reward functions in it, which is not where the command runs."""
+    (tmp_path / "here").mkdir()
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    (folder / "rewards_of_this_test.py").write_text(REWARDS)
+    (folder / "helpers_of_this_test.py").write_text(HELPERS)
+    (folder / "broken_of_this_test.py").write_text("x = 1\ndef f(:\n")
+    (folder / "run.yaml").write_text("{}\n")
+    rows = ({"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(20))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path / "here")
+    return folder
+
+
+@pytest.fixture
+def faults(tiny_config: Callable[..., Any], beside: Path) -> Callable[..., tuple[str, ...]]:
+    """Return a function that checks a configuration of the tiny model with some reward functions."""
+
+    def check(*functions: str, overrides: dict[str, Any] | None = None, **keys: Any) -> tuple[str, ...]:
+        rewards = [{"fn": fn if ":" in fn else f"rewards_of_this_test:{fn}", **keys} for fn in functions]
+        # Not a task of reasoning-gym, whose import takes a second in each process.
+        data = {"data.source": f"file:{beside / 'rows.jsonl'}", "data.task_args": {}}
+        config = tiny_config({**data, "rewards": rewards or [{"fn": "exact_answer"}], **(overrides or {})})
+        return check_start(config, import_folders(config, beside / "run.yaml")).faults
+
+    return check
+
+
+def test_each_mistake_of_a_reward_function_is_one_line_with_its_place(faults: Any, beside: Path) -> None:
+    names = ["good", "fails", "text", "few", "leaves", "nothing", "nowhere_of_this_test:f", "broken_of_this_test:f"]
+    found = faults(*names)
+    assert not [fault for fault in found if "\n" in fault or "Traceback" in fault]
+    by_name = {name: [fault for fault in found if f":{name}: " in fault] for name in names[:6]}
+    assert by_name["good"] == []
+    for name, *parts in (
+        ("fails", "raised KeyError: 'level'", f"{beside}/helpers_of_this_test.py, line 3", "first 2 rows"),
+        ("text", "raised AttributeError", f"{beside}/rewards_of_this_test.py, line 16", "list of messages, as in TRL"),
+        ("few", "returned 1 values for 2 completions"),
+        ("leaves", "ended its process with sys.exit(enough)"),
+        ("nothing", "cannot be imported", "has no attribute 'nothing'"),
+    ):
+        (fault,) = by_name[name]
+        assert fault.startswith(f"rewards.{names.index(name)}.fn rewards_of_this_test:{name}: ")
+        for part in parts:
+            assert part in fault, (part, fault)
+    nowhere, broken = found[-2:]
+    assert nowhere.endswith(f"looked for in {Path.cwd()} and {beside}")
+    assert "SyntaxError" in broken
+    assert f"{beside}/broken_of_this_test.py, line 2" in broken
+
+
+def test_a_function_that_ends_its_process_is_named(faults: Any) -> None:
+    assert faults("good", "dies") == ("rewards.1.fn rewards_of_this_test:dies: its process died (exit code 5)",)
+
+
+def test_a_function_that_hangs_is_killed(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsing, "REWARD_SECONDS", 2.0)
+    (fault,) = faults("hangs")
+    assert fault == (
+        "rewards.0.fn rewards_of_this_test:hangs: has not returned after 2 s and was killed; rewards.0.dry_run=false does not "
+        "call it"
+    )
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("hangs.pid").read_text()), 0)
+
+
+def test_a_function_is_not_called_where_that_is_switched_off_but_it_is_imported(faults: Any) -> None:
+    assert faults("fails", "dies", dry_run=False) == ()
+    (fault,) = faults("nothing", dry_run=False)
+    assert "cannot be imported" in fault
+
+
+def test_a_built_in_function_without_its_column_is_refused(faults: Any) -> None:
+    (fault,) = faults(overrides={"rewards": [{"fn": "reasoning_gym"}]})
+    assert "rewards.0.fn reasoning_gym: raised TypeError" in fault
+    assert "'metadata'; the columns of the data are answer" in fault
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"data.source": "file:nowhere.jsonl"}, "data.source file:nowhere.jsonl: no such file"),
+        ({"data.prompt_column": "query"}, "data.prompt_column: no column 'query' in file:"),
+        (
+            {"data.source": "reasoning_gym:chain_sum", "data.task_args": {"nothing": 1}},
+            "data.task_args {'nothing': 1}: chain_sum refuses them",
+        ),
+        ({"rollout.max_prompt_tokens": 3}, "rollout.max_prompt_tokens: 3 is less than each of the first 20 prompts has"),
+        ({"training.python": "/nowhere/python"}, "training.python: '/nowhere/python' is no program that can be run"),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, dict) else "",
+)
+def test_other_mistakes_are_found(faults: Any, overrides: dict[str, Any], said: str) -> None:
+    (fault,) = faults(overrides=overrides)
+    assert said in fault
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("nobody/nothing", "model.source 'nobody/nothing': is no folder, is not in the hub's cache"),
+        ("no body", "model.source 'no body': is neither a folder nor a hub id such as org/name"),
+        ("bundled:nothing", "no such bundled model; known: smollm2-135m"),
+        ("scratch:nothing", "no such recipe; known: sums"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_refused_by_its_name(source: str, said: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        require_model(source)
+    assert said in str(caught.value)
+
+
+def test_a_model_without_a_chat_template_is_known_before_it_is_made(tiny_model_dir: Path) -> None:
+    assert lacks_chat_template("scratch:sums")
+    assert not lacks_chat_template(str(tiny_model_dir))
+
+
+def test_all_mistakes_are_listed_at_once(faults: Any) -> None:
+    found = faults("nowhere", overrides={"model.source": "nobody/nothing"})
+    assert [fault.split(":")[0].split()[0] for fault in found] == ["model.source", "rewards.0.fn"]
+
+
+def test_a_run_without_a_mistake_has_none(tiny_config: Any) -> None:
+    assert require_start(tiny_config(), ()) == ()
+    with pytest.raises(ConfigError, match=r"model\.source 'nobody/nothing'"):
+        require_start(tiny_config({"model.source": "nobody/nothing"}), ())
+
+
+def test_too_little_disk_and_memory_are_refused_with_numbers(faults: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """A file of a terabyte that takes no room: only its header is written."""
+    folder, parameters = shutil.copytree(tiny_model_dir, tmp_path / "large"), 250_000_000_000
+    header = json.dumps({"w": {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 4 * parameters]}}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + 4 * parameters)
+    disk, memory = faults(overrides={"model.source": str(folder), "reference.sync_steps": None})
+    # One checkpoint of policy and two moments: the only one of 4 steps. Then the initial policy.
+    assert disk.startswith("disk: the run needs up to 4000 GB in runs")
+    assert "too little disk by" in disk
+    # Policy, reference and two moments: 4 x 4 bytes x 250,000,000,000.
+    assert memory.startswith(
+        "memory: 4 bytes x 250,000,000,000 parameters x 4 (policy, reference, two moments of AdamW) = 4000 GB, and "
+    )
+
+
+def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path: Path) -> None:
+    def damaged(name: str, damage: Callable[[Path], Any]) -> str:
+        folder = shutil.copytree(tiny_model_dir, tmp_path / name)
+        damage(folder)
+        with pytest.raises(ModelError) as caught:
+            require_model(str(folder))
+        return str(caught.value)
+
+    def cut(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-10])
+
+    require_model(str(tiny_model_dir))
+    assert "has no config.json" in damaged("a", lambda folder: (folder / "config.json").unlink())
+    assert "holds no weights" in damaged("b", lambda folder: (folder / "model.safetensors").unlink())
+    assert "is cut off: 10 bytes are missing" in damaged("c", cut)
+    pointer = "version https://git-lfs.github.com/spec/v1\n"
+    assert "is a pointer of Git LFS" in damaged("d", lambda folder: (folder / "model.safetensors").write_text(pointer))
+    junk = struct.pack("<Q", 5) + b"hello"
+    assert "is no safetensors file" in damaged("e", lambda folder: (folder / "model.safetensors").write_bytes(junk))
+    index = {"weight_map": {"a": "model-2.safetensors"}}
+    assert "names model-2.safetensors, which the folder lacks" in damaged(
+        "f", lambda folder: (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    )
+    assert "names no model_type" in damaged("g", lambda folder: (folder / "config.json").write_text("{}"))
+    tokenizers = ("tokenizer.json", "tokenizer_config.json")
+    assert "has no tokenizer" in damaged("h", lambda folder: [(folder / name).unlink() for name in tokenizers])
+
+
+def test_folders_into_which_others_can_write_are_not_ones_own(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert is_own_folder(tmp_path)
+    tmp_path.chmod(0o757)
+    assert not is_own_folder(tmp_path)
+    assert not is_own_folder(tmp_path / "nothing")
