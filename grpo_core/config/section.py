@@ -125,8 +125,29 @@ Title = Annotated[str, Field(max_length=500), AfterValidator(_check_title)]
 Column = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 """Name of a column, as the data has it: blanks around it belong to it."""
 Source = Annotated[Text, AfterValidator(_no_credentials("HF_TOKEN carries the token of the hub"))]
-TrackingUri = Annotated[Text, AfterValidator(_no_credentials(WHERE_INSTEAD))]
-StudyUrl = Annotated[Text, AfterValidator(_no_credentials("the whole address goes into GRPO_STUDY_URL"))]
+
+
+def _of_scheme(*schemes: str) -> Callable[[str], str]:
+    """Return a validator that refuses an address (`scheme://...`, of a database also `scheme+driver://...`) of another kind."""
+
+    def check(value: str) -> str:
+        scheme, separator, _ = value.partition("://")
+        if separator and scheme.partition("+")[0].lower() not in schemes:
+            fault = f"input should begin with {', '.join(f'{scheme}://' for scheme in schemes)} or be a path"
+            raise PydanticCustomError("unknown_scheme", "{fault}", {"fault": fault})
+        return value
+
+    return check
+
+
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+TrackingUri = Annotated[
+    Text, AfterValidator(_no_credentials(WHERE_INSTEAD)), AfterValidator(_of_scheme("http", "https", "file", *DATABASES))
+]
+"""Without `://` it is a path, or the name of a service that MLflow knows (`databricks`)."""
+StudyUrl = Annotated[
+    Text, AfterValidator(_no_credentials("the whole address goes into GRPO_STUDY_URL")), AfterValidator(_of_scheme(*DATABASES))
+]
 
 
 def refuse_credentials(key: str, value: Any) -> None:

@@ -90,6 +90,7 @@ NONSENSE = [
     ("rollout.vllm.python=''", "rollout.vllm.python: input should not be empty"),
     ("tracking.experiment=''", "tracking.experiment: input should not be empty"),
     ("tracking.uri=''", "tracking.uri: input should not be empty"),
+    ("tracking.uri=ftp://host/x", "tracking.uri: input should begin with http://, https://, file://, sqlite://, postgresql://"),
     ("data.prompt_column=''", "data.prompt_column: string should have at least 1 character"),
     ("data.answer_after=''", "data.answer_after: string should have at least 1 character"),
     ("data.hub_split=''", "data.hub_split: input should not be empty"),
@@ -171,6 +172,7 @@ OF_SWEEPS = [
         "rollout.temperature: input should be a valid number, not a text",
     ),
     ("study=''", "study: input should not be empty"),
+    ("study=http://host/x", "study: input should begin with sqlite://, postgresql://"),
 ]
 
 
