@@ -66,6 +66,10 @@ class RewardConfig(Section):
     """Factor in the weighted sum."""
     args: PlainValues = Field(default={})
     """Keyword arguments given to the function at every call."""
+    cpu_seconds: float | None = Field(default=None, gt=0, le=1e6)
+    """Bound in CPU time. Of `math_answer`, `reasoning_gym` and `format`: for each completion, which scores 0 beyond it; null =
+    1. Of a function of yours: for each call with the whole batch, beyond which the run stops; null = 600. Ten times as much by
+    the clock stops the run, too."""
 
 
 class VllmConfig(Section):
