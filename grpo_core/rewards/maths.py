@@ -23,7 +23,7 @@ def _rows(prompts: list[Any], completions: list[Any], answer: list[str], **colum
 
 def _gold_alone(row: Row) -> Row:
     name, gold, _ = row
-    return name, gold, ""
+    return name, gold, "$0$"  # parsing alone evaluates no power: a comparison does
 
 
 math_answer = BoundedReward(rows=_rows, alone=_gold_alone, judges=("math_answer",))
