@@ -14,6 +14,7 @@ import pytest
 from grpo_core.config import RewardConfig
 from grpo_core.errors import RewardError
 from grpo_core.machine.hardware import core_count
+from grpo_core.machine.process_id import identify, is_running
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.rewards.call_guard import CallGuard
@@ -261,11 +262,12 @@ def test_no_worker_outlives_who_needs_it(victim: str) -> None:
     pool = int(script.stdout.readline())
     while len(workers := children(pool)) < min(core_count(), 8):
         time.sleep(0.02)
+    processes = [identify(pid) for pid in (pool, *workers)]
     os.kill(script.pid if victim == "trainer" else pool, signal.SIGKILL)
     _, errors = script.communicate(timeout=30)
     assert ("the process that judges completions" in errors) == (victim == "pool")
     deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in (pool, *workers)):
+    while any(map(is_running, processes)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
