@@ -20,7 +20,7 @@ from typing import Any, cast
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.code import code_in
 from grpo_core.errors import RewardError, cause, few_names, name_of, shown
-from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge
+from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge_batch
 from grpo_core.rewards.call_guard import CallGuard, Overrun
 from grpo_core.rewards.workers import WORKERS
 from grpo_core.types import Conversation, Prompt
@@ -217,7 +217,7 @@ def _judged(
     batch = batch_digest(rows, bound)
     given = verdicts.find(reward.name, batch)
     try:
-        values, timeouts = judge(rows, function.alone, bound, None if given is None else given.timeouts)
+        values, timeouts = judge_batch(rows, function.alone, bound, None if given is None else given.timeouts)
     except UnjudgedError as error:
         raise RewardError(f"reward {reward.fn}: {error.fault}; {sample(error.row)}") from error
     if timeouts and given is None:

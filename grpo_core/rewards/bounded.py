@@ -89,11 +89,11 @@ class BoundedReward:
     def __call__(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
         """Return the score of each completion, 0 where it exceeds the default bound."""
         rows = self.rows(prompts=prompts, completions=completions, **columns)
-        values, _ = judge(rows, self.alone, CPU_SECONDS)
+        values, _ = judge_batch(rows, self.alone, CPU_SECONDS)
         return values
 
 
-def judge(
+def judge_batch(
     rows: Sequence[Row], alone: Callable[[Row], Row | None], cpu_seconds: float, given: Mapping[int, Timeout] | None = None
 ) -> tuple[list[float | None], dict[int, Timeout]]:
     """Judge a batch.

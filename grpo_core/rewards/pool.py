@@ -46,7 +46,7 @@ class Usage:
     """On a core, or waiting for one."""
 
 
-class Worker:
+class JudgeProcess:
     """A forked process that judges one row after the other, and what is known of the row that it has."""
 
     def __init__(self, judges: Mapping[str, Judge]) -> None:
@@ -106,7 +106,7 @@ class Pool:
     def __init__(self, judges: Iterable[str]) -> None:
         """Load judges; workers are forked when there are rows for them."""
         self._judges: dict[str, Judge] = {}
-        self._workers: list[Worker] = []
+        self._workers: list[JudgeProcess] = []
         self._load(judges)
 
     def _load(self, judges: Iterable[str]) -> None:
@@ -120,7 +120,7 @@ class Pool:
         self._load(row[0] for row in rows)
         replies: list[dict[str, Any]] = [{} for _ in rows]
         waiting = deque(enumerate(rows))
-        busy: dict[int, Worker] = {}
+        busy: dict[int, JudgeProcess] = {}
         while waiting or busy:
             self._hand_out(waiting, busy)
             readable, _, _ = select.select([*busy, sys.stdin.fileno()], [], [], POLL_SECONDS)
@@ -138,13 +138,13 @@ class Pool:
                     worker.end()
         return replies
 
-    def _hand_out(self, waiting: "deque[tuple[int, list[Any]]]", busy: dict[int, Worker]) -> None:
+    def _hand_out(self, waiting: "deque[tuple[int, list[Any]]]", busy: dict[int, JudgeProcess]) -> None:
         """Give rows to idle workers, forking those that are missing."""
         most = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         while waiting and len(busy) < most:
             idle = next((worker for worker in self._workers if worker.socket.fileno() not in busy), None)
             if idle is None:
-                idle = Worker(self._judges)
+                idle = JudgeProcess(self._judges)
                 self._workers.append(idle)
             idle.send(*waiting.popleft())
             busy[idle.socket.fileno()] = idle

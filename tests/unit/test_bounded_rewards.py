@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.config import RewardConfig
+from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
 from grpo_core.machine.hardware import core_count
 from grpo_core.machine.process_id import identify, is_running
@@ -297,3 +297,9 @@ def test_a_thousand_hostile_answers_are_judged() -> None:
     scores, timeouts = judged(bounded("math_answer", 1.0), texts)
     assert scores == [0.0] * 1024
     assert len(timeouts) == 1024
+
+
+def test_a_bound_on_what_cannot_hang_has_no_effect() -> None:
+    rewards = [{"fn": "exact_answer", "cpu_seconds": 2}, {"fn": "format", "cpu_seconds": 2}]
+    found = [text for text in check_consistency(load_config(None, {"rewards": rewards})) if "cpu_seconds" in text]
+    assert found == ["rewards.0.cpu_seconds: 2.0 has no effect with exact_answer, which cannot hang"]
