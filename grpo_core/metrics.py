@@ -137,6 +137,8 @@ REGISTRY: tuple[Metric, ...] = (
     _m("reward/<fn>/mean", "one reward function, before its weight", "r_f", "reward", _ROWS, "rises, or stays at its best"),
     _m("reward/<fn>/std", "its spread over the batch", "Bessel std", "reward", "over completions", _BY_REWARD),
     _m("reward/<fn>/unscorable_frac", "completions that it could not score", "share of None", "0..1", _ROWS, "0"),
+    _m("reward/<fn>/timeout_frac", "completions that exceeded its bound in CPU time, or whose gold answer did",
+       "share, as journalled", "0..1", _ROWS, "0"),
     _m("group/reward_std/mean", "spread of the total inside a group", "Bessel std", "reward", _GROUPS, "above 0"),
     _m("group/reward_std/min", "smallest spread inside a group", "Bessel std", "reward", "min over groups", _BY_REWARD),
     _m("group/reward_std/max", "largest spread inside a group", "Bessel std", "reward", "max over groups", "above 0"),

@@ -50,6 +50,8 @@ OWNED = (
     (warning_if, "training.checkpoint_every", None, ("keep_checkpoints",)),
 )
 """(level, owner, value of it, keys of its section that have no effect while the owner has that value)."""
+CANNOT_HANG = ("exact_answer", "length")
+"""Built-in reward functions whose cost is their input's length."""
 OF_SOURCE = {"hub_config": "hub", "hub_split": "hub", "task_args": "reasoning_gym"}
 """Key of `data` -> the kind of `data.source` that it belongs to."""
 
@@ -83,6 +85,15 @@ def inert_data(config: RunConfig) -> list[Finding]:
             f"data.{key}: {getattr(data, key)} has no effect with data.source {data.source}",
         )
         for key, kind in OF_SOURCE.items()
+    ]
+
+
+def inert_rewards(config: RunConfig) -> list[Finding]:
+    """Return the bounds of reward functions that cannot take long."""
+    return [
+        warning_if(True, f"rewards.{index}.cpu_seconds: {reward.cpu_seconds} has no effect with {reward.fn}, which cannot hang")
+        for index, reward in enumerate(config.rewards)
+        if reward.cpu_seconds is not None and reward.fn in CANNOT_HANG
     ]
 
 
@@ -198,6 +209,6 @@ def inert_kl(config: RunConfig) -> list[Finding]:
 
 
 INERT: tuple[Check, ...] = (
-    *(owned_keys, inert_data, inert_reward_shaping, inert_advantage_shaping),
+    *(owned_keys, inert_data, inert_rewards, inert_reward_shaping, inert_advantage_shaping),
     *(inert_with_one_update, inert_kl),
 )

@@ -82,6 +82,10 @@ class RewardConfig(Section):
     dry_run: bool = True
     """Call the function once before a run starts, in a process of its own, on the first two rows with their gold answers as
     completions; off: for a function whose call costs money, or takes more than 30 s."""
+    cpu_seconds: float | None = Field(default=None, gt=0, le=1e6)
+    """Bound in CPU time. Of `math_answer`, `reasoning_gym` and `format`: for each completion, which scores 0 beyond it; null =
+    1. Of a function of yours: for each call with the whole batch, beyond which the run stops; null = 600. Ten times as much by
+    the clock stops the run, too."""
 
 
 class VllmConfig(Section):

@@ -37,7 +37,7 @@ def gym_score(task: str, answer: str, row: dict[str, Any]) -> float:
     Raises:
         DataError: the task is unknown or not allowed.
     """
-    scorer = _scorer(task)
+    scorer = task_scorer(task)
     try:
         return float(scorer(answer, row))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
@@ -48,8 +48,8 @@ def gym_score(task: str, answer: str, row: dict[str, Any]) -> float:
 
 
 @cache
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
-    """Return a task's scorer; making one builds a data set, which takes a fifth of a second for those with a dictionary."""
+def task_scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
+    """Return a task's scorer, made once: that builds a data set, a fifth of a second for those with a dictionary."""
     import reasoning_gym
 
     _check_allowed(task)

@@ -60,7 +60,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
     config = pass_plan(run_dir).after(step).applied(config)
     with held_device(pick_device(config.training.device), run_dir.path):
-        result = evaluate_policy_of(run_dir, open_evaluator(config, folder), name)
+        result = evaluate_policy_of(run_dir, open_evaluator(config, folder, run_dir), name)
     record_evaluation(run_dir, result, policy=policy, name=name, step=step)
 
 

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_core.config import RunConfig
 from grpo_core.evaluation.results import HELD_OUT
+from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.policy.policy import Policy, open_policy
-from grpo_core.rewards.base import Reward, call, load_rewards
+from grpo_core.rewards.base import Reward, call, start_workers
+from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json
+from grpo_core.run.folder import RunDir
 from grpo_core.types import Prompt
 
 
@@ -39,6 +42,8 @@ class EvalResult:
     estimates: dict[str, Estimate]
     """By metric key."""
     completions: tuple[EvaluatedCompletion, ...]
+    judged: tuple[Judgement, ...] = ()
+    """Of the greedy completions, then of the sampled ones, where the verifier has a bound."""
 
     def metrics(self) -> dict[str, float]:
         """Return the figures for the journal, without intervals."""
@@ -46,7 +51,8 @@ class EvalResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures and intervals, without the completions."""
-        return {"num_prompts": self.num_prompts, "estimates": {key: asdict(value) for key, value in self.estimates.items()}}
+        estimates = {key: asdict(value) for key, value in self.estimates.items()}
+        return {"num_prompts": self.num_prompts, "estimates": estimates, **judged_json(self.judged)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +62,15 @@ class Evaluator:
     policy: Policy
     verifier: Reward
     config: RunConfig
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    """Given before, on completions that exceeded the verifier's bound."""
 
     def evaluate(self, prompts: Sequence[Prompt], samples: int, name: str = HELD_OUT) -> EvalResult:
         """Return greedy accuracy and, from `samples` completions at the rollout temperature, pass@k.
 
         The random numbers are those of the eval stream at step 0, so every evaluation of a run uses the same.
         """
-        greedy = self._complete(prompts, group_size=1, temperature=0.0)
+        greedy, judged = self._complete(prompts, group_size=1, temperature=0.0)
         correct = [row.correct for row in greedy]
         key = f"eval/{name}"
         estimates = {
@@ -70,21 +78,28 @@ class Evaluator:
             f"{key}/greedy_score": mean_estimate([row.score or 0.0 for row in greedy]),
             f"{key}/completion_tokens": mean_estimate([row.tokens for row in greedy]),
         }
-        sampled = self._complete(prompts, group_size=samples, temperature=self.config.rollout.temperature) if samples else ()
+        sampled: tuple[EvaluatedCompletion, ...] = ()
+        if samples:
+            temperature = self.config.rollout.temperature
+            sampled, more = self._complete(prompts, group_size=samples, temperature=temperature)
+            judged += more
         of_prompts = [sampled[start : start + samples] for start in range(0, len(sampled), max(1, samples))]
         counts = [sum(row.correct for row in of_prompt) for of_prompt in of_prompts]
         for k in self.config.evaluation.k if samples else ():
             estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in counts])
-        return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled))
+        return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled), judged=tuple(judged))
 
-    def _complete(self, prompts: Sequence[Prompt], group_size: int, temperature: float) -> tuple[EvaluatedCompletion, ...]:
+    def _complete(
+        self, prompts: Sequence[Prompt], group_size: int, temperature: float
+    ) -> tuple[tuple[EvaluatedCompletion, ...], list[Judgement]]:
         settings = replace(SamplingSettings.of(self.config.rollout), group_size=group_size, temperature=temperature)
         key = RandomKey(seed=self.config.training.seed, stream=Stream.EVAL, step=0)
         sampled = self.policy.sample(prompts, settings, key)
         texts = self.policy.decode(sampled)
         repeated = [prompt for prompt in prompts for _ in range(group_size)]
-        rows = zip(repeated, texts, call(self.verifier, repeated, texts), sampled.lengths().tolist(), strict=True)
-        return tuple(
+        scores, judgement = call(self.verifier, repeated, texts, self.verdicts)
+        rows = zip(repeated, texts, scores, sampled.lengths().tolist(), strict=True)
+        completions = tuple(
             EvaluatedCompletion(
                 prompt_id=prompt.id,
                 sample=-1 if temperature == 0 else index % group_size,
@@ -97,16 +112,27 @@ class Evaluator:
             )
             for index, (prompt, text, value, length) in enumerate(rows)
         )
+        return completions, [] if judgement is None else [judgement]
 
 
-def open_evaluator(config: RunConfig, folder: Path) -> Evaluator:
-    """Return an evaluator of the model in `folder`, for a process that does nothing else."""
+def open_evaluator(config: RunConfig, folder: Path, run_dir: RunDir | None = None) -> Evaluator:
+    """Return an evaluator of the model in `folder`, for a process that does nothing else.
+
+    Args:
+        config: of the run.
+        folder: of the model.
+        run_dir: of the run, whose journal holds the verdicts that were given before; None = none were.
+    """
     pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
+    rewards, verdicts = open_rewards(config, run_dir)
+    verifier = pick_verifier(rewards, config.evaluation.verifier)
+    start_workers([verifier])
     return Evaluator(
         policy=open_policy(folder, config),
-        verifier=pick_verifier(load_rewards(config.rewards), config.evaluation.verifier),
+        verifier=verifier,
         config=config,
+        verdicts=verdicts,
     )
 
 

@@ -9,6 +9,7 @@ gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in i
 """
 
 import importlib
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,13 @@ from typing import Any, cast
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.code import code_in
 from grpo_core.config.names import BUILTIN_REWARDS
-from grpo_core.errors import RewardError, cause, name_of
+from grpo_core.errors import RewardError, cause, few_names, name_of
+from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge_batch
+from grpo_core.rewards.call_guard import CallGuard, Overrun
+from grpo_core.rewards.workers import WORKERS
 from grpo_core.types import Conversation, Prompt
+
+logger = logging.getLogger(__name__)
 
 RewardFn = Callable[..., list[float | None]]
 Completion = str | Conversation
@@ -30,6 +36,8 @@ MESSAGES_NOT_TEXT = (
     "completion[0]['content'] is its text (or grpo_core.rewards.base.completion_text(completion))"
 )
 """What the author of a function that expects text has to know."""
+CALL_CPU_SECONDS = 600.0
+"""Default bound of one call of a user's function, which gets the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +51,10 @@ class Reward:
     weight: float
     args: Mapping[str, Any]
     function: RewardFn
+    cpu_seconds: float | None = None
+    """Bound in CPU time, as the config has it; None = the default."""
+    guard: CallGuard | None = None
+    """Bounds the calls of a user's function; None where whoever waits for it can interrupt it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +65,30 @@ class ScoredCompletions:
     """Weighted sums; NaN where no function could score the completion."""
     breakdown: Mapping[str, tuple[float | None, ...]]
     """By reward name, before weights."""
+    judged: tuple[Judgement, ...] = ()
+    """Of the functions that are judged within a bound: what to journal."""
 
 
-def load_rewards(configs: Sequence[RewardConfig]) -> tuple[Reward, ...]:
+def load_rewards(configs: Sequence[RewardConfig], guard: CallGuard | None = None) -> tuple[Reward, ...]:
     """Import every configured reward function.
+
+    Args:
+        configs: of the functions.
+        guard: of a process that may be ended by it.
 
     Raises:
         RewardError: one cannot be imported, is not callable, or two share a metric name.
     """
     rewards = tuple(
-        Reward(fn=config.fn, name=reward_name(config.fn), weight=config.weight, args=config.args, function=_import(config.fn))
+        Reward(
+            fn=config.fn,
+            name=reward_name(config.fn),
+            weight=config.weight,
+            args=config.args,
+            function=_import(config.fn),
+            cpu_seconds=config.cpu_seconds,
+            guard=None if config.fn in BUILTIN_REWARDS else guard,
+        )
         for config in configs
     )
     names = [reward.name for reward in rewards]
@@ -101,23 +127,48 @@ def _import(fn: str) -> RewardFn:
     return cast("RewardFn", function)
 
 
-def score(rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[str]) -> ScoredCompletions:
+def start_workers(rewards: Sequence[Reward]) -> None:
+    """Begin to start the workers that reward functions need, if any, beside what comes before the first completions."""
+    judges = [key for reward in rewards if isinstance(reward.function, BoundedReward) for key in reward.function.judges]
+    if judges:
+        WORKERS.start(judges)
+
+
+def score(
+    rewards: Sequence[Reward], prompts: Sequence[Prompt], texts: Sequence[str], verdicts: Verdicts | None = None
+) -> ScoredCompletions:
     """Score B completions, `prompts[i]` being the prompt of `texts[i]`.
+
+    Args:
+        rewards: the functions.
+        prompts: B of them.
+        texts: the completions.
+        verdicts: what was given before; a batch among them is not judged anew.
 
     Raises:
         RewardError: a function raised or broke its signature; the message holds its name, the sample and the cause.
     """
-    breakdown = {reward.name: call(reward, prompts, texts) for reward in rewards}
+    called = {reward.name: call(reward, prompts, texts, verdicts) for reward in rewards}
+    breakdown = {name: values for name, (values, _) in called.items()}
     weights = [reward.weight for reward in rewards]
     scored = (
         [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
         for row in zip(*(breakdown[reward.name] for reward in rewards), strict=True)
     )
-    return ScoredCompletions(total=tuple(sum(values) if values else math.nan for values in scored), breakdown=breakdown)
+    return ScoredCompletions(
+        total=tuple(sum(values) if values else math.nan for values in scored),
+        breakdown=breakdown,
+        judged=tuple(judgement for _, judgement in called.values() if judgement is not None),
+    )
 
 
-def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | None, ...]:
+def call(
+    reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str], verdicts: Verdicts | None = None
+) -> tuple[tuple[float | None, ...], Judgement | None]:
     """Call one reward function over a batch and check what it returns.
+
+    Returns:
+        (its scores, the judgement to journal; None where no bound decides a score)
 
     Raises:
         RewardError: as `score`.
@@ -131,41 +182,91 @@ def call(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> tup
         name: [prompt.columns.get(name) for prompt in prompts]
         for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     }
+    arguments = {"prompts": contents, "completions": completions, **columns}
+    if doubles := arguments.keys() & reward.args.keys():
+        raise RewardError(f"reward {reward.fn}: rewards[].args holds {min(doubles)!r}, which is a column of the data as well")
+    arguments |= reward.args
+
+    def sample(row: int) -> str:
+        return f"sample {row}: prompt {prompts[row].text[-200:]!r}, completion {texts[row][:200]!r}"
+
+    if isinstance(reward.function, BoundedReward):
+        values, judgement = _judged(reward, reward.function, arguments, sample, verdicts or Verdicts())
+    else:
+        values, judgement = _called(reward, arguments, sample), None
+    return _checked(reward, values, sample, len(texts)), judgement
+
+
+def _judged(
+    reward: Reward, function: BoundedReward, arguments: Mapping[str, Any], sample: Callable[[int], str], verdicts: Verdicts
+) -> tuple[list[float | None], Judgement]:
+    """Judge a batch in the workers, or as it was judged before."""
+    bound = CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     try:
-        values = reward.function(prompts=contents, completions=completions, **columns, **reward.args)
+        rows = function.rows(**arguments)
+    except Exception as error:  # a column is missing or of another kind, an argument is none
+        raise RewardError(f"reward {reward.fn} raised {type(error).__name__}: {error}") from error
+    batch = batch_digest(rows, bound)
+    given = verdicts.find(reward.name, batch)
+    try:
+        values, timeouts = judge_batch(rows, function.alone, bound, None if given is None else given.timeouts)
+    except UnjudgedError as error:
+        raise RewardError(f"reward {reward.fn}: {error.fault}; {sample(error.row)}") from error
+    if timeouts and given is None:
+        numbers = few_names(sorted(timeouts), 8)
+        logger.warning("reward %s: more than %g s of CPU time for the completions %s", reward.fn, bound, numbers)
+    judgement = Judgement(fn=reward.name, batch=batch, timeouts=timeouts)
+    verdicts.add(judgement)
+    return values, judgement
+
+
+def _called(reward: Reward, arguments: dict[str, Any], sample: Callable[[int], str]) -> Any:
+    """Call a function in this process."""
+    try:
+        return _invoke(reward, arguments)
+    except Overrun as error:
+        raise RewardError(str(error)) from None
     except Exception as error:  # whatever a user's function raises becomes one clear message
-        culprit = _first_failing(reward, contents, completions, columns)
-        hint = "" if isinstance(completions[culprit], str) or reward.fn in BUILTIN_REWARDS else f". {MESSAGES_NOT_TEXT}"
-        raise RewardError(
-            f"reward {reward.fn} raised {type(error).__name__}: {error}; sample {culprit}: prompt "
-            f"{prompts[culprit].text[-200:]!r}, completion {texts[culprit][:200]!r}{hint}"
-        ) from error
-    return _checked(reward, values, prompts, texts)
+        culprit = _first_failing(reward, arguments)
+        hint = (
+            ""
+            if isinstance(arguments["completions"][culprit], str) or reward.fn in BUILTIN_REWARDS
+            else f". {MESSAGES_NOT_TEXT}"
+        )
+        raise RewardError(f"reward {reward.fn} raised {type(error).__name__}: {error}; {sample(culprit)}{hint}") from error
 
 
-def _first_failing(reward: Reward, contents: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> int:
+def _invoke(reward: Reward, arguments: Mapping[str, Any]) -> Any:
+    if reward.guard is None:
+        return reward.function(**arguments)
+    bound = CALL_CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
+    what = f"reward {reward.fn}, called with {len(arguments['completions'])} completions"
+    return reward.guard.call(lambda: reward.function(**arguments), bound, what)
+
+
+def _first_failing(reward: Reward, arguments: Mapping[str, Any]) -> int:
     """Return the index of the first sample that raises on its own; 0 where only the batch does."""
-    for row in range(len(completions)):
-        single = {name: [values[row]] for name, values in columns.items()}
+    for row in range(len(arguments["completions"])):
+        single = {name: values if name in reward.args else [values[row]] for name, values in arguments.items()}
         try:
-            reward.function(prompts=[contents[row]], completions=[completions[row]], **single, **reward.args)
+            _invoke(reward, single)
         except Exception:  # noqa: BLE001  (the point is to find which sample raises, not why)
             return row
     return 0
 
 
-def _checked(reward: Reward, values: Any, prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | None, ...]:
+def _checked(reward: Reward, values: Any, sample: Callable[[int], str], number: int) -> tuple[float | None, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise RewardError(f"reward {reward.fn} returned a {type(values).__name__}; expected a list of {len(texts)} numbers")
-    if len(values) != len(texts):
-        raise RewardError(f"reward {reward.fn} returned {len(values)} values for {len(texts)} completions")
+        raise RewardError(f"reward {reward.fn} returned a {type(values).__name__}; expected a list of {number} numbers")
+    if len(values) != number:
+        raise RewardError(f"reward {reward.fn} returned {len(values)} values for {number} completions")
     for row, value in enumerate(values):
         # A comparison, not isfinite: that overflows on an integer which no float can hold.
         number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
         if value is not None and not number:
             raise RewardError(
-                f"reward {reward.fn} returned {value!r} ({type(value).__name__}); expected a finite number or None; sample "
-                f"{row}: prompt {prompts[row].text[-200:]!r}, completion {texts[row][:200]!r}"
+                f"reward {reward.fn} returned {value!r} ({type(value).__name__}); expected a finite number or None; "
+                f"{sample(row)}"
             )
     return tuple(None if value is None else float(value) for value in values)
 

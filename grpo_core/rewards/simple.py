@@ -3,21 +3,30 @@
 import re
 from typing import Any
 
-from grpo_core.data.gym import gym_score
 from grpo_core.rewards.base import completion_text
+from grpo_core.rewards.bounded import BoundedReward
+from grpo_core.rewards.workers import Row
 
 
-def reasoning_gym(
+def _gym_rows(
     prompts: list[Any], completions: list[Any], answer: list[str], metadata: list[dict[str, Any]], **columns: Any
-) -> list[float | None]:
-    """Return each task's score of the completion, stripped of surrounding white space.
-
-    The task is the one that made the row (`metadata["source_dataset"]`), so mixed data sets are scored row by row.
-    """
+) -> list[Row]:
     return [
-        gym_score(facts["source_dataset"], completion_text(completion).strip(), {"answer": gold, "metadata": facts})
+        (f"reasoning_gym:{facts['source_dataset']}", completion_text(completion).strip(), {"answer": gold, "metadata": facts})
         for completion, gold, facts in zip(completions, answer, metadata, strict=True)
     ]
+
+
+def _gym_gold_alone(row: Row) -> Row:
+    task, _, facts = row
+    return task, facts["answer"], facts
+
+
+reasoning_gym = BoundedReward(rows=_gym_rows, alone=_gym_gold_alone, judges=("reasoning_gym",))
+"""Each task's score of the completion, stripped of surrounding white space.
+
+The task is the one that made the row (`metadata["source_dataset"]`), so mixed data sets are scored row by row.
+"""
 
 
 def exact_answer(prompts: list[Any], completions: list[Any], answer: list[str], **columns: Any) -> list[float | None]:
@@ -31,16 +40,15 @@ def exact_answer(prompts: list[Any], completions: list[Any], answer: list[str], 
     ]
 
 
-def format_reward(
+def _format_rows(
     prompts: list[Any], completions: list[Any], pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>", **columns: Any
-) -> list[float | None]:
-    r"""Return 1 where the whole completion (stripped) matches the regular expression, else 0.
+) -> list[Row]:
+    re.compile(pattern)  # one that is none is the configuration's fault, whatever the completions are
+    return [("format", pattern, completion_text(completion).strip()) for completion in completions]
 
-    >>> format_reward([""], ["42"], pattern=r"-?\d+")
-    [1.0]
-    """
-    compiled = re.compile(pattern, re.DOTALL)
-    return [float(compiled.fullmatch(completion_text(completion).strip()) is not None) for completion in completions]
+
+format_reward = BoundedReward(rows=_format_rows, alone=lambda _: None, judges=("format",))
+"""1 where the whole completion (stripped) matches the regular expression `pattern`, else 0."""
 
 
 def length_reward(prompts: list[Any], completions: list[Any], max_characters: int = 200, **columns: Any) -> list[float | None]:

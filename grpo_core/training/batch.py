@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.machine.disk import whole_or_gone
+from grpo_core.rewards.bounded import Judgement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Rollouts(SampledCompletions):
     """What the loss sees: the completion mask without the rows that a filter leaves out."""
     filtered: Mapping[str, float] = field(default_factory=dict)
     """`filter/*` figures: shares of what the loss leaves out; empty where nothing is filtered."""
+    judged: tuple[Judgement, ...] = ()
+    """Which completions exceeded the bound of a reward function."""
 
     @property
     def scorable(self) -> Bool[Tensor, " B"]:

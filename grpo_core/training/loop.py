@@ -15,9 +15,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from grpo_core.config.repeatability import repeatability
-from grpo_core.errors import SamplerError
+from grpo_core.errors import RewardError, SamplerError
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
+from grpo_core.rewards.bounded import judged_json
 from grpo_core.run.comparison import differences, identity
 from grpo_core.run.journal import Kind
 from grpo_core.training.batch import write_completions
@@ -42,8 +43,8 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
             session.bound_passes(state.step)
             try:
                 result = run_step(session, state)
-            except SamplerError:
-                # Completions come first in a step, so policy, reference and counters are those of the step before.
+            except (SamplerError, RewardError):
+                # Completions and rewards come first in a step, so policy, reference and counters are those of the step before.
                 save_last(session, state, saved_at)
                 raise
             state, saved_at = conclude(session, result, saved_at)
@@ -88,7 +89,7 @@ def record(session: Session, result: StepResult) -> None:
     step = result.state.step
     if is_every(session.config.training.completions_every, step):
         write_completions(session.run_dir.completions, step, result.batch)
-    journal(session, "step", step, {"metrics": result.metrics})
+    journal(session, "step", step, {"metrics": result.metrics, **judged_json(result.batch.rollouts.judged)})
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
             what = f"update {number} of {len(result.reports)} was not applied"

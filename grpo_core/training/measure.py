@@ -64,11 +64,13 @@ def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:
     """Return the `reward/*` and `group/*` figures; `correct[i]`: the verifier accepts completion i."""
     total, size = rollouts.rewards, rollouts.group_size
     figures = {"reward/mean": _mean(total), "reward/std": _std(total)}
+    late = {judgement.fn: len(judgement.timeouts) for judgement in rollouts.judged}
     for name, numbers in rollouts.rewards_by_function.items():
         figures |= {
             f"reward/{name}/mean": _mean(numbers),
             f"reward/{name}/std": _std(numbers),
             f"reward/{name}/unscorable_frac": float(numbers.isnan().double().mean()),
+            f"reward/{name}/timeout_frac": late.get(name, 0) / max(len(numbers), 1),
         }
     stds = group_std(total, size)
     accepted = torch.tensor(correct).view(-1, size)

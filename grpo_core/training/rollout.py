@@ -24,7 +24,7 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
         sampled = session.sampler.sample(prompts, SamplingSettings.of(config.rollout), key)
     texts = session.policy.decode(sampled)
     with clock("reward"):
-        scores = score(session.rewards, [prompt for prompt in prompts for _ in range(size)], texts)
+        scores = score(session.rewards, [prompt for prompt in prompts for _ in range(size)], texts, session.verdicts)
     rewards, by_function = as_tensors(scores)
     mask = sampled.completion_mask
     truncated = ~(is_eos(sampled.completion_ids, session.policy.eos_token_ids) & mask).any(dim=1)
@@ -49,6 +49,7 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
         truncated=truncated,
         rewards=rewards,
         rewards_by_function=by_function,
+        judged=scores.judged,
         group_advantages=advantages.to(device=mask.device, dtype=torch.float32),
         loss_mask=mask & kept.unsqueeze(1),
         filtered=figures,

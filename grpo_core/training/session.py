@@ -9,6 +9,7 @@ from grpo_core.config.derived import optimizer_steps, reference_moves
 from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
+from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
@@ -19,7 +20,8 @@ from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.trainable import Trainable
-from grpo_core.rewards.base import Reward, load_rewards
+from grpo_core.rewards.base import Reward, start_workers
+from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records, supersede
@@ -57,6 +59,8 @@ class Session:
     sampler: Sampler
     """Makes the rollouts: the policy itself, or a script."""
     rewards: tuple[Reward, ...]
+    verdicts: Verdicts
+    """Of completions that exceeded a reward's bound, as they were given in this run and in the one that it repeats."""
     updater: Updater
     writer: CheckpointWriter
     evaluator: Evaluator
@@ -156,10 +160,11 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     config = run_dir.read_config()
     train_prompts, eval_prompts = load_frozen(run_dir.data)
     model = resolve_model(config.model.source, config.model.trust_remote_code)
+    rewards, verdicts = open_rewards(config, run_dir)
+    start_workers(rewards)
     policy = open_policy(model, config)
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
-    rewards = load_rewards(config.rewards)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
     live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
     return Session(
@@ -172,9 +177,12 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         live=live,
         sampler=sampler,
         rewards=rewards,
+        verdicts=verdicts,
         pass_plan=pass_plan(run_dir),
         sync_rules=RuleBook([rule for rule in config.monitor.rules if rule.action == "sync"]),
         updater=Updater(live=live, config=config),
         writer=CheckpointWriter(run_dir.checkpoints, config.training.keep_checkpoints, reference_moves=reference_moves(config)),
-        evaluator=Evaluator(policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config),
+        evaluator=Evaluator(
+            policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config, verdicts=verdicts
+        ),
     )

@@ -40,7 +40,9 @@ MLFLOW_SECTIONS = ("Model metrics", "System metrics")
 def own_metrics(config: RunConfig) -> frozenset[str]:
     """Return the metrics of a run whose names depend on its configuration: of its rewards and its evaluation sets."""
     rewards = {
-        f"reward/{reward_name(reward.fn)}/{of}" for reward in config.rewards for of in ("mean", "std", "unscorable_frac")
+        f"reward/{reward_name(reward.fn)}/{of}"
+        for reward in config.rewards
+        for of in ("mean", "std", "unscorable_frac", "timeout_frac")
     }
     figures = ["greedy_accuracy", "greedy_score", "completion_tokens", *(f"pass_at_{k}" for k in config.evaluation.k)]
     sets = (HELD_OUT, HELD_OUT_SAMPLE, set_name(config.data.source))

@@ -146,6 +146,7 @@ def test_reward_and_group_figures_by_hand():
         # squares about 0.7: 0.49 + 0.09 + 0.04 + 0.09 + 0.09 = 0.8, over 4
         "reward/a/std": close(math.sqrt(0.2)),
         "reward/a/unscorable_frac": close(1 / 6),
+        "reward/a/timeout_frac": 0.0,
         # Bessel std of two numbers d apart: d / sqrt(2) = 1/sqrt(2), 0, sqrt(2)
         "group/reward_std/mean": close((math.sqrt(0.5) + math.sqrt(2)) / 3),
         "group/reward_std/min": 0.0,

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +95,7 @@ def test_math_answer_does_not_run_what_a_model_writes(tmp_path: Path) -> None:
 
 
 def test_math_answer_reads_only_the_end_of_a_very_long_text() -> None:
-    begun = time.monotonic()
     assert math_answer([""] * 2, ["1 + " * 200_000 + "= 7", "7" + " x" * MAX_CHARACTERS], answer=["7", "7"]) == [1, 0]
-    assert time.monotonic() - begun < 60
-
-
-def test_math_answer_goes_on_after_an_answer_that_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("grpo_core.rewards.maths.SECONDS_PER_ANSWER", 1.0)
-    assert math_answer([""], ["9**9**9**9"], answer=["2"]) == [0]
-    assert "no verdict within 1 s" in caplog.text
-    monkeypatch.undo()
-    assert math_answer([""], ["2"], answer=["2"]) == [1]
 
 
 def test_the_reasoning_gym_reward_is_the_tasks_own_score() -> None:

@@ -1,0 +1,221 @@
+"""Trainings with completions that hang for good: killed in the middle of a reward and resumed, repeated, stopped, evaluated."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.config import apply_overrides, validate_config
+from grpo_core.data.prepare import prepare
+from grpo_core.machine.process_id import identify, is_running
+from grpo_core.metrics import find_metric
+from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.saved import list_checkpoints
+from grpo_core.rewards.workers import Workers
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_journal
+from grpo_core.run.reproduction import compare_runs, final_policy
+from grpo_core.training.__main__ import main
+
+pytestmark = pytest.mark.proof
+
+HANGS_WHEN_LONG = r"(?=.{36})(?:.+)+\x00|.{0,35}"
+"""Every completion of 36 characters and more would take years; a shorter one matches at once."""
+OVERRIDES = {
+    "rewards": [{"fn": "format", "args": {"pattern": HANGS_WHEN_LONG}, "cpu_seconds": 0.5}, {"fn": "length"}],
+    "rollout.num_prompts_per_step": 2,
+    "rollout.group_size": 3,
+    "rollout.max_completion_tokens": 48,
+    "training.checkpoint_every": 2,
+    "evaluation": {"num_prompts": 4, "samples": 2, "k": [1]},
+}
+
+
+def figures(run_dir: RunDir) -> list[dict[str, float]]:
+    """The deterministic figures of each step."""
+    steps = [record.metrics for record in read_journal(run_dir.journal_file) if record.kind == "step"]
+    return [{key: value for key, value in step.items() if find_metric(key).deterministic} for step in steps]  # type: ignore[union-attr]
+
+
+def timeouts(record: Record) -> int:
+    return sum(len(judged["timeouts"]) for judged in record.data["judged"])
+
+
+def final_weights(run_dir: RunDir) -> str:
+    return weights_digest(list_checkpoints(run_dir.checkpoints)[-1] / "policy")
+
+
+def copied(run_dir: RunDir, path: Path) -> RunDir:
+    """A run with the same prompts that has not begun."""
+    shutil.copytree(run_dir.path, path)
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    (path / "journal.jsonl").unlink(missing_ok=True)
+    return RunDir(path)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
+
+
+def cpu_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def is_judging_long(pid: int) -> bool:
+    """Whether a worker of a training has used 0.2 s for what it has."""
+    return any(cpu_ticks(worker) >= 20 for pool in children(pid) for worker in children(pool))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run that has come to its end, made once."""
+    config = validate_config(apply_overrides(tiny_values, OVERRIDES))
+    run_dir = RunDir(tmp_path_factory.mktemp("finished") / "run")
+    run_dir.create(config)
+    prepare(config, run_dir.data)
+    assert main([str(run_dir.path)]) == 0
+    return run_dir.path
+
+
+@pytest.fixture
+def whole(finished: Path, tmp_path: Path) -> RunDir:
+    """That run, for one test."""
+    return RunDir(Path(shutil.copytree(finished, tmp_path / "whole")))
+
+
+def begin(start_training: Any, run_dir: RunDir, after_step: int) -> subprocess.Popen[bytes]:
+    """Start a training and return it in the middle of a reward after a step."""
+
+    def has_step() -> bool:
+        file = run_dir.journal_file
+        return file.exists() and any(r.kind == "step" and r.step == after_step for r in read_journal(file))
+
+    child: subprocess.Popen[bytes] = start_training(run_dir, has_step)
+    deadline = time.monotonic() + 60
+    while not is_judging_long(child.pid):
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return child
+
+
+def test_a_run_that_is_killed_in_the_middle_of_a_reward_resumes_bitwise(
+    whole: RunDir, start_training: Any, tmp_path: Path
+) -> None:
+    killed = copied(whole, tmp_path / "killed")
+    child = begin(start_training, killed, after_step=3)
+    processes = [identify(pid) for pool in children(child.pid) for pid in (pool, *children(pool))]
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert main([str(killed.path)]) == 0
+    records = read_journal(killed.journal_file)
+    assert [record.step for record in records if record.kind == "resume"] == [2]
+    assert not [record for record in records if record.kind == "alert"]
+    assert figures(killed) == figures(whole)
+    assert final_weights(killed) == final_weights(whole)
+    steps = [record for record in records if record.kind == "step"]
+    assert 0 < sum(map(timeouts, steps)) < 6 * len(steps)  # some hang, some do not
+    for record in steps:
+        assert record.metrics["reward/format/timeout_frac"] == timeouts(record) / 6
+        assert record.metrics["reward/format/mean"] == pytest.approx(1 - timeouts(record) / 6)
+    deadline = time.monotonic() + 30
+    while any(map(is_running, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_sigterm_in_the_middle_of_a_reward_finishes_the_step(whole: RunDir, start_training: Any, tmp_path: Path) -> None:
+    stopped = copied(whole, tmp_path / "stopped")
+    child = begin(start_training, stopped, after_step=1)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 128 + signal.SIGTERM
+    records = read_journal(stopped.journal_file)
+    assert (records[-1].kind, records[-1].data["reason"]) == ("end", "SIGTERM")
+    assert figures(stopped) == figures(whole)[: records[-1].step]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text that is sent to the workers, which judge it as ever."""
+    texts: list[str] = []
+    judge = Workers.judge
+
+    def listed(self: Workers, rows: Any, *bounds: float) -> Any:
+        texts.extend(row[2] for row in rows)
+        return judge(self, rows, *bounds)
+
+    monkeypatch.setattr(Workers, "judge", listed)
+    return texts
+
+
+def test_a_replayed_step_takes_the_verdicts_that_were_given(whole: RunDir, sent: list[str]) -> None:
+    before = figures(whole)
+    shutil.rmtree(whole.checkpoints / "step_000004")
+    assert main([str(whole.path)]) == 0
+    assert figures(whole) == before
+    assert not [record for record in read_journal(whole.journal_file) if record.kind == "alert"]
+    assert sent
+    assert max(map(len, sent)) < 36  # what hangs was not judged again
+
+
+def test_a_reproduction_takes_the_verdicts_of_the_run_that_it_repeats(whole: RunDir, sent: list[str], tmp_path: Path) -> None:
+    repeated = copied(whole, tmp_path / "repeated")
+    shutil.copytree(whole.path, repeated.original)
+    assert main([str(repeated.path)]) == 0
+    found = compare_runs(whole, repeated, final_policy(whole))
+    assert found.is_identical, found.facts()
+    assert max(map(len, sent)) < 36
+
+
+def test_an_evaluation_of_completions_that_hang_ends(tiny_run: Callable[..., RunDir]) -> None:
+    run_dir = tiny_run({**OVERRIDES, "training.steps": 1})
+    assert main([str(run_dir.path), "--evaluate"]) == 0
+    command = [sys.executable, "-m", "grpo_core.evaluation", str(run_dir.path), "--policy", "base"]
+    assert subprocess.run(command, check=False, env={**os.environ}, timeout=300).returncode == 0
+    evaluations = [record for record in read_journal(run_dir.journal_file) if record.kind == "eval"]
+    assert [record.data["policy"] for record in evaluations] == ["final", "base"]
+    for record in evaluations:
+        greedy, sampled = (len(judged["timeouts"]) for judged in record.data["judged"])
+        assert record.metrics["eval/heldout/greedy_accuracy"] == pytest.approx(1 - greedy / 4)
+        assert record.metrics["eval/heldout/pass_at_1"] == pytest.approx(1 - sampled / 8)
+    assert sum(map(timeouts, evaluations)) > 0
+
+
+SPINS = """
+def f(completions, **columns):
+    f.calls = getattr(f, "calls", 0) + 1
+    while f.calls == 3:
+        pass
+    return [float(len(completion[0]["content"]) < 5) for completion in completions]
+"""
+
+
+def test_a_users_function_that_hangs_ends_the_run_by_name_after_a_checkpoint(
+    tiny_run: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    (tmp_path / "spinning.py").write_text(SPINS)
+    run_dir = tiny_run({"rewards": [{"fn": "spinning:f", "cpu_seconds": 0.5}]})
+    command = [sys.executable, "-m", "grpo_core.training", str(run_dir.path)]
+    ended = subprocess.run(
+        command, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=300, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    last = read_journal(run_dir.journal_file)[-1]
+    assert (last.kind, last.data["status"]) == ("end", "failed")
+    assert "reward spinning:f, called with 12 completions: more than 0.5 s of CPU time" in last.data["reason"]
+    assert ended.stderr.splitlines()[-1] == last.data["reason"]
+    assert [path.name for path in list_checkpoints(run_dir.checkpoints)] == ["step_000002"]

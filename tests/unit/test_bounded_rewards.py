@@ -1,0 +1,305 @@
+"""The bounds of reward functions: what hangs scores 0 or nothing, a verdict is given again, no worker outlives its need."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_core.config import RewardConfig, check_consistency, load_config
+from grpo_core.errors import RewardError
+from grpo_core.machine.hardware import core_count
+from grpo_core.machine.process_id import identify, is_running
+from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
+from grpo_core.rewards.bounded import Verdicts
+from grpo_core.rewards.call_guard import CallGuard
+from grpo_core.types import Prompt
+
+ROOT = Path(__file__).parents[2]
+POWERS = "9**9**9**9"
+TOWER = "9^{9^{9^{9}}}"
+BOMB = "a" * 40 + "b"
+BACKTRACKS = r"(a+)+"
+"""Takes a time that doubles with each `a` before something else."""
+
+
+def prompt(**columns: Any) -> Prompt:
+    return Prompt(id=0, content="q", text="q", token_ids=(1,), columns=columns)
+
+
+def bounded(fn: str, cpu_seconds: float = 0.1, **args: Any) -> Reward:
+    (reward,) = load_rewards([RewardConfig(fn=fn, cpu_seconds=cpu_seconds, args=args)])
+    return reward
+
+
+def judged(
+    reward: Reward, texts: Sequence[str], golds: Sequence[str] | None = None, verdicts: Verdicts | None = None
+) -> tuple[list[float | None], dict[int, str]]:
+    """Return (scores, verdicts of the bound)."""
+    golds = golds or ["2"] * len(texts)
+    prompts = [prompt(answer=gold) for gold in golds]
+    scored: ScoredCompletions = score([reward], prompts, texts, verdicts)
+    return list(scored.breakdown[reward.name]), dict(scored.judged[0].timeouts)
+
+
+def test_an_answer_that_hangs_scores_0_and_leaves_the_others_alone() -> None:
+    assert judged(bounded("math_answer"), ["2", POWERS, "3", r"$\frac{4}{2}$"]) == ([1, 0, 0, 1], {1: "completion"})
+
+
+def test_a_pattern_that_backtracks_for_ever_is_a_completion_that_hangs() -> None:
+    assert judged(bounded("format", pattern=BACKTRACKS), ["aaa", BOMB, "b"]) == ([1, 0, 0], {1: "completion"})
+
+
+def test_a_gold_answer_that_hangs_by_itself_makes_its_completions_unscorable() -> None:
+    texts, golds = ["2", "3", f"${TOWER}$", "2"], [TOWER, TOWER, TOWER, "2"]
+    scores, timeouts = judged(bounded("math_answer", cpu_seconds=0.3), texts, golds)
+    assert (scores[:2], scores[3]) == ([None, None], 1)
+    assert timeouts == dict.fromkeys(set(timeouts), "gold")
+    assert {0, 1} <= set(timeouts) <= {0, 1, 2}
+
+
+def test_equal_completions_have_one_verdict() -> None:
+    assert judged(bounded("format", pattern=BACKTRACKS), [BOMB, "aa", BOMB]) == ([0, 1, 0], {0: "completion", 2: "completion"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 3000 + "1" + "}" * 3000,
+        "$" + r"\frac{1}{1+" * 300 + "1" + "}" * 300 + "$",
+        "9" * 1_000_000,
+        "$1\x00+1$",
+        "$1\ud800$",
+        "１２³½∑∞" * 500,
+        r"$\binom{1000000000}{500000000}$",
+        "1e999999999",
+        "import os; os.kill(os.getppid(), 9)",
+    ],
+    ids=["braces", "fractions", "megabyte", "nul", "surrogate", "unicode", "binomial", "exponent", "signal"],
+)
+def test_hostile_answers_are_wrong_answers(text: str) -> None:
+    assert judged(bounded("math_answer"), [text, "2"])[0] == [0, 1]
+
+
+def test_a_hostile_answer_to_a_task_is_a_wrong_answer() -> None:
+    row = {
+        "source_dataset": "fraction_simplification",
+        "simplified_numerator": 1,
+        "simplified_denominator": 2,
+        "style": "plain",
+    }
+    texts = ["1/2", f"1e{'9' * 9}/2", "9" * 1_000_000, "1/" * 100_000]
+    total = score([bounded("reasoning_gym", 0.3)], [prompt(answer="1/2", metadata=row)] * 4, texts).total
+    assert (total[0], max(total[1:]) < 1) == (1, True)
+
+
+# What was given is given again
+
+
+def test_a_verdict_is_given_again_to_the_same_batch_alone() -> None:
+    reward, texts = bounded("math_answer"), ["2", "3", "2 "]
+    prompts = [prompt(answer="2")] * 3
+    (first,) = score([reward], prompts, texts).judged
+    # Another machine was slower: there, the first and the last exceeded the bound.
+    given = {**first.as_json(), "timeouts": {"0": "completion", "2": "gold"}}
+    verdicts = Verdicts([{"metrics": {}}, {"judged": [given]}])
+    assert judged(reward, texts, verdicts=verdicts) == ([0, 0, None], {0: "completion", 2: "gold"})
+    assert judged(reward, texts[::-1], verdicts=verdicts) == ([1, 0, 1], {})
+    assert judged(bounded("math_answer", 0.2), texts, verdicts=verdicts) == ([1, 0, 1], {})
+
+
+def test_what_had_its_score_in_time_gets_it_again_where_it_takes_longer() -> None:
+    slow = "a" * 22 + "b"  # about as long as the bound
+    reward = bounded("format", cpu_seconds=0.04, pattern=f"({BACKTRACKS})b|a")
+    prompts = [prompt()] * 2
+    (found,) = score([reward], prompts, [slow, "a"]).judged
+    given = Verdicts([{"judged": [{**found.as_json(), "timeouts": {}}]}])
+    scored = score([reward], prompts, [slow, "a"], given)
+    assert scored.total == (1, 1)
+    assert scored.judged[0].timeouts == {}
+
+
+# A user's function
+
+
+def spins(**_: Any) -> list[float]:
+    while True:
+        pass
+
+
+def sleeps(**_: Any) -> list[float]:
+    time.sleep(3600)
+    return []
+
+
+def backtracks(**_: Any) -> list[float]:
+    import re
+
+    re.fullmatch(BACKTRACKS, BOMB)  # holds Python's lock
+    return []
+
+
+def ignores_errors(**_: Any) -> list[float]:
+    while True:
+        try:
+            spins()
+        except Exception:  # noqa: BLE001
+            continue
+
+
+@pytest.fixture
+def guard() -> Iterator[CallGuard]:
+    guard = CallGuard()
+    yield guard
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (spins, "more than 0.05 s of CPU time"),
+        (backtracks, "more than 0.05 s of CPU time"),
+        (ignores_errors, "more than 0.05 s of CPU time"),
+        (sleeps, "no result after 0.5 s of the clock"),
+    ],
+)
+def test_a_users_function_that_hangs_stops_by_name(guard: CallGuard, function: Callable[..., Any], reason: str) -> None:
+    reward = Reward(fn="mine:f", name="f", weight=1, args={}, function=function, cpu_seconds=0.05, guard=guard)
+    with pytest.raises(RewardError) as caught:
+        score([reward], [prompt()] * 3, ["a", "b", "c"])
+    assert str(caught.value).startswith(f"reward mine:f, called with 3 completions: {reason}")
+    assert "rewards[].cpu_seconds 0.05" in str(caught.value)
+
+
+def test_a_users_function_within_its_bound_is_called_here_again_and_again(guard: CallGuard) -> None:
+    calls: list[int] = []
+
+    def mine(completions: list[str], **_: Any) -> list[float]:
+        calls.append(os.getpid())
+        time.sleep(0.15)  # the watching process has looked by then
+        return [float(len(calls))]
+
+    before = signal.getsignal(signal.SIGPROF)
+    reward = Reward(fn="mine:f", name="f", weight=1, args={}, function=mine, cpu_seconds=0.1, guard=guard)
+    prompts = [prompt()]
+    assert [score([reward], prompts, ["a"]).total for _ in range(3)] == [(1,), (2,), (3,)]
+    assert set(calls) == {os.getpid()}
+    assert signal.getsignal(signal.SIGPROF) == before
+
+
+HOLDS_PYTHON = """
+from itertools import repeat
+from grpo_core.rewards.call_guard import CALLS
+CALLS.call(lambda: sum(repeat(1)), 0.2, "reward mine:f, called with 1 completions")
+"""
+
+
+@pytest.mark.proof
+def test_native_code_that_no_signal_reaches_is_killed_by_name() -> None:
+    script = run_script(HOLDS_PYTHON)
+    _, errors = script.communicate(timeout=60)
+    assert script.returncode == -signal.SIGKILL
+    assert errors.startswith("killed: reward mine:f, called with 1 completions: more than 0.2 s of CPU time")
+
+
+# Processes
+
+
+def run_script(text: str, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+POOL = """
+import os, sys
+os.dup2(os.pipe()[0], 0)  # the end of the input would end the pool
+from grpo_core.rewards import judges
+judges._LOADERS |= {"sleeps": lambda _: lambda: __import__("time").sleep(3600),
+                    "allocates": lambda _: lambda: len(bytes(2 << 30)) and None,
+                    "nests": lambda _: (f := lambda: f()) and f,
+                    "dies": lambda _: lambda: __import__("os").abort(),
+                    "raises": lambda _: lambda: 1 / 0,
+                    "prints": lambda _: lambda: print("[]") or 0.5}
+from grpo_core.rewards.pool import Pool
+print([next(iter(reply)) for reply in Pool([]).judge([[name] for name in sys.argv[1:]], 0.5, 0.5)])
+"""
+
+
+def test_a_worker_that_sleeps_allocates_dies_or_prints_is_told_apart() -> None:
+    out, errors = run_script(POOL, "sleeps", "allocates", "nests", "dies", "raises", "prints").communicate(timeout=60)
+    assert out == "['asleep', 'over', 'over', 'over', 'error', 'value']\n", errors
+
+
+HANGS = f"""
+from grpo_core.rewards.workers import WORKERS
+WORKERS.start(["format"])
+print(WORKERS._process.pid, flush=True)
+WORKERS.judge([("format", {BACKTRACKS!r}, {BOMB!r} + str(number)) for number in range(8)], 600, 600)
+"""
+
+
+def children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("victim", ["trainer", "pool"])
+def test_no_worker_outlives_who_needs_it(victim: str) -> None:
+    script = run_script(HANGS)
+    assert script.stdout is not None
+    pool = int(script.stdout.readline())
+    while len(workers := children(pool)) < min(core_count(), 8):
+        time.sleep(0.02)
+    processes = [identify(pid) for pid in (pool, *workers)]
+    os.kill(script.pid if victim == "trainer" else pool, signal.SIGKILL)
+    _, errors = script.communicate(timeout=30)
+    assert ("the process that judges completions" in errors) == (victim == "pool")
+    deadline = time.monotonic() + 30
+    while any(map(is_running, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+BURNS = "while True: pass"
+
+
+@pytest.mark.proof
+def test_a_loaded_machine_gives_the_same_rewards() -> None:
+    reward = bounded("math_answer", 0.2)
+    texts = [f"It is {number}" if number % 4 else f"$9^{{9^{{9^{{{number + 9}}}}}}}$" for number in range(32)]
+    idle = judged(reward, texts)
+    burners = [run_script(BURNS) for _ in range(20)]
+    try:
+        assert judged(reward, texts) == idle
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.communicate()
+    assert set(idle[1]) == set(range(0, 32, 4))
+    assert idle[0][2] == 1
+
+
+@pytest.mark.proof
+def test_a_thousand_hostile_answers_are_judged() -> None:
+    texts = [f"$9^{{9^{{9^{{{number + 9}}}}}}}$" for number in range(1024)]
+    scores, timeouts = judged(bounded("math_answer", 1.0), texts)
+    assert scores == [0.0] * 1024
+    assert len(timeouts) == 1024
+
+
+def test_a_bound_on_what_cannot_hang_has_no_effect() -> None:
+    rewards = [{"fn": "exact_answer", "cpu_seconds": 2}, {"fn": "format", "cpu_seconds": 2}]
+    found = [text for text in check_consistency(load_config(None, {"rewards": rewards})) if "cpu_seconds" in text]
+    assert found == ["rewards.0.cpu_seconds: 2.0 has no effect with exact_answer, which cannot hang"]
