@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.run.comparison import FigureDifference, compare_journals, compare_means, differences
+from grpo_core.run.comparison import IN_OTHER_PASSES, FigureDifference, compare_journals, compare_means, differences
 from grpo_core.run.journal import Kind, Record
 
 
@@ -88,3 +88,24 @@ def test_the_means_are_those_of_the_shared_steps_with_the_error_of_their_paired_
     assert found.standard_error == pytest.approx(1 / math.sqrt(3))  # differences 1, 0, 2: their deviation is 1
     assert str(found) == "reward/mean over 3 steps: 1 then, 2 now (difference 1, standard error 0.58)"
     assert math.isnan(compare_means(before[:1], now)[0].standard_error)
+
+
+def test_a_figure_that_an_earlier_version_did_not_measure_is_not_compared() -> None:
+    added, lost = {"reward/maths/timeout_frac": 0.25}, {"reward/maths/unscorable_frac": 0.0}
+    before, now = step(1), step(1, **added)
+    assert differences(before, now) == []
+    assert [found.key for found in differences(now, before)] == ["reward/maths/timeout_frac"]  # it was lost
+    assert [found.key for found in differences(now, step(1, **{"reward/maths/timeout_frac": 0.5}))] == [*added]
+    assert [found.key for found in differences(before, step(1, **lost))] == [*lost]
+
+
+def test_within_a_tolerance_figures_are_the_same_and_beyond_it_not() -> None:
+    before = step(1, **{"kl/ref/k3": 0.5, "loss/policy": 1e-9})
+    near = step(1, **{"kl/ref/k3": 0.5 * (1 + 9e-5), "loss/policy": -9e-7})
+    assert [found.key for found in differences(before, near)] == ["kl/ref/k3", "loss/policy"]
+    assert differences(before, near, tolerance=IN_OTHER_PASSES) == []
+    far = step(1, **{"kl/ref/k3": 0.5 * (1 + 1.1e-4), "loss/policy": 1.2e-6})
+    assert [found.key for found in differences(before, far, tolerance=IN_OTHER_PASSES)] == ["kl/ref/k3", "loss/policy"]
+    nan = step(1, **{"kl/ref/k3": math.nan, "loss/policy": math.inf})
+    assert differences(nan, nan, tolerance=IN_OTHER_PASSES) == []
+    assert len(differences(before, nan, tolerance=IN_OTHER_PASSES)) == 2
