@@ -4,6 +4,7 @@
 since code of users prints what it likes. It is a process because that code may take for ever, crash or end the process.
 """
 
+import importlib
 import itertools
 import json
 import os
@@ -48,6 +49,19 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
             yield {"fault": str(error)}
         except SystemExit as error:
             yield {"fault": f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"}
+    yield from _rule_faults(config)
+
+
+def _rule_faults(config: RunConfig) -> Iterator[dict[str, str]]:
+    """Yield the functions of rules that cannot be imported; none is called, as there is no figure yet."""
+    for index, name in ((index, rule.function) for index, rule in enumerate(config.monitor.rules) if rule.function is not None):
+        what, (module, _, attribute) = f"monitor.rules.{index}.function {name}", name.partition(":")
+        yield {"doing": what}
+        try:
+            if not callable(getattr(importlib.import_module(module), attribute)):
+                yield {"fault": f"{what}: is no function"}
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
+            yield {"fault": f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"}
 
 
 def refuse_long(prompts: Sequence[Prompt], config: RunConfig) -> None:

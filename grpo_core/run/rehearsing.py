@@ -70,7 +70,7 @@ class Rehearsal:
         while True:
             line = self._next_line(time.monotonic() + seconds)
             if line is None:
-                remedy = "" if doing.startswith("data") else f"; {doing.partition('.fn')[0]}.dry_run=false does not call it"
+                remedy = f"; {doing.partition('.fn')[0]}.dry_run=false does not call it" if doing.startswith("rewards") else ""
                 return [*faults, f"{doing}: has not returned after {seconds:.0f} s and was killed{remedy}"]
             if not line:
                 return [*faults, f"{doing}: its process died ({self._last_words()})"]
@@ -79,7 +79,7 @@ class Rehearsal:
                 return faults
             faults += [facts["fault"]] if "fault" in facts else []
             doing = facts.get("doing", doing)
-            seconds = REWARD_SECONDS if doing.startswith("rewards") else DATA_SECONDS
+            seconds = DATA_SECONDS if doing.startswith("data") else REWARD_SECONDS
 
     def _next_line(self, deadline: float) -> bytes | None:
         """Return the next line; empty at its end, None where the deadline passes."""

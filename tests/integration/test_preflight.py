@@ -108,6 +108,14 @@ def test_each_mistake_of_a_reward_function_is_one_line_with_its_place(faults: An
     assert f"{beside}/broken_of_this_test.py, line 2" in broken
 
 
+def test_the_function_of_a_rule_is_imported(faults: Any) -> None:
+    names = ["rewards_of_this_test:good", "rewards_of_this_test:nothing", "nowhere_of_this_test:f"]
+    rules = [{"kind": "custom", "function": name} for name in names]
+    nothing, nowhere = faults(overrides={"monitor.rules": rules})
+    assert nothing.startswith("monitor.rules.1.function rewards_of_this_test:nothing: cannot be imported: AttributeError")
+    assert nowhere.startswith("monitor.rules.2.function nowhere_of_this_test:f: cannot be imported: ModuleNotFoundError")
+
+
 def test_a_function_that_ends_its_process_is_named(faults: Any) -> None:
     assert faults("good", "dies") == ("rewards.1.fn rewards_of_this_test:dies: its process died (exit code 5)",)
 
