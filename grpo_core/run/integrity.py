@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config import changes_between, validate_config
-from grpo_core.errors import ConfigError, GrpoError, JournalError, ModelError, cause, shown
+from grpo_core.errors import ConfigError, GrpoError, JournalError, ModelError, cause, raised_as, shown
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark, read_state
 from grpo_core.run.folder import RunDir
@@ -106,7 +106,8 @@ def check_journal(run_dir: RunDir) -> Checked:
                 f"{item.path}: its figures are not those that the journal holds of this evaluation; remove it and evaluate "
                 f"again with `grpo train --resume {shlex.quote(str(run_dir.path))}`"
             )
-    return Checked(records=records, notes=tuple(_notes(records)))
+    with raised_as(JournalError, f"{run_dir.journal_file}, {{cause}}", ValueError):
+        return Checked(records=records, notes=tuple(_notes(records)))
 
 
 def check_config(run_dir: RunDir, records: Sequence[Record]) -> None:

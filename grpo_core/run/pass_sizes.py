@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as stored_dataclass
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, JournalError, listed, raised_as, shown
+from grpo_core.errors import ConfigError, JournalError, cause, listed, raised_as, shown
 from grpo_core.machine.jsonfile import STORED, build, read_json, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
@@ -102,18 +102,24 @@ def pass_plan(run_dir: RunDir) -> PassPlan:
 
 
 def sizes_in(record: Record) -> PassSizes | None:
-    """Return the sizes that a record puts in force; None for other records, and those of versions that did not write them."""
+    """Return the sizes that a record puts in force; None for other records, and those of versions that did not write them.
+
+    Raises:
+        ValueError: it holds something else than sizes.
+    """
     if record.kind not in ("start", "resume") or PASSES_FIELD not in record.data:
         return None
-    with raised_as(JournalError, f"the {record.kind} record of step {record.step}: {PASSES_FIELD}: {{cause}}", ValueError):
+    try:
         return build(PassSizes, record.data[PASSES_FIELD])
+    except ValueError as error:
+        raise ValueError(f"line {record.seq + 1}, {PASSES_FIELD} of the {record.kind} record: {cause(error)}") from error
 
 
 def lowered_notes(records: Iterable[Record]) -> list[str]:
     """Return a line for each resume that lowered a size.
 
     Raises:
-        JournalError: a record holds something else than sizes.
+        ValueError: a record holds something else than sizes.
     """
     notes, before = [], None
     for record in records:
@@ -196,5 +202,6 @@ def sizes_to_lower(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _changes(run_dir: RunDir) -> Sequence[Change]:
     history = read_journal(run_dir.journal_file) if run_dir.journal_file.exists() else []
-    found = ((record.step, sizes_in(record)) for record in history)
+    with raised_as(JournalError, f"{run_dir.journal_file}, {{cause}}", ValueError):
+        found = [(record.step, sizes_in(record)) for record in history]
     return [Change(after_step=step, sizes=sizes) for step, sizes in found if sizes is not None]

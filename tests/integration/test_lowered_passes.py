@@ -142,3 +142,18 @@ def test_a_journal_of_a_version_that_wrote_no_sizes_has_those_of_its_configurati
     run.journal_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert len(read_journal(run.journal_file)) == len(lines)
     assert pass_plan(run).after(1) == PassSizes.of(run.read_config())
+
+
+def test_sizes_that_were_edited_in_a_journal_without_digests_are_named_with_file_and_line(tiny_run: Any) -> None:
+    run = tiny_run(OPTIONS | {"training.steps": 1})
+    train(run)
+    lines = [json.loads(line) for line in run.journal_file.read_text().splitlines()]
+    for line in lines:
+        del line["digest"]
+    lines[0]["data"]["passes"] = {"rollout_rows": 256}
+    run.journal_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (run.path / "provenance.json").unlink(missing_ok=True)
+    fault = rf"{run.journal_file}, line 1, passes of the start record: microbatch_tokens: is missing"
+    for reading in (pass_plan, run_status):
+        with pytest.raises(JournalError, match=fault):
+            reading(run)
