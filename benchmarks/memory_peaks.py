@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
+from grpo_core.policy.device import Dtype
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.sources.scratch import RECIPES, build_tokenizer
 from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
@@ -31,7 +32,7 @@ class Work:
     group: int
     prompt_tokens: int
     completion_tokens: int
-    dtype: str
+    dtype: Dtype
 
     def model(self) -> tuple[LlamaForCausalLM, ModelShape]:
         """Return a model of random weights and its shape."""

@@ -7,6 +7,7 @@ is prepared for each new shape shows in the first pass over the lengths, and not
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -85,7 +86,7 @@ def run(context: Context) -> Result:
     contexts: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "this project's flags": contextlib.nullcontext,
         "torch's flags, with cuDNN": with_cudnn,
-        **{f"{name} alone": lambda kernel=kernel: sdpa_kernel(kernel) for name, kernel in KERNELS.items()},
+        **{f"{name} alone": partial(sdpa_kernel, kernel) for name, kernel in KERNELS.items()},
     }
     found, choices, wrong = [], {}, []
     with opened_device(context) as device:
