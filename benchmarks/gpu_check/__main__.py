@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,15 +104,19 @@ def _outcome(entry: Planned, context: Context, options: argparse.Namespace) -> O
 
 def _context(options: argparse.Namespace) -> Context:
     environment = look_around(options.device, None, None)
-    named: Callable[[Path | None], Path | None] = lambda path: None if path is None else path.resolve()  # noqa: E731
     return Context(
         device=options.device,
         small=options.small,
         folder=Path(),
-        model=named(options.model),
-        data=named(options.data),
-        vllm_python=named(environment.vllm_python),
+        model=_absolute(options.model),
+        data=_absolute(options.data),
+        vllm_python=_absolute(environment.vllm_python),
     )
+
+
+def _absolute(path: Path | None) -> Path | None:
+    """Return a path that other folders may use; links stay, as an environment's interpreter is one."""
+    return None if path is None else path.expanduser().absolute()
 
 
 def write(report: Report, folder: Path) -> None:

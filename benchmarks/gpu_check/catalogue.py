@@ -162,7 +162,8 @@ PARTS = (
         seconds=30,
         module=f"{FOLDER}.nccl",
         modules=TORCH,
-        gigabytes=4,
+        sees_all=True,
+        gigabytes=5,
         on_cpu=False,
     ),
 )

@@ -1,10 +1,10 @@
 """The report for people: a table of the parts, then a section for each. Text of others is shown as text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu_check.part import Figure, Table
 from benchmarks.gpu_check.report import Outcome, Report
-from grpo_core.plain_text import for_code, for_markdown, markdown_table
+from grpo_core.plain_text import for_code, for_markdown
 
 
 def as_markdown(report: Report) -> str:
@@ -40,7 +40,7 @@ def _overview(report: Report) -> str:
         [outcome.name, outcome.result.verdict, f"{outcome.seconds:.0f}", for_markdown(outcome.result.text)]
         for outcome in report.outcomes
     ]
-    return markdown_table(["Part", "Verdict", "Seconds", "Result"], rows)
+    return _rows(["Part", "Verdict", "Seconds", "Result"], rows)
 
 
 def _section(outcome: Outcome) -> str:
@@ -51,7 +51,7 @@ def _section(outcome: Outcome) -> str:
     ]
     if outcome.result.figures:
         rows = [[for_markdown(key), shown(value)] for key, value in outcome.result.figures.items()]
-        pieces.append(markdown_table(["Figure", "Value"], rows))
+        pieces.append(_rows(["Figure", "Value"], rows))
     for table in outcome.result.tables:
         pieces += [for_markdown(table.title), _table(table)]
     if outcome.log:
@@ -63,8 +63,14 @@ def _log(outcome: Outcome) -> Iterator[str]:
     return (f"- {for_code(line)}" for line in outcome.log)
 
 
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of cells in which `for_markdown` has escaped bars already."""
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|---" * len(head) + "|", *others])
+
+
 def _table(table: Table) -> str:
-    return markdown_table([for_markdown(cell) for cell in table.head], [[shown(cell) for cell in row] for row in table.rows])
+    return _rows([for_markdown(cell) for cell in table.head], [[shown(cell) for cell in row] for row in table.rows])
 
 
 def shown(value: Figure) -> str:

@@ -35,7 +35,9 @@ class Part:
     modules: tuple[str, ...] = ()
     """Python modules that it imports."""
     devices: int = 1
-    """CUDA devices that it uses."""
+    """CUDA devices that it needs, and sees."""
+    sees_all: bool = False
+    """Whether it sees all devices that are here."""
     gigabytes: float = 1.0
     """Free memory of the first device that it needs."""
     on_cpu: bool = True

@@ -36,7 +36,12 @@ def run_part(part: Part, context: Context, log: Path, limit: float) -> Outcome:
         result_file, context_file = folder / "result.json", folder / "context.json"
         (folder / "work").mkdir()
         context_file.write_text(replace(context, folder=folder / "work").as_json())
-        code = _run([part.module, str(context_file), str(result_file)], variables(context.device, part.devices), log, limit)
+        code = _run(
+            [part.module, str(context_file), str(result_file)],
+            variables(context.device, None if part.sees_all else part.devices),
+            log,
+            limit,
+        )
         result = Result.from_json(result_file.read_text()) if result_file.exists() else Result(verdict="failed", text="")
     if code is None:
         result = Result(verdict="failed", text=f"no end within {limit:.0f} s; ended, with all its processes")
@@ -91,17 +96,27 @@ def _lifeline() -> Iterator[int]:
         os.close(writing)
 
 
-def variables(device: str, devices: int) -> dict[str, str]:
-    """Return the environment of a part: it sees as many of the devices here as it uses, none with `--device cpu`."""
+def variables(device: str, devices: int | None) -> dict[str, str]:
+    """Return the environment of a part.
+
+    Args:
+        device: with `cpu` it sees no GPU.
+        devices: how many of those here it sees, the first; None = all.
+    """
+    if device == "cpu":
+        return {**all_devices(), "CUDA_VISIBLE_DEVICES": ""}
+    if devices is None:
+        return all_devices()
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(number) for number in range(devices)] if seen is None else seen.split(",")[:devices]
-    return {**all_devices(), "CUDA_VISIBLE_DEVICES": ",".join(names) if device == "cuda" else ""}
+    return {**all_devices(), "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def all_devices() -> dict[str, str]:
     """Return the environment of a process that sees what this one sees; devices are numbered as nvidia-smi does."""
     return {
         "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

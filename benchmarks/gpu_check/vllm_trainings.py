@@ -31,10 +31,9 @@ def vllm_steps(context: Context, modes: Mapping[str, tuple[str, Mapping[str, Any
     figures, tables, failed = dict[str, Figure](), list[Table](), list[str]()
     for number, (title, (dtype, keys)) in enumerate(modes.items()):
         is_inside = keys["mode"] == "colocate"
-        python = str(context.vllm_python)
         changes = {f"rollout.vllm.{key}": value for key, value in keys.items()}
-        changes |= {"rollout.engine": "vllm", "rollout.vllm.kv_cache_gib": 1, "rollout.vllm.python": python}
-        changes |= {"training.python": python} if is_inside else {}
+        changes |= {"rollout.engine": "vllm", "rollout.vllm.kv_cache_gib": 1}
+        changes["training.python" if is_inside else "rollout.vllm.python"] = str(context.vllm_python)
         workload = replace(random_workload(context, dtype), model=str(model))
         config = configured(workload, context.folder / f"inputs-{number}", {**CHANGES, **changes})
         run_dir = new_run(config, context.folder / f"run-{number}")
@@ -50,5 +49,5 @@ def vllm_steps(context: Context, modes: Mapping[str, tuple[str, Mapping[str, Any
         figures |= {f"{title}: {key}": value for key, value in speed_figures(steps).items()}
         figures[f"{title}: kl/sampler/k3, most"] = mismatch
         tables.append(replace(learning_table(steps), title=f"Steps, {title}"))
-    text = "; ".join(failed)[:800] or f"{len(modes)} trainings of three steps with completions from vLLM"
+    text = "; ".join(failed)[:800] or f"three steps with completions from vLLM, each of {len(modes)}: {', '.join(modes)}"
     return Result(verdict="failed" if failed else "passed", text=text, figures=figures, tables=tuple(tables))

@@ -49,6 +49,7 @@ def run(context: Context) -> Result:
         )
     ]
     if on_gpu:
+        torch.cuda.empty_cache()  # for the training, which is a process of its own
         tables.append(of_training(context))
     ratios = [float(row[4] or 0) for row in rows]
     text = f"estimates are {min(ratios):.2f} to {max(ratios):.2f} of the peaks"
