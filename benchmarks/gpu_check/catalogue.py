@@ -41,6 +41,7 @@ PARTS = (
         seconds=20,
         module=f"{FOLDER}.device",
         modules=TORCH,
+        gigabytes=3,
     ),
     Part(
         name="attention",
