@@ -46,7 +46,7 @@ PARTS = (
     Part(
         name="attention",
         purpose="Which attention torch chooses for a decoded token with a padding mask, and its time at 64 growing lengths.",
-        need="torch",
+        need="the base install",
         seconds=30,
         module=f"{FOLDER}.attention",
         modules=CORE,

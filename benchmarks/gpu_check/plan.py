@@ -76,8 +76,8 @@ def _no_device(part: Part, machine: Machine, device: str) -> str | None:
 def describe(planned: Sequence[Planned], machine: Machine) -> str:
     """Return the plan as text: every part with its purpose, need, time, and whether it would run."""
     devices = "; ".join(map(str, machine.devices)) or "no CUDA device"
-    torch = machine.versions.get("torch", "no torch")
-    lines = [f"gpu-check, dry run: {devices}, torch {torch}; nothing is run or written"]
+    torch = f"torch {machine.versions['torch']}" if "torch" in machine.versions else "no torch"
+    lines = [f"gpu-check, dry run: {devices}, {torch}; nothing is run or written"]
     for entry in planned:
         part = entry.part
         lines += [
