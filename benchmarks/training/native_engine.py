@@ -1,10 +1,9 @@
 """This engine, with everything that a run journals at each step, without evaluations and checkpoints."""
 
 import contextlib
-import time
 from pathlib import Path
 
-from benchmarks.training.timed import TimedStep, Turns
+from benchmarks.training.timed import TimedStep, Turns, now
 from benchmarks.training.workload import Workload
 from grpo_core.data.prepare import prepare
 from grpo_core.policy.device import choose_kernels, pin_threads
@@ -40,10 +39,10 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
         state = FRESH
         for _ in range(workload.steps):
             turns.wait()
-            began = time.perf_counter()
+            began = now()
             result = run_step(session, state)
             state, _ = conclude(session, result, 0)
-            seconds = time.perf_counter() - began
+            seconds = now() - began
             rollouts = result.batch.rollouts
             turns.report(
                 TimedStep(
@@ -51,5 +50,6 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
                     phases={phase: result.metrics[f"time/{phase}_seconds"] for phase in TIMED},
                     prompt_tokens=sum(len(prompt.token_ids) for prompt in rollouts.prompts),
                     completion_lengths=rollouts.lengths().tolist(),
+                    peak_gib=result.metrics["perf/peak_memory_gib"],  # each phase begins a new peak of a GPU
                 )
             )

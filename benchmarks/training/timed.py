@@ -2,16 +2,33 @@
 
 import json
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from benchmarks.training.workload import Workload
 
 PHASES = ("rollout", "logps", "update", "sync", "other")
 """Completions; log-probabilities under the reference and, here, under the initial policy; forward, backward and optimizer; the
 reference's synchronisation with its measurement; all the rest."""
+
+
+def now() -> float:
+    """Return the seconds of a clock; on a GPU, once it has done its work."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_gib() -> float:
+    """Return the most memory that this process has had so far: of the tensors on its GPU, or as the system sees the process."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +42,8 @@ class TimedStep:
     """Of the step's prompts, each counted once."""
     completion_lengths: list[int]
     """Tokens of each completion, the end token included."""
-    peak_gib: float = field(default_factory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
-    """Most memory that the process has had so far."""
+    peak_gib: float = field(default_factory=peak_gib)
+    """See `peak_gib`."""
 
     def phase(self, name: str) -> float:
         """Return the seconds of one of PHASES."""

@@ -1,6 +1,5 @@
 """TRL's `GRPOTrainer` as its users run it: its own generation, optimizer and callbacks; only clocks are added."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ from transformers import PrinterCallback, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from benchmarks.training.timed import TimedStep, Turns
+from benchmarks.training.timed import TimedStep, Turns, now
 from benchmarks.training.workload import Workload, characters, read_prompts
 from grpo_core.interop.trl.keys import trl_arguments
+from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import load_model, load_tokenizer
 
 FASTEST = {
@@ -22,7 +22,7 @@ FASTEST = {
     "use_vllm": False,
     "dataloader_pin_memory": False,
 }
-"""TRL's own options that decide its speed on a CPU, each at its fastest value; all rows are one batch."""
+"""TRL's own options that decide its speed, each at its fastest value."""
 
 
 def run(workload: Workload, folder: Path, turns: Turns) -> None:
@@ -32,7 +32,8 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
     prompts = read_prompts(folder)
     config = workload.config(folder)
     widest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
-    arguments = trl_arguments(config, prompt_width=widest, on_cpu=True, output=folder / "trl") | FASTEST
+    on_cpu = pick_device(config.training.device).type == "cpu"
+    arguments = trl_arguments(config, prompt_width=widest, on_cpu=on_cpu, output=folder / "trl") | FASTEST
     trainer = ClockedTrainer(
         model=load_model(folder / "model"),
         reward_funcs=[characters],
@@ -61,16 +62,16 @@ class ClockedTrainer(GRPOTrainer):
         super().__init__(**arguments)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        began = time.perf_counter()
+        began = now()
         found = super()._generate(prompts)
-        self.seconds["rollout"] = time.perf_counter() - began
+        self.seconds["rollout"] = now() - began
         self.prompts = list(dict.fromkeys(prompts))
         return found
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        began = time.perf_counter()
+        began = now()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        self.scored_at = time.perf_counter()
+        self.scored_at = now()
         self.seconds["logps"] = self.scored_at - began - self.seconds["rollout"]
         self.lengths = output["completion_mask"].sum(dim=1).tolist()
         return output
@@ -86,22 +87,22 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.finish()
         self._turns.wait()
-        self._began = time.perf_counter()
+        self._began = now()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._updated_at = time.perf_counter()
+        self._updated_at = now()
         self._trainer.seconds["update"] = self._updated_at - self._trainer.scored_at
 
     def on_log(self, *_: Any, **__: Any) -> None:
         if self._began:
-            self._trainer.seconds["sync"] = time.perf_counter() - self._updated_at
+            self._trainer.seconds["sync"] = now() - self._updated_at
 
     def finish(self) -> None:
         """Report the step that has been made, if one has."""
         if not self._began:
             return
         step = TimedStep(
-            seconds=time.perf_counter() - self._began,
+            seconds=now() - self._began,
             phases=dict(self._trainer.seconds),
             prompt_tokens=sum(map(self._count, self._trainer.prompts)),
             completion_lengths=self._trainer.lengths,

@@ -7,7 +7,6 @@ from typing import Any
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.run.folder import RunDir
-from tests.conftest import build_values
 
 STEPS = 8
 
@@ -124,5 +123,7 @@ class Variant:
 
 def build_variant(name: str, model: Path) -> Variant:
     """Return a variant that trains the model in a folder."""
+    from tests.conftest import build_values  # `make gpu-check` takes Variant where pytest is not installed
+
     values = {"training.steps": STEPS, "evaluation.every_num_prompts": 6, **OVERRIDES[name]}
     return Variant(name=name, config=validate_config(apply_overrides(build_values(model), values)))

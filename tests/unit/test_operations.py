@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.gpu_check.operations import CountedOperations
 from grpo_core.generation import torch_sampler
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.forward import encode_prompts, expand_prefix
@@ -26,45 +26,8 @@ SIZES = {
     "num_key_value_heads": 4,
     "pad_token_id": 0,
 }
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "lift_fresh", "lift_fresh_copy")
-VIEWS = {
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "transpose",
-    "t",
-    "permute",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "slice",
-    "select",
-} | {
-    "split",
-    "split_with_sizes",
-    "detach",
-    "alias",
-    "as_strided",
-}
 NORM = Counter(pow=1, mean=1, add_=1, rsqrt=1, mul=2)
 """What a CPU runs for one RMSNorm; a GPU has it as one operation."""
-
-
-class Counted(TorchDispatchMode):
-    """Counts operations by name, views apart, and what makes a host wait for a device."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.waits = Counter(), 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        self.operations[name] += name not in VIEWS
-        by_mask = name in ("index", "index_put", "index_put_") and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        )
-        self.waits += name in WAITS or by_mask
-        return function(*args, **(kwargs or {}))
 
 
 def model(family, layers):
@@ -79,7 +42,7 @@ def operations_of_a_token(family, layers, dtype):
         prefix = expand_prefix(encode_prompts(chosen, [[1, 2, 3], [4, 5]]), torch.tensor([0, 0, 1, 1]))
         decoder = LeanDecoding.of(chosen, dtype, packed=False).after(prefix, 8)
         decoder.run(torch.tensor([1, 2, 3, 4]))
-        with Counted() as counted:
+        with CountedOperations() as counted:
             decoder.run(torch.tensor([1, 2, 3, 4]))
     return counted.operations
 
@@ -98,7 +61,7 @@ def sample(tokens, eos=(599,)):
     policy = policy_of(model("llama", 2), eos=eos, decoded_plainly_because=None)
     prompts = [Prompt(id=number, content="", text="", token_ids=(5, 6, 7 + number), columns={}) for number in range(3)]
     asked = SamplingSettings(group_size=4, max_completion_tokens=tokens)
-    with Counted() as counted:
+    with CountedOperations() as counted:
         sampled = policy.sample(prompts, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
     return sampled, counted
 
@@ -145,7 +108,7 @@ def test_a_layer_on_a_gpu_meets_no_tensor_of_another_device(family):
                     module._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, device="cuda"))
         (layer,) = LeanDecoding.of(chosen, torch.bfloat16, packed=False).layers
         x, angles = torch.empty(4, 256, device="cuda"), torch.empty(4, 1, 32, device="cuda")
-        with Counted() as counted:
+        with CountedOperations() as counted:
             layer.run(x, (angles, angles), Cache(), None)
         assert x.device.type == "cuda"
     assert counted.waits == 0

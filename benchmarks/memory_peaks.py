@@ -1,0 +1,175 @@
+"""Shapes of models whose phases are measured against the estimates of memory: on a CPU by a test, on a GPU by `gpu_check`."""
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_core.config import RunConfig, load_config
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
+from grpo_core.policy.device import Dtype
+from grpo_core.policy.policy import Policy
+from grpo_core.policy.sources.scratch import RECIPES, build_tokenizer
+from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.types import Prompt
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model and the completions of a step."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    prompts: int
+    group: int
+    prompt_tokens: int
+    completion_tokens: int
+    dtype: Dtype
+
+    def model(self) -> tuple[LlamaForCausalLM, ModelShape]:
+        """Return a model of random weights and its shape."""
+        torch.manual_seed(0)
+        sizes = LlamaConfig(
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            vocab_size=self.vocabulary,
+            tie_word_embeddings=True,
+        )
+        model = LlamaForCausalLM(sizes).eval()
+        return model, ModelShape.of(sizes.to_dict(), sum(parameter.numel() for parameter in model.parameters()))
+
+    def config(self) -> RunConfig:
+        """Return a step of the work, and nothing else that samples."""
+        return load_config(
+            "quickstart",
+            {
+                "model.dtype": self.dtype,
+                "rollout.num_prompts_per_step": self.prompts,
+                "rollout.group_size": self.group,
+                "rollout.max_prompt_tokens": self.prompt_tokens,
+                "rollout.max_completion_tokens": self.completion_tokens,
+                "evaluation.num_prompts": 1,
+                "evaluation.samples": 1,
+                "evaluation.k": [1],
+                "probe.every_steps": None,
+            },
+        )
+
+    def completions(self, device: torch.device) -> SampledCompletions:
+        """Return completions that are all as long as they may be."""
+        ids = tuple(range(5, 5 + self.prompt_tokens))
+        tokens = torch.randint(5, self.vocabulary - 1, (self.prompts * self.group, self.completion_tokens), device=device)
+        return SampledCompletions(
+            prompts=tuple(Prompt(id=n, content="", text="", token_ids=ids, columns={}) for n in range(self.prompts)),
+            group_size=self.group,
+            completion_ids=tokens,
+            completion_mask=torch.ones_like(tokens, dtype=torch.bool),
+            sampling_per_token_logps=torch.zeros(tokens.shape, device=device),
+        )
+
+
+WORKS = {
+    "SmolLM2's proportions": Work(576, 1536, 12, 9, 3, 49152, 2, 8, 64, 64, "float32"),
+    "Qwen2.5's, in bfloat16": Work(896, 4864, 6, 14, 2, 20000, 2, 8, 128, 128, "bfloat16"),
+    "no shared keys": Work(1024, 2816, 8, 16, 16, 32000, 4, 4, 200, 100, "bfloat16"),
+    "a large vocabulary, short completions": Work(512, 1024, 4, 8, 2, 60000, 4, 16, 24, 48, "float32"),
+    "a long prompt": Work(768, 2048, 10, 12, 4, 16000, 1, 16, 512, 64, "float32"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Bytes of a phase beside what was there before it: estimated and at most allocated."""
+
+    update: tuple[int, int]
+    recomputed: tuple[int, int]
+    """Of an update with gradient checkpointing."""
+    logps: tuple[int, int]
+    rollout: tuple[int, int]
+
+
+def peaks_of(
+    work: Work, device: torch.device, *, padded: bool, plain_because: str | None, peak: Callable[[Callable[[], object]], int]
+) -> Peaks:
+    """Run each phase of a work and return its peaks.
+
+    Args:
+        work: the model and the completions.
+        device: on which it runs.
+        padded: whether completions are padded in a pass.
+        plain_because: as `Policy.plain_because`.
+        peak: returns the most bytes that a call had at a time, beside those that were there before.
+    """
+    model, shape = work.model()
+    config, completions = work.config(), work.completions(device)
+    policy = Policy(
+        model=model.to(device),
+        tokenizer=build_tokenizer(RECIPES["sums"].task),
+        eos_token_ids=(work.vocabulary - 1,),
+        dtype=work.dtype,
+        padded_because="asked for" if padded else None,
+        plain_because=plain_because,
+        decoded_plainly_because=None,
+    )
+    piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4
+    assert piece.rows == completions.num_rows, "the work is one micro-batch"
+
+    def updated(chosen: Policy) -> int:
+        most = peak(lambda: chosen.forward(completions, list(range(piece.rows))).logps.sum().backward())
+        model.zero_grad()
+        return most
+
+    usual, again = updated(policy), updated(replace(policy, recomputed=True))
+    checkpointing = config.training.model_copy(update={"gradient_checkpointing": True})
+    with_it = config.model_copy(update={"training": checkpointing})
+    measured = peak(lambda: policy.logps(completions))
+    asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
+    sampled = peak(lambda: policy.sample(completions.prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
+    return Peaks(
+        update=(update_bytes(config, shape, piece, half, padded=padded), usual),
+        recomputed=(update_bytes(with_it, shape, piece, half, padded=padded), again),
+        logps=(logps_bytes(shape, piece, half, padded=padded), measured),
+        rollout=(rollout_bytes(config, shape, half, packed=plain_because is None), sampled),
+    )
+
+
+def peak_on_cpu(function: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that a call had at a time on the CPU, as torch's profiler sees it."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        function()
+    live = most = 0
+    for _, size in sorted(_allocations(profiled.profiler.kineto_results.experimental_event_tree())):
+        live += size
+        most = max(most, live)
+    return most
+
+
+def _allocations(events: Any) -> Iterator[tuple[int, int]]:
+    for event in events:
+        if hasattr(event.extra_fields, "alloc_size"):
+            yield event.start_time_ns, event.extra_fields.alloc_size
+        yield from _allocations(event.children)
+
+
+def peak_on_cuda(function: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that a call had at a time on the current GPU."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
