@@ -73,11 +73,13 @@ def check_reward(value: str) -> str:
 def is_import_path(name: str) -> bool:
     """Return whether a function is named as `package.module:function`; a built-in name has no colon.
 
-    >>> is_import_path("my_rewards:brevity"), is_import_path("format"), is_import_path("my_rewards.brevity")
-    (True, False, False)
+    A folder or file that `grpo init` has written may have `-` in its name, and begin with a digit: importlib finds it.
+
+    >>> [is_import_path(name) for name in ("my_rewards:brevity", "exp.2nd-one.rewards:f", "format", "a.b", ":f", ".a:f", "a:b:c")]
+    [True, True, False, False, False, False, False]
     """
-    module, separator, function = name.partition(":")
-    return bool(separator) and all(part.isidentifier() for part in (*module.split("."), *function.split(".")))
+    module, _, function = name.partition(":")
+    return function.isidentifier() and all(f"_{part.replace('-', '_')}".isidentifier() and part for part in module.split("."))
 
 
 def near(name: str, names: Collection[str]) -> str:

@@ -98,7 +98,6 @@ NONSENSE = [
     ("rewards=[{fn: exact_anser}]", "did you mean exact_answer?"),
     ("rewards=[{fn: ':f'}]", "rewards.0.fn: input is neither built in"),
     ("rewards=[{fn: '.math:f'}]", "rewards.0.fn: input is neither built in"),
-    ("rewards=[{fn: 'my-rewards:f'}]", "of the form package.module:function"),
     ("rewards=[{fn: 'a:b:c'}]", "of the form package.module:function"),
     (
         "rewards=[{fn: format, weight: 1e12}]",
