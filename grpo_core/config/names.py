@@ -75,7 +75,7 @@ def is_import_path(name: str) -> bool:
 
     A folder or file that `grpo init` has written may have `-` in its name, and begin with a digit: importlib finds it.
 
-    >>> [is_import_path(name) for name in ("my_rewards:brevity", "exp.2nd-one.rewards:f", "format", "a.b", ":f", ".a:f", "a:b:c")]
+    >>> [is_import_path(name) for name in ("mine:f", "exp.2nd-one.rewards:f", "format", "a.b", ":f", ".a:f", "a:b:c")]
     [True, True, False, False, False, False, False]
     """
     module, _, function = name.partition(":")
