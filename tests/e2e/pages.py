@@ -40,6 +40,7 @@ RULES = (
     Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),
+    Rule(pattern=r"grpo train --resume \S+ training\..*", phrase="report +runs/stopped/report", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid"),

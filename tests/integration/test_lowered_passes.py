@@ -75,6 +75,7 @@ def test_replayed_steps_are_the_same_up_to_rounding_and_the_record_holds_the_siz
     assert (sizes_used, replayed_alerts(run)) == ([(4, 60)] * 3, [])
 
 
+@pytest.mark.proof
 def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(OPTIONS)
     train(run)
@@ -86,6 +87,7 @@ def test_a_figure_beyond_rounding_is_still_an_alert(tiny_run: Any, monkeypatch: 
     assert any("the replayed step record is not the one that it supersedes" in text for text in replayed_alerts(run))
 
 
+@pytest.mark.proof
 def test_a_reproduction_lowers_them_after_the_same_step(tiny_run: Any, sizes_used: Any) -> None:
     run = tiny_run(OPTIONS, name="first")
     train(run)

@@ -41,7 +41,9 @@ def full_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
     monkeypatch.setattr(owner, name, method)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", ["update", *(pytest.param(phase, marks=pytest.mark.proof) for phase in PHASES if phase != "update")]
+)
 def test_a_run_that_was_out_of_memory_goes_on_as_if_it_had_not_been(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], phase: str
 ) -> None:

@@ -173,6 +173,7 @@ def test_the_core_loads_nothing_beyond_its_base() -> None:
     assert not loaded & {*NOT_OF_CORE, "pytest", "datasets", "reasoning_gym"}
 
 
+@pytest.mark.proof
 def test_a_dry_run_lists_every_part_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--dry-run", "--output", str(tmp_path / "report")]) == 0
     printed = capsys.readouterr().out
@@ -268,6 +269,7 @@ def test_a_torch_that_is_not_the_pinned_one_is_stated() -> None:
     assert report.exit_code == 1  # nothing was run
 
 
+@pytest.mark.proof
 def test_a_folder_of_others_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.json").write_text('{"theirs": 1}')
     assert command.main(["--device", "cpu", "--output", str(tmp_path)], parts=PLANTED) == 2
