@@ -122,7 +122,7 @@ def prepare_inputs(workload: Workload, folder: Path) -> None:
     if workload.forced:
         _never_end(target, tokenizer)
     (folder / WORKLOAD_FILE).write_text(workload.as_json())
-    rows = [{"question": text, "answer": ""} for text in _prompts(workload, tokenizer)]
+    rows = [{"question": text, "answer": "0"} for text in _prompts(workload, tokenizer)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

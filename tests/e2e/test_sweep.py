@@ -160,11 +160,16 @@ def test_group_sizes_share_prompts_and_random_numbers_where_their_shapes_allow(
 def test_a_failing_run_is_recorded_and_a_pruned_one_keeps_its_data(
     grpo: Callable[..., Finished], tiny_values: dict[str, Any], tmp_path: Path
 ) -> None:
+    broken = tmp_path / "python"  # all that is tried before a run succeeds with it
+    broken.write_text(
+        f'#!/bin/sh\ncase "$*" in *grpo_core.training*) echo "no such device" >&2; exit 1;; esac\nexec {sys.executable} "$@"\n'
+    )
+    broken.chmod(0o755)
     write_sweep(
         tmp_path,
         tiny_values,
         {"training.steps": 1000, "training.checkpoint_every": None, "optimizer.lr": 0.05},
-        axes={"training.python": [sys.executable, "/nowhere/python"]},
+        axes={"training.python": [sys.executable, str(broken)]},
         seeds=[0, 1],
         failed_runs_allowed=1,
         pruner={"kl_budget": 1e-6, "first_step": 2, "window": 1},
@@ -173,7 +178,7 @@ def test_a_failing_run_is_recorded_and_a_pruned_one_keeps_its_data(
     done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/bad", cwd=tmp_path)
     assert done.returncode == 2
     assert "failed_runs_allowed: 1, and 2 run(s) have failed" in done.stderr
-    assert "/nowhere/python cannot be started" in done.stderr
+    assert "no such device" in done.stderr
     runs = pandas.read_parquet(tmp_path / "runs" / "bad" / "results" / "runs.parquet").set_index(["arm", "seed"])
     assert runs.loc[(0, 0), "status"] == "pruned"
     assert "over pruner.kl_budget 1e-06" in runs.loc[(0, 0), "cause"]

@@ -78,9 +78,9 @@ def test_a_run_that_will_not_fit_on_the_disk_is_refused_before_its_training(
     tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=1, f_blocks=10**6))
-    with pytest.raises(JournalError, match=r"disk: the run needs up to .* too little disk by"):
+    with pytest.raises(ConfigError, match=r"disk: the run needs up to .* too little disk by"):
         train(tiny_config(), run_dir="one", progress=False)
-    assert not Path("one/journal.jsonl").exists()
+    assert not Path("one").exists()
 
 
 def test_a_folder_with_a_run_is_refused(tiny_config: Callable[..., RunConfig]) -> None:
@@ -95,7 +95,8 @@ def test_an_error_of_the_training_is_raised_with_its_cause(
     text = "def fails(completions, **columns):\n    raise RuntimeError('no such unit: furlong')\n"
     Path("failing_rewards.py").write_text(text)
     with pytest.raises(TrainingError, match=r"failing_rewards:fails raised RuntimeError: no such unit: furlong"):
-        train(tiny_config({"rewards": [{"fn": "failing_rewards:fails"}]}), run_dir="one", evaluate=False, progress=False)
+        rewards = [{"fn": "failing_rewards:fails", "dry_run": False}]
+        train(tiny_config({"rewards": rewards}), run_dir="one", evaluate=False, progress=False)
     assert Run("one").state == "failed"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from grpo_core.policy import checkpoint as checkpoints
 from grpo_core.policy.policy import Policy
@@ -145,7 +146,7 @@ def watch_checkpoints(announcer: Announcer) -> None:
         if announcer.is_in(Phase.WRITE):
             announcer.point("middle", f"{Path(f'/proc/self/fd/{descriptor}').readlink().name} was flushed")
 
-    after(checkpoints.PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "config.json"))
+    after(PreTrainedModel, "save_pretrained", lambda _model, folder, **_: written(folder / "config.json"))
     after(checkpoints, "save_weights", lambda _weights, path: written(path))
     after(checkpoints, "save_optimizer", lambda _contents, path: written(path))
     after(Path, "write_text", lambda path, *_, **__: written(path))

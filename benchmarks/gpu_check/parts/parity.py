@@ -17,6 +17,7 @@ from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.grouped import why_padded
 from grpo_core.policy.lean_decoding import why_not_lean
+from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.trainable import Trainable
@@ -177,7 +178,7 @@ def _policy(
         model=_on(model, device).to(dtype),
         tokenizer=words(inputs.shape.vocabulary),
         eos_token_ids=(1,),
-        microbatch_tokens=1024,
+        passes=Passes(microbatch_tokens=1024),
         padded_because=padded_because,
     )
 
