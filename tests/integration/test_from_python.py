@@ -94,8 +94,8 @@ def test_an_error_of_the_training_is_raised_with_its_cause(
 ) -> None:
     text = "def fails(completions, **columns):\n    raise RuntimeError('no such unit: furlong')\n"
     Path("failing_rewards.py").write_text(text)
+    rewards = [{"fn": "failing_rewards:fails", "dry_run": False}]
     with pytest.raises(TrainingError, match=r"failing_rewards:fails raised RuntimeError: no such unit: furlong"):
-        rewards = [{"fn": "failing_rewards:fails", "dry_run": False}]
         train(tiny_config({"rewards": rewards}), run_dir="one", evaluate=False, progress=False)
     assert Run("one").state == "failed"
 

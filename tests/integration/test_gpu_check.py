@@ -53,7 +53,7 @@ def test_the_figures_are_those_of_runs_that_learn(report: Report) -> None:
     assert ["killed in update" in kills[0], "killed in write" in kills[1]] == [True, True]
     (phases, _) = found["speed"].tables
     assert [row[0] for row in phases.rows] == ["native", "trl"]
-    assert [row[0] for row in found["peaks"].tables[0].rows] == ["a large vocabulary, short completions"] * 3
+    assert [row[0] for row in found["peaks"].tables[0].rows] == ["a large vocabulary, short completions"] * 4
     assert (
         found["launches"].figures["lean: per token and layer"] < found["launches"].figures["transformers: per token and layer"]
     )
