@@ -40,7 +40,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     from grpo_core.rewards.base import reward_notes
     from grpo_core.run.imports import import_folders
     from grpo_core.run.memory_fit import fit_of, shape_for
-    from grpo_core.run.preflight import check_start
+    from grpo_core.run.preflight import check_start, memory_faults
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
@@ -48,7 +48,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     shape, is_here = shape_for(resolved), device_memory is None
     fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
     slow = slow_dtype_warnings(resolved) if is_here else ()
-    faults = check_start(resolved, import_folders(resolved, config)).faults if is_here else ()
+    faults = check_start(resolved, import_folders(resolved, config)).faults if is_here else tuple(memory_faults(fit))
     warnings = (*check_consistency(resolved), *slow, *(fit.warnings() if fit else ()))
     if as_json:
         derived = {

@@ -29,7 +29,7 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     return (
         error_if(
             not names_one and rule.metric is not None,
-            f"{key}: {rule.metric!r} has no effect on a {rule.kind} rule; leave it out",
+            f"{key}: {rule.metric!r} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
             names_one and not is_known,
@@ -51,7 +51,7 @@ def _bound(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
     return (
         error_if(
             not about.takes_bound and rule.bound is not None,
-            f"{key}: {rule.bound} has no effect on a {rule.kind} rule; leave it out",
+            f"{key}: {rule.bound} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(about.needs_bound and rule.bound is None, f"{key}: a {rule.kind} rule needs a bound in seconds"),
         error_if(
@@ -76,7 +76,7 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     return (
         error_if(
             rule.about.window is None and rule.window is not None,
-            f"{key}: {rule.window} has no effect on a {rule.kind} rule; leave it out",
+            f"{key}: {rule.window} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
             never_full,
@@ -100,11 +100,11 @@ def _function(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
     return (
         error_if(
             not is_custom and function is not None,
-            f"{key}.function: {function!r} has no effect on a {rule.kind} rule; leave it out",
+            f"{key}.function: {function!r} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
             not is_custom and bool(rule.options),
-            f"{key}.options: {rule.options} has no effect on a {rule.kind} rule; leave it out",
+            f"{key}.options: {rule.options} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
             is_custom and not is_import_path(function or ""),

@@ -34,8 +34,8 @@ class Fit:
     """Of the model."""
     fitting: Mapping[str, int | None]
     """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
-    checkpointing_fits: bool = False
-    """Whether the update would fit as it is with `training.gradient_checkpointing`."""
+    checkpointed_tokens: int | None = None
+    """Where the update does not fit: the largest `training.microbatch_tokens` that would with `gradient_checkpointing`."""
 
     @property
     def too_large(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Fit:
             "available": self.available,
             "too_large": list(self.too_large),
             "remedies": [self._remedy(phase) for phase, value in self.fitting.items() if value is not None],
-            "checkpointing_fits": self.checkpointing_fits,
+            "checkpointed_tokens": self.checkpointed_tokens,
         }
 
     def __str__(self) -> str:
@@ -78,7 +78,9 @@ class Fit:
     def _remedy(self, phase: str) -> str:
         value = self.fitting[phase]
         smaller = f"no {SETTINGS[phase]} is small enough" if value is None else f"set {SETTINGS[phase]}={value}"
-        return f"{smaller}, or {CHECKPOINTING}=true" if phase == "update" and self.checkpointing_fits else smaller
+        if phase != "update" or self.checkpointed_tokens is None:
+            return smaller
+        return f"{smaller}, or {CHECKPOINTING}=true with {SETTINGS[phase]}={self.checkpointed_tokens}"
 
 
 def shape_for(config: RunConfig) -> ModelShape | None:
@@ -100,13 +102,18 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need = memory_need(config, shape, padded=on_gpu)
     fitting = {} if available is None else _fitting(config, shape, need, available, padded=on_gpu)
-    checkpointed = memory_need(_with(config, CHECKPOINTING, True), shape, padded=on_gpu).update
+    again = _with(config, CHECKPOINTING, True)
+    with_it = memory_need(again, shape, padded=on_gpu)
+    is_asked = "update" in fitting and available is not None and not config.training.gradient_checkpointing
+    tokens: int | None = config.training.microbatch_tokens
+    if is_asked and available is not None and with_it.update > available:
+        tokens = _fitting(again, shape, with_it, available, padded=on_gpu)["update"]
     return Fit(
         need=need,
         available=available,
         parameters=shape.parameters,
         fitting=fitting,
-        checkpointing_fits="update" in fitting and available is not None and checkpointed <= available,
+        checkpointed_tokens=tokens if is_asked else None,
     )
 
 

@@ -58,7 +58,7 @@ def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None
     with rehearsing(config, folders) as rehearsal:  # beside the rest
         fit = None if (shape := shape_for(config)) is None else fit_of(config, shape)
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
-        own = [*no_gpu, *_model_faults(config), *_disk_faults(config, run_path), *_memory_faults(fit)]
+        own = [*no_gpu, *_model_faults(config), *_disk_faults(config, run_path), *memory_faults(fit)]
         faults = (*own, *rehearsal.faults())
     return Preflight(faults=faults, warnings=() if fit is None else fit.warnings())
 
@@ -104,7 +104,7 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
         yield str(error)
 
 
-def _memory_faults(fit: Fit | None) -> Iterator[str]:
+def memory_faults(fit: Fit | None) -> Iterator[str]:
     """Yield a refusal where the states alone do not fit: no setting of a step makes them smaller."""
     if fit is not None and fit.available is not None and fit.need.states > fit.available:
         yield (

@@ -9,6 +9,7 @@ from grpo_core.plain_text import shell_word
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import last_event
+from grpo_core.run.pass_sizes import pass_plan, sizes_in
 from grpo_core.run.process_state import process_runs
 from grpo_core.run.summary import run_state
 
@@ -25,7 +26,11 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     engine, has_begun = config.training.engine, run_dir.checkpoints.exists()
     if engine != "native" and has_begun and run_state(journal.history, run_dir)[0] != "finished":
         raise JournalError(f"run dir {run_dir.path}: training.engine {engine} cannot resume from a checkpoint; start a new run")
-    return (*journal.notes, f"the resumed run repeats what it has done {repeatability(config).what}")
+    plan, sizes = pass_plan(run_dir), [sizes_in(record) for record in journal.history]
+    in_force = next((found for found in reversed(sizes) if found is not None), plan.begun_with)
+    is_lowered = has_begun and repeatability(config).is_exact and in_force != plan.smallest
+    repeats = "up to rounding, since it computes less at once from here on" if is_lowered else repeatability(config).what
+    return (*journal.notes, f"the resumed run repeats what it has done {repeats}")
 
 
 def refuse_evaluation(run_dir: RunDir) -> None:

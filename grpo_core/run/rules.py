@@ -18,6 +18,8 @@ from grpo_core.run.journal import Record
 from grpo_core.run.windows import median, slope
 
 Figures = Mapping[str, float]
+MOST_TEXT = 500
+"""Characters of what a function of a user's says that are kept."""
 RELEASE = 0.8
 """A breach has ended once the figure is within this share of the bound: one that sways about it is reported once."""
 
@@ -121,7 +123,7 @@ class _Watched:
             found = self.function([dict(figures) for figures in self.history], **self.rule.options)
         except Exception as error:  # noqa: BLE001  (somebody else's function: it must not end the run)
             return f"{name} failed ({type(error).__name__}: {cause(error)})"
-        return None if not found else f"{name}: {found}"
+        return None if not found else f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}"
 
 
 @dataclass(frozen=True, kw_only=True)

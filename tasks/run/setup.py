@@ -76,12 +76,14 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     refuse_evaluation(run_dir)
     if repair is not None:
         repair_run(run_path, repair)
-    for note in check_resumable(run_dir):
-        say(note)
+    notes = check_resumable(run_dir)
     if sizes:
         with hold_run(run_path):
             for change in lower_passes(run_dir, sizes):
                 say(change)
+        notes = check_resumable(run_dir)
+    for note in notes:
+        say(note)
     return run_path
 
 

@@ -12,6 +12,7 @@ from grpo_core.plain_text import for_markdown
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.journal import Record
+from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
 from tasks.tracking.opening import NOTE
 from tasks.tracking.store import TrackedRun, make_client, short_retries
@@ -24,6 +25,8 @@ ALERTS = "**Alerts**"
 """Heads the alerts in the description of a run."""
 MAX_NOTE = 4000
 """Characters of a description; stores have bounds of their own."""
+PASSES_TAG = "grpo.passes"
+"""How much is computed at once since the newest resume, which may have lowered what the parameters of the run say."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 END_SECONDS = 60.0
@@ -52,6 +55,9 @@ class Shipper:
         if is_alert(record):
             self._tags[TRAINING_ALERT] = str(record.data.get("text"))
             self._notes.append(self._tags[TRAINING_ALERT])
+        if record.kind == "resume" and PASSES_FIELD in record.data:
+            sizes = ", ".join(f"{name} {size}" for name, size in record.data[PASSES_FIELD].items())
+            self._tags[PASSES_TAG] = f"after step {record.step}: {sizes}"
         self._syncs.add(record)
         if not record.metrics:
             return

@@ -48,6 +48,8 @@ def test_other_keys_and_larger_values_are_refused_before_anything_changes(grpo: 
 
 
 def test_it_ends_with_less_at_once_and_a_reproduction_is_identical(grpo: Any, stopped: Path) -> None:
+    from mlflow import MlflowClient
+
     folder = stopped.parents[1]
     reached = steps_of(stopped)[-1].step
     done = grpo("train", "--resume", str(stopped), *LOWERED, cwd=folder)
@@ -58,6 +60,10 @@ def test_it_ends_with_less_at_once_and_a_reproduction_is_identical(grpo: Any, st
     assert (resume.step, resume.data["passes"]) == (reached, {"microbatch_tokens": 64, "rollout_rows": 4})
     assert [record.step for record in history if record.kind == "step"] == [1, 2, 3, 4, 5, 6]
     run_id = json.loads((stopped / "tracking.json").read_text())["run_id"]
+    tracked = json.loads((stopped / "tracking.json").read_text())
+    tags = MlflowClient(tracking_uri=tracked["uri"]).get_run(run_id).data.tags
+    assert tags["grpo.passes"] == f"after step {reached}: microbatch_tokens 64, rollout_rows 4"
+    assert "repeats what it has done up to rounding" in done.stdout
     done = grpo("reproduce", run_id, "--run-dir", "runs/again", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "identical: " in done.stdout

@@ -113,12 +113,20 @@ def test_gradient_checkpointing_is_proposed_where_it_makes_the_update_fit():
     asked = load_config("gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384})
     shape = KNOWN_SHAPES[asked.model.source]
     (warning,) = fit_of(asked, shape, 24 * 10**9).warnings()
-    assert warning.endswith(", or training.gradient_checkpointing=true")
+    assert warning.endswith(", or training.gradient_checkpointing=true with training.microbatch_tokens=16384")
     checkpointed = load_config(
         "gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384, "training.gradient_checkpointing": True}
     )
     assert fit_of(checkpointed, shape, 24 * 10**9).warnings() == ()
     assert memory_need(checkpointed, shape, padded=True).update > states_bytes(checkpointed, shape) + 4 * shape.parameters
+    few = fit_of(asked, shape, 16 * 10**9)
+    tokens = few.checkpointed_tokens
+    assert tokens is not None
+    assert 256 <= tokens < 16384
+    mended = {"training.microbatch_tokens": tokens, "training.gradient_checkpointing": True}
+    assert "update" not in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", mended), shape, 16 * 10**9).too_large
+    more = {**mended, "training.microbatch_tokens": tokens + 256}
+    assert "update" in fit_of(load_config("gsm8k_qwen25_0.5b_1gpu", more), shape, 16 * 10**9).too_large
     larger = load_config("gsm8k_qwen25_1.5b_80gb", {"training.microbatch_tokens": 16384})
     assert "checkpointing" not in fit_of(larger, KNOWN_SHAPES[larger.model.source], 24 * 10**9).warnings()[-1]
 
