@@ -6,12 +6,12 @@ bound and the value.
 
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
-from grpo_core.config.names import BUILTIN_REWARDS, MADE_ROWS
+from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
 from grpo_core.config.vllm_limits import vllm_limits
-from grpo_core.errors import ConfigError, listed
+from grpo_core.errors import ConfigError, listed, shown
 
 Findings = tuple[Finding, ...]
 MOST_COMPLETIONS = 10_000_000
@@ -242,6 +242,15 @@ def _evaluation(config: RunConfig) -> Findings:
 def _rewards(config: RunConfig) -> Findings:
     names = [reward.fn for reward in config.rewards]
     return (
+        *(
+            error_if(
+                reward.fn in BUILTIN_REWARDS and arg not in BUILTIN_ARGS.get(reward.fn, ()),
+                f"rewards.{index}.args: {shown(arg)} is no argument of {reward.fn}, which takes "
+                f"{' and '.join(BUILTIN_ARGS.get(reward.fn, ())) or 'none'}{near(arg, BUILTIN_ARGS.get(reward.fn, ()))}",
+            )
+            for index, reward in enumerate(config.rewards)
+            for arg in reward.args
+        ),
         *(
             error_if(names.count(name) > 1, f"rewards: {name!r} is listed {names.count(name)} times; list it once")
             for name in sorted(set(names))

@@ -37,6 +37,8 @@ BUILTIN_REWARDS = {
     "reasoning_gym": "grpo_core.rewards.simple:reasoning_gym",
 }
 """{name: function} of the rewards that need no import path; each scores a completion from 0 to 1."""
+BUILTIN_ARGS = {"format": ("pattern",), "length": ("max_characters",)}
+"""What `rewards[].args` of a built-in may hold; the others take none."""
 
 
 def check_data_source(value: str) -> str:

@@ -96,6 +96,11 @@ NONSENSE = [
     ("data.hub_split=''", "data.hub_split: input should not be empty"),
     ("rewards=[{fn: exact}]", "rewards.0.fn: input is neither built in (exact_answer, format,"),
     ("rewards=[{fn: exact_anser}]", "did you mean exact_answer?"),
+    (
+        "rewards=[{fn: format, args: {patern: x}}]",
+        "rewards.0.args: 'patern' is no argument of format, which takes pattern",
+    ),
+    ("rewards=[{fn: exact_answer, args: {a: 1}}]", "rewards.0.args: 'a' is no argument of exact_answer, which takes none"),
     ("rewards=[{fn: ':f'}]", "rewards.0.fn: input is neither built in"),
     ("rewards=[{fn: '.math:f'}]", "rewards.0.fn: input is neither built in"),
     ("rewards=[{fn: 'a:b:c'}]", "of the form package.module:function"),
