@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
+from benchmarks.random_models import Shape, words
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.sources.scratch import RECIPES, build_tokenizer
 from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
 from grpo_core.types import Prompt
 
@@ -22,12 +22,7 @@ from grpo_core.types import Prompt
 class Work:
     """A model and the completions of a step."""
 
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
+    shape: Shape
     prompts: int
     group: int
     prompt_tokens: int
@@ -36,18 +31,9 @@ class Work:
 
     def model(self) -> tuple[LlamaForCausalLM, ModelShape]:
         """Return a model of random weights and its shape."""
-        torch.manual_seed(0)
-        sizes = LlamaConfig(
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            vocab_size=self.vocabulary,
-            tie_word_embeddings=True,
-        )
-        model = LlamaForCausalLM(sizes).eval()
-        return model, ModelShape.of(sizes.to_dict(), sum(parameter.numel() for parameter in model.parameters()))
+        model = self.shape.model()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return model, ModelShape.of(self.shape.config().to_dict(), parameters)
 
     def config(self) -> RunConfig:
         """Return a step of the work, and nothing else that samples."""
@@ -69,7 +55,7 @@ class Work:
     def completions(self, device: torch.device) -> SampledCompletions:
         """Return completions that are all as long as they may be."""
         ids = tuple(range(5, 5 + self.prompt_tokens))
-        tokens = torch.randint(5, self.vocabulary - 1, (self.prompts * self.group, self.completion_tokens), device=device)
+        tokens = torch.randint(5, self.shape.vocabulary - 1, (self.prompts * self.group, self.completion_tokens), device=device)
         return SampledCompletions(
             prompts=tuple(Prompt(id=n, content="", text="", token_ids=ids, columns={}) for n in range(self.prompts)),
             group_size=self.group,
@@ -80,11 +66,21 @@ class Work:
 
 
 WORKS = {
-    "SmolLM2's proportions": Work(576, 1536, 12, 9, 3, 49152, 2, 8, 64, 64, "float32"),
-    "Qwen2.5's, in bfloat16": Work(896, 4864, 6, 14, 2, 20000, 2, 8, 128, 128, "bfloat16"),
-    "no shared keys": Work(1024, 2816, 8, 16, 16, 32000, 4, 4, 200, 100, "bfloat16"),
-    "a large vocabulary, short completions": Work(512, 1024, 4, 8, 2, 60000, 4, 16, 24, 48, "float32"),
-    "a long prompt": Work(768, 2048, 10, 12, 4, 16000, 1, 16, 512, 64, "float32"),
+    "SmolLM2's proportions": Work(
+        Shape(hidden=576, intermediate=1536, layers=12, heads=9, kv_heads=3, vocabulary=49152), 2, 8, 64, 64, "float32"
+    ),
+    "Qwen2.5's, in bfloat16": Work(
+        Shape(hidden=896, intermediate=4864, layers=6, heads=14, kv_heads=2, vocabulary=20000), 2, 8, 128, 128, "bfloat16"
+    ),
+    "no shared keys": Work(
+        Shape(hidden=1024, intermediate=2816, layers=8, heads=16, kv_heads=16, vocabulary=32000), 4, 4, 200, 100, "bfloat16"
+    ),
+    "a large vocabulary, short completions": Work(
+        Shape(hidden=512, intermediate=1024, layers=4, heads=8, kv_heads=2, vocabulary=60000), 4, 16, 24, 48, "float32"
+    ),
+    "a long prompt": Work(
+        Shape(hidden=768, intermediate=2048, layers=10, heads=12, kv_heads=4, vocabulary=16000), 1, 16, 512, 64, "float32"
+    ),
 }
 
 
@@ -115,8 +111,8 @@ def peaks_of(
     config, completions = work.config(), work.completions(device)
     policy = Policy(
         model=model.to(device),
-        tokenizer=build_tokenizer(RECIPES["sums"].task),
-        eos_token_ids=(work.vocabulary - 1,),
+        tokenizer=words(work.shape.vocabulary),
+        eos_token_ids=(work.shape.vocabulary - 1,),
         dtype=work.dtype,
         padded_because="asked for" if padded else None,
         plain_because=plain_because,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.environment import ROOT
-from benchmarks.gpu_check.models import MEDIUM, TINY, write_model
 from benchmarks.gpu_check.part import Context, Figure, Result, Table
+from benchmarks.random_models import MEDIUM, TINY, write_model
 from benchmarks.training.workload import Workload, prepare_inputs
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import prepare

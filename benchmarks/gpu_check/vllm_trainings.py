@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.gpu_check.models import MEDIUM, Shape, write_model
 from benchmarks.gpu_check.part import Context, Figure, Result, Table
 from benchmarks.gpu_check.trainings import (
     CHANGES,
@@ -18,6 +17,7 @@ from benchmarks.gpu_check.trainings import (
     steps_of,
     train_to_end,
 )
+from benchmarks.random_models import MEDIUM, Shape, write_model
 
 SMALLEST = Shape(hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1, vocabulary=512)
 """vLLM has kernels for heads of 64 numbers and more."""

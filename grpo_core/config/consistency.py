@@ -130,7 +130,13 @@ def _data(config: RunConfig) -> Findings:
     data, is_made = config.data, config.data.source.startswith("reasoning_gym:")
     most = data.size or (MADE_ROWS if is_made else 0)
     held_out = round(most * data.eval_fraction)
+    asked = config.rollout.num_prompts_per_step
     return (
+        warning_if(
+            data.size is not None and most - held_out < asked,
+            f"rollout.num_prompts_per_step: {asked} is more than the {most - held_out} training prompts that data.size "
+            f"{data.size} leaves: prompts repeat within a step",
+        ),
         error_if(
             most > 0 and data.eval_fraction > 0 and held_out in (0, most),
             f"data.eval_fraction: {data.eval_fraction:g} of at most {most} prompts (data.size) leaves {most - held_out} for "

@@ -3,7 +3,7 @@
 from grpo_core.config.derived import is_single_update
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
-from grpo_core.config.rules import BEFORE_SYNC, OF_KL, RuleConfig
+from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import is_registered
 
@@ -47,15 +47,15 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
 
 
 def _bound(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
-    about, key = rule.about, f"{key}.bound"
+    traits, key = rule.traits, f"{key}.bound"
     return (
         error_if(
-            not about.takes_bound and rule.bound is not None,
+            not traits.takes_bound and rule.bound is not None,
             f"{key}: {rule.bound} has no effect on {rule.kind} rules; leave it out",
         ),
-        error_if(about.needs_bound and rule.bound is None, f"{key}: a {rule.kind} rule needs a bound in seconds"),
+        error_if(traits.needs_bound and rule.bound is None, f"{key}: a {rule.kind} rule needs a bound in seconds"),
         error_if(
-            about.takes_bound and rule.watched is not None and is_registered(rule.watched) and rule.limit is None,
+            traits.takes_bound and rule.watched is not None and is_registered(rule.watched) and rule.limit is None,
             f"{key}: {rule.watched} has no bound of its own, so a rule about it needs one",
         ),
         error_if(
@@ -75,7 +75,7 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     never_full = ends_at_syncs and sync_steps is not None and sync_steps < rule.steps
     return (
         error_if(
-            rule.about.window is None and rule.window is not None,
+            rule.traits.window is None and rule.window is not None,
             f"{key}: {rule.window} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
@@ -88,7 +88,7 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             f"{key}: a slope needs at least 2 steps, got {rule.steps}",
         ),
         warning_if(
-            rule.about.window is not None and config.training.steps < (rule.window or 0),
+            rule.traits.window is not None and config.training.steps < (rule.window or 0),
             f"{key}: a {rule.kind} rule counts {rule.steps} steps, and training.steps is {config.training.steps}: it is never "
             "a breach",
         ),
@@ -118,11 +118,11 @@ def _sync(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     changed_by_sync = watched.startswith(("kl/ref/", "kl/probe/")) or rule.kind == "custom"
     return (
         error_if(
-            is_sync and not rule.about.can_sync,
+            is_sync and not rule.traits.can_sync,
             f"{key}: sync cannot follow a {rule.kind} rule; choose warn or stop",
         ),
         error_if(
-            is_sync and watched.startswith(BEFORE_SYNC),
+            is_sync and watched.startswith(UNKNOWN_BEFORE_SYNC),
             f"{key}: {watched} is not known when the step decides on a sync; choose warn or stop",
         ),
         error_if(
@@ -130,7 +130,7 @@ def _sync(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             f"{key}: sync is not possible with training.engine {config.training.engine}; use the native engine",
         ),
         warning_if(
-            is_sync and rule.about.can_sync and not changed_by_sync,
+            is_sync and rule.traits.can_sync and not changed_by_sync,
             f"{key}: a sync does not change {watched}; the rule may synchronise every {rule.steps} steps",
         ),
     )

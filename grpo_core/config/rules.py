@@ -20,7 +20,7 @@ Kind = Literal[
     "custom",
 ]
 Action = Literal["warn", "stop", "sync"]
-BEFORE_SYNC = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
+UNKNOWN_BEFORE_SYNC = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
 """Areas of figures that are not known when a step decides on a sync, or say nothing of the policy."""
 
 
@@ -28,8 +28,8 @@ BEFORE_SYNC = ("ref/", "time/", "perf/", "progress/", "memory/", "eval/")
 class KindOfRule:
     """What rules of one kind have in common."""
 
-    about: str
-    """In words, for messages."""
+    bound_name: str = "bound"
+    """What messages call it."""
     metric: str | None = None
     """What it watches; None = the rule names it, or it watches no single figure."""
     window: int | None = None
@@ -47,17 +47,17 @@ class KindOfRule:
 
 
 KINDS: dict[Kind, KindOfRule] = {
-    "kl_budget": KindOfRule(about="budget", window=5, unit=" nats"),
-    "kl_rate": KindOfRule(about="rate", window=10, bound=0.1, unit=" nats a step"),
-    "entropy_collapse": KindOfRule(about="bound", metric="policy/entropy", window=5, is_below=True, unit=" nats"),
-    "zero_variance": KindOfRule(about="bound", metric="group/zero_std_frac", window=10),
+    "kl_budget": KindOfRule(bound_name="budget", window=5, unit=" nats"),
+    "kl_rate": KindOfRule(bound_name="rate", window=10, bound=0.1, unit=" nats a step"),
+    "entropy_collapse": KindOfRule(metric="policy/entropy", window=5, is_below=True, unit=" nats"),
+    "zero_variance": KindOfRule(metric="group/zero_std_frac", window=10),
     "length_explosion": KindOfRule(
-        about="bound", metric="completion/tokens/mean", window=10, bound=3.0, unit=" times that of the first steps"
+        metric="completion/tokens/mean", window=10, bound=3.0, unit=" times that of the first steps"
     ),
-    "sampler_mismatch": KindOfRule(about="bound", metric="kl/sampler/k3", window=3, unit=" nats", can_sync=False),
-    "non_finite": KindOfRule(about="", takes_bound=False, can_sync=False),
-    "stalled": KindOfRule(about="", needs_bound=True, unit=" s", can_sync=False),
-    "custom": KindOfRule(about="", window=10, takes_bound=False),
+    "sampler_mismatch": KindOfRule(metric="kl/sampler/k3", window=3, unit=" nats", can_sync=False),
+    "non_finite": KindOfRule(takes_bound=False, can_sync=False),
+    "stalled": KindOfRule(needs_bound=True, unit=" s", can_sync=False),
+    "custom": KindOfRule(window=10, takes_bound=False),
 }
 OF_KL = ("kl_budget", "kl_rate")
 """Kinds whose rules name a KL."""
@@ -90,25 +90,25 @@ class RuleConfig(Section):
     `reference.mixup_alpha` says; the `ref_sync` record names the rule as its cause."""
 
     @property
-    def about(self) -> KindOfRule:
+    def traits(self) -> KindOfRule:
         """What rules of its kind have in common."""
         return KINDS[self.kind]
 
     @property
     def watched(self) -> str | None:
         """The metric that it is about; None for rules about no single one."""
-        return self.about.metric or self.metric
+        return self.traits.metric or self.metric
 
     @property
     def steps(self) -> int:
         """How many steps count."""
-        return self.window or self.about.window or 1
+        return self.window or self.traits.window or 1
 
     @property
     def limit(self) -> float | None:
         """The bound: the rule's own, its kind's, or that of the metric in the registry."""
         metric = find_metric(self.watched or "")
-        return self.bound or self.about.bound or (metric.alarm if metric else None)
+        return self.bound or self.traits.bound or (metric.alarm if metric else None)
 
     @property
     def name(self) -> str:

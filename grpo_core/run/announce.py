@@ -1,8 +1,9 @@
 """What a run asks of this machine: printed before anything costly, and refused where it will not fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from grpo_core.config import RunConfig
 from grpo_core.generation.vllm.memory import server_bytes
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
@@ -35,21 +36,39 @@ def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: 
     Raises:
         JournalError: it will not fit; the message names what needs less.
     """
-    config, num_parameters = run_dir.read_config(), count_parameters(model)
+    num_parameters = count_parameters(model)
     if num_parameters is None:
         report(f"disk: how much the run needs is not known (no safetensors weights in {model})")
         return
     checkpoints = list_checkpoints(run_dir.checkpoints)
+    report(f"disk: {require_disk(run_dir.read_config(), num_parameters, run_dir.path, artifacts, checkpoints)}")
+
+
+def require_disk(
+    config: RunConfig, num_parameters: int, folder: Path, artifacts: Path | None, checkpoints: Sequence[Path] = ()
+) -> str:
+    """Return in words how much disk a run needs and has.
+
+    Args:
+        config: of the run.
+        num_parameters: of its model.
+        folder: of the run; need not exist.
+        artifacts: as in `announce_disk`.
+        checkpoints: that it has written, oldest first.
+
+    Raises:
+        JournalError: it will not fit; the message names what needs less.
+    """
     need = disk_need(
         config,
         num_parameters,
         from_step=step_of(checkpoints[-1]) if checkpoints else 0,
         present=[folder_bytes(path) for path in checkpoints],
     )
-    what, disks = describe_need(need, run_dir.path, artifacts)
+    what, disks = describe_need(need, folder, artifacts)
     remedies = savings(config, num_parameters, tracked_here=artifacts is not None) if not checkpoints else []
-    refuse_too_little(f"disk: the run {what}", disks, [*remedies, *elsewhere(run_dir.path, "--run-dir", bool(checkpoints))])
-    report(f"disk: {what}")
+    refuse_too_little(f"disk: the run {what}", disks, [*remedies, *elsewhere(folder, "--run-dir", bool(checkpoints))])
+    return what
 
 
 def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None]) -> None:

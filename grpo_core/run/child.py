@@ -57,9 +57,20 @@ def run_watched(
                     stop(child)
             finally:
                 code = child.returncode
+                if code is not None:
+                    end_group(child)
                 write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
+
+
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill what a child that has ended left running in its process group: processes that a user's code has started.
+
+    Servers that are to outlive it have sessions of their own.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def finish_child(child: subprocess.Popen[bytes], tell: Callable[[], object] = lambda: None) -> None:

@@ -102,18 +102,13 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need = memory_need(config, shape, padded=on_gpu)
     fitting = {} if available is None else _fitting(config, shape, need, available, padded=on_gpu)
-    again = _with(config, CHECKPOINTING, True)
-    with_it = memory_need(again, shape, padded=on_gpu)
-    is_asked = "update" in fitting and available is not None and not config.training.gradient_checkpointing
-    tokens: int | None = config.training.microbatch_tokens
-    if is_asked and available is not None and with_it.update > available:
-        tokens = _fitting(again, shape, with_it, available, padded=on_gpu)["update"]
+    has_remedy = "update" in fitting and not config.training.gradient_checkpointing
     return Fit(
         need=need,
         available=available,
         parameters=shape.parameters,
         fitting=fitting,
-        checkpointed_tokens=tokens if is_asked else None,
+        checkpointed_tokens=_checkpointed_tokens(config, shape, available or 0, padded=on_gpu) if has_remedy else None,
     )
 
 
@@ -144,6 +139,15 @@ def _fitting(config: RunConfig, shape: ModelShape, need: MemoryNeed, available: 
         return None if units is None else units * unit
 
     return {phase: largest(phase) for phase, needed in need.phases().items() if needed > available}
+
+
+def _checkpointed_tokens(config: RunConfig, shape: ModelShape, available: int, *, padded: bool) -> int | None:
+    """Return the largest `training.microbatch_tokens` with which an update fits if layers are computed again; None = none."""
+    again = _with(config, CHECKPOINTING, True)
+    need = memory_need(again, shape, padded=padded)
+    if need.update <= available:
+        return config.training.microbatch_tokens
+    return _fitting(again, shape, need, available, padded=padded)["update"]
 
 
 def _with(config: RunConfig, key: str, value: object) -> RunConfig:

@@ -12,18 +12,12 @@ from urllib.parse import urlsplit
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, listed, shown
+from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
-from grpo_core.run.disk_need import (
-    count_parameters,
-    describe_need,
-    disk_need,
-    elsewhere,
-    refuse_too_little,
-    savings,
-    shown_bytes,
-)
+from grpo_core.run.announce import require_disk
+from grpo_core.run.disk_need import count_parameters, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
 from grpo_core.run.rehearsing import rehearsing
@@ -58,7 +52,7 @@ def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None
     with rehearsing(config, folders) as rehearsal:  # beside the rest
         fit = None if (shape := shape_for(config)) is None else fit_of(config, shape)
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
-        own = [*no_gpu, *_model_faults(config), *_disk_faults(config, run_path), *memory_faults(fit)]
+        own = [*no_gpu, *_sampler_faults(config), *_model_faults(config), *_disk_faults(config, run_path), *memory_faults(fit)]
         faults = (*own, *rehearsal.faults())
     return Preflight(faults=faults, warnings=() if fit is None else fit.warnings())
 
@@ -75,6 +69,13 @@ def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | No
     if found.faults:
         raise ConfigError(listed(found.faults))
     return found.warnings
+
+
+def _sampler_faults(config: RunConfig) -> Iterator[str]:
+    try:
+        require_sampler([config])
+    except GrpoError as error:
+        yield str(error)
 
 
 def _model_faults(config: RunConfig) -> Iterator[str]:
@@ -95,11 +96,8 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
     # A server keeps artifacts on a disk of its own.
     tracked_here = urlsplit(config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or "").scheme in ("", "file", "sqlite")
     beside = folder if run_path is None else folder.parent
-    need = disk_need(config, num_parameters)
-    what, disks = describe_need(need, folder, beside / "mlartifacts" if tracked_here else None)
-    remedies = [*savings(config, num_parameters, tracked_here), *elsewhere(folder, "--run-dir", resumed=False)]
     try:
-        refuse_too_little(f"disk: the run {what}", disks, remedies)
+        require_disk(config, num_parameters, folder, beside / "mlartifacts" if tracked_here else None)
     except GrpoError as error:
         yield str(error)
 

@@ -10,12 +10,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from grpo_core.config import RuleConfig
-from grpo_core.config.rules import BEFORE_SYNC
+from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
 from grpo_core.run.journal import Record
-from grpo_core.run.windows import median, slope
+from grpo_core.run.windows import slope
 
 Figures = Mapping[str, float]
 MOST_TEXT = 500
@@ -62,7 +63,7 @@ class _Watched:
         if self.rule.kind == "non_finite":
             return self._begins(_not_finite(figures))
         if self.rule.kind == "custom":
-            self.history.append({key: value for key, value in figures.items() if not key.startswith(BEFORE_SYNC)})
+            self.history.append({key: value for key, value in figures.items() if not key.startswith(UNKNOWN_BEFORE_SYNC)})
             return self._begins(self._asked()) if len(self.history) == self.rule.steps else None
         value = figures.get(self.rule.watched or "", math.nan)
         if not math.isnan(value):  # it is measured in this step; NaN has a rule of its own
@@ -73,7 +74,7 @@ class _Watched:
     def _compared(self, value: float, limit: float) -> str | None:
         if self._is_over(value, limit):
             return self._begins(self._text(value, limit))
-        is_near = self._is_over(value, limit / RELEASE if self.rule.about.is_below else limit * RELEASE)
+        is_near = self._is_over(value, limit / RELEASE if self.rule.traits.is_below else limit * RELEASE)
         self.is_breached = self.is_breached and is_near
         return None
 
@@ -98,7 +99,7 @@ class _Watched:
         return middle
 
     def _is_over(self, value: float, limit: float) -> bool:
-        return value < limit if self.rule.about.is_below else value > limit
+        return value < limit if self.rule.traits.is_below else value > limit
 
     def _begins(self, text: str | None) -> str | None:
         began = text if not self.is_breached else None
@@ -106,12 +107,12 @@ class _Watched:
         return began
 
     def _text(self, value: float, limit: float) -> str:
-        rule, about = self.rule, self.rule.about
-        side = "below" if about.is_below else "above"
-        what = {"kl_rate": "rises by ", "length_explosion": "is "}.get(rule.kind, "is ")
+        rule, traits = self.rule, self.rule.traits
+        side = "below" if traits.is_below else "above"
+        what = "rises by " if rule.kind == "kl_rate" else "is "
         times = " times as long" if rule.kind == "length_explosion" else ""
         over = f" ({'slope' if rule.kind == 'kl_rate' else 'median'} of {rule.steps} steps)" if rule.steps > 1 else ""
-        return f"{rule.watched} {what}{value:.4g}{times}{over}, {side} the {about.about} of {limit:g}{about.unit}"
+        return f"{rule.watched} {what}{value:.4g}{times}{over}, {side} the {traits.bound_name} of {limit:g}{traits.unit}"
 
     def _asked(self) -> str | None:
         """Return what a function says of the window."""

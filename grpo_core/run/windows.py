@@ -1,11 +1,9 @@
-"""What a rule measures over the last steps: pure functions of a few figures, which one spike of a heavy tail does not move."""
+"""The slope of the last figures of a run, which one spike of a heavy tail does not move."""
 
 import math
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
-
-__all__ = ["median", "slope"]
 
 
 def slope(values: Sequence[float]) -> float:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchmarks.gpu_check.catalogue import PARTS
-from benchmarks.gpu_check.models import TINY, write_model
 from benchmarks.gpu_check.parts import parity
 from benchmarks.gpu_check.report import Report
+from benchmarks.random_models import TINY, write_model
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]

@@ -153,6 +153,10 @@ def test_a_built_in_function_without_its_column_is_refused(faults: Any) -> None:
             "data.task_args {'nothing': 1}: chain_sum refuses them",
         ),
         ({"rollout.max_prompt_tokens": 3}, "rollout.max_prompt_tokens: 3 is less than each of the first 20 prompts has"),
+        (
+            {"rollout.engine": "vllm", "rollout.vllm.python": "/nowhere/python", "training.threads": 1},
+            "rollout.vllm.python: /nowhere/python",
+        ),
         ({"training.python": "/nowhere/python"}, "training.python: '/nowhere/python' is no program that can be run"),
     ],
     ids=lambda value: repr(value) if isinstance(value, dict) else "",

@@ -1,5 +1,6 @@
 """Child processes: what a failed one says, and that none outlives its purpose."""
 
+import contextlib
 import json
 import os
 import signal
@@ -44,6 +45,35 @@ def test_a_child_counts_gpus_as_the_drivers_tool_does_unless_told_otherwise(
     write(tmp_path, "import os\nprint(os.environ['CUDA_DEVICE_ORDER'])\n")
     run_child(module, [], tmp_path / "log")
     assert (tmp_path / "log").read_text().split() == [chosen or "PCI_BUS_ID"]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_a_child_leaves_in_its_group_is_killed_and_a_server_of_its_own_session_is_not(
+    tmp_path: Path, module: str, end: str
+) -> None:
+    text = (
+        "import os, signal, subprocess, sys\n"
+        "left = subprocess.Popen(['sleep', '600'])\n"
+        "server = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print(left.pid, server.pid, flush=True)\n"
+    )
+    write(tmp_path, text + end + "\n")
+    with contextlib.suppress(TrainingError):
+        run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
+    left, server = map(int, (tmp_path / "log").read_text().split()[:2])
+    try:
+        deadline = time.monotonic() + 10
+        while runs(left) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (runs(left), runs(server)) == (False, True)
+    finally:
+        os.kill(server, signal.SIGKILL)
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process is there and not a zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_killed_child_is_reported_by_the_signal(tmp_path: Path, module: str) -> None:

@@ -446,6 +446,10 @@ WARNINGS = [
         {"training.keep_checkpoints": 5, "training.checkpoint_every": None},
         ["training.keep_checkpoints: 5", "training.checkpoint_every is null"],
     ),
+    (
+        {"data.size": 80, "data.eval_fraction": 0.1, "rollout.num_prompts_per_step": 73},
+        ["rollout.num_prompts_per_step: 73 is more than the 72 training prompts", "data.size 80"],
+    ),
     ({"data.hub_split": "test"}, ["data.hub_split: test", "reasoning_gym:chain_sum"]),
     ({"probe.every_steps": 500}, ["probe.every_steps: 500", "training.steps 100"]),
     (
@@ -476,6 +480,10 @@ def test_what_has_an_effect_is_neither_refused_nor_doubted(overrides: dict[str, 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        (
+            {"data.size": 80, "data.eval_fraction": 0.1, "rollout.num_prompts_per_step": 73},
+            ["num_prompts_per_step: 73", " 72 "],
+        ),
         ({}, math.sqrt(7 / 8)),
         ({"advantage.baseline": "leave_one_out"}, math.sqrt(8 / 7)),
         ({"advantage.scale": "none"}, None),

@@ -3,9 +3,9 @@
 The model is the one that was named; else one of random weights, which shows that the path runs and learns nothing.
 """
 
-from benchmarks.gpu_check.models import SMOLLM2_135M, TINY, write_model
 from benchmarks.gpu_check.part import Context, Result
 from benchmarks.gpu_check.trainings import real_steps
+from benchmarks.random_models import SMOLLM2_135M, TINY, write_model
 from grpo_core.config import load_config
 from grpo_core.policy.loading import load_tokenizer
 

@@ -12,10 +12,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu_check.models import MEDIUM, TINY, Shape, words
 from benchmarks.gpu_check.operations import CountedOperations
 from benchmarks.gpu_check.part import Context, Figure, Result, Table
 from benchmarks.gpu_check.timing import median_seconds, opened_device
+from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.lean_decoding import why_not_lean
 from grpo_core.policy.policy import Policy

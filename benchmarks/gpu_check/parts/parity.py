@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.gpu_check.models import MEDIUM, TINY, Shape, words
 from benchmarks.gpu_check.part import Context, Figure, Result, Table
 from benchmarks.gpu_check.timing import opened_device
+from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream

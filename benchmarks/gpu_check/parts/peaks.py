@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.gpu_check.models import SMOLLM2_135M, write_model
 from benchmarks.gpu_check.part import Context, Figure, Result, Table
 from benchmarks.gpu_check.timing import opened_device
 from benchmarks.gpu_check.trainings import CHANGES, configured, new_run, random_workload, start_facts, steps_of, train_to_end
 from benchmarks.memory_peaks import WORKS, peak_on_cpu, peak_on_cuda, peaks_of
+from benchmarks.random_models import SMOLLM2_135M, write_model
 
 NAMES = ("Qwen2.5's, in bfloat16", "no shared keys", "a large vocabulary, short completions")
 """Of the last, logits and their gradients are the most."""

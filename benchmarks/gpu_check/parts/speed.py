@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_check.environment import is_installed
-from benchmarks.gpu_check.models import QWEN25_05B, SMOLLM2_135M, TINY, Shape, write_model
 from benchmarks.gpu_check.part import Context, Figure, Result, Table
+from benchmarks.random_models import QWEN25_05B, SMOLLM2_135M, TINY, Shape, write_model
 from benchmarks.training import turns
 from benchmarks.training.timed import PHASES, TimedStep
 from benchmarks.training.workload import Workload
