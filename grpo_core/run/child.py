@@ -56,21 +56,21 @@ def run_watched(
                 if child.poll() is None:
                     stop(child)
             finally:
-                code = child.returncode
-                if code is not None:
-                    end_group(child)
-                write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
+                _note_end(child, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
 
 
-def end_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill what a child that has ended left running in its process group: processes that a user's code has started.
+def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
+    """Note that a child has ended, or was left to its end; of one that has ended, kill what it left in its process group.
 
-    Servers that are to outlive it have sessions of their own.
+    A user's code may have started processes. Servers that are to outlive a run have sessions of their own.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
-        os.killpg(child.pid, signal.SIGKILL)
+    code = child.returncode
+    if code is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
+            os.killpg(child.pid, signal.SIGKILL)
+    write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
 
 
 def finish_child(child: subprocess.Popen[bytes], tell: Callable[[], object] = lambda: None) -> None:

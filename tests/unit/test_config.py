@@ -480,10 +480,6 @@ def test_what_has_an_effect_is_neither_refused_nor_doubted(overrides: dict[str, 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (
-            {"data.size": 80, "data.eval_fraction": 0.1, "rollout.num_prompts_per_step": 73},
-            ["num_prompts_per_step: 73", " 72 "],
-        ),
         ({}, math.sqrt(7 / 8)),
         ({"advantage.baseline": "leave_one_out"}, math.sqrt(8 / 7)),
         ({"advantage.scale": "none"}, None),
