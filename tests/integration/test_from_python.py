@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from grpo_core import GrpoError, Run, RunConfig, resume_training, train
-from grpo_core.errors import ConfigError, JournalError, SamplerError, TrainingError
+from grpo_core.errors import ConfigError, JournalError, TrainingError
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 
@@ -69,7 +69,7 @@ def test_a_refused_configuration_leaves_no_folder() -> None:
 
 
 def test_a_sampler_that_cannot_be_had_is_refused_and_leaves_no_folder(tiny_config: Callable[..., RunConfig]) -> None:
-    with pytest.raises(SamplerError, match=r"rollout\.vllm\.python"):
+    with pytest.raises(ConfigError, match=r"rollout\.vllm\.python"):
         train(tiny_config({"rollout.engine": "vllm", "rollout.vllm.python": "/nowhere/python"}))
     assert not Path("runs").exists()
 
