@@ -5,6 +5,7 @@
 
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, as_overrides, load_config, merge_knobs, parse_overrides, validate_config
+from grpo_core.config.model import LoraConfig, ModelConfig
 from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
 from grpo_core.config.origin import Origin, changes_between, origin_of, run_name
 from grpo_core.config.presets import find_config, preset_names
@@ -14,7 +15,6 @@ from grpo_core.config.schema import (
     DataConfig,
     FilterConfig,
     LossConfig,
-    ModelConfig,
     OptimizerConfig,
     ReferenceConfig,
     RewardConfig,
@@ -28,6 +28,7 @@ __all__ = [
     "DataConfig",
     "EvaluationConfig",
     "FilterConfig",
+    "LoraConfig",
     "LossConfig",
     "ModelConfig",
     "MonitorConfig",
