@@ -33,6 +33,16 @@ class LoraConfig(Section):
     """Largest rank of a reference that is an average of adapters (`reference.mixup_alpha` below 1); beyond it the smallest
     singular values are dropped, and the error is journalled. null = 8 x rank."""
 
+    @property
+    def scale(self) -> float:
+        """Factor on B A."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+    @property
+    def most_rank(self) -> int:
+        """Largest rank of an averaged reference."""
+        return self.reference_rank or 8 * self.rank
+
 
 class ModelConfig(Section):
     """Which policy is trained."""

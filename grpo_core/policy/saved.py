@@ -29,6 +29,8 @@ class TrainingState:
     last_sync_step: Count
     generated_tokens: Count = 0
     """Completion tokens sampled, those left out of the loss included."""
+    reference_error_bound: float = 0.0
+    """How far an averaged adapter, as the reference, can be from its formula (`Reference.error_bound`)."""
     skipped_updates: Count = 0
     """How many of the newest updates in a row were not applied."""
     best_step: Count | None = None
