@@ -14,7 +14,8 @@ from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.policy import Policy
-from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.run.memory_need import Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.run.model_shape import ModelShape
 from grpo_core.types import Prompt
 
 
@@ -118,7 +119,7 @@ def peaks_of(
         plain_because=plain_because,
         decoded_plainly_because=None,
     )
-    piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4
+    piece = Piece.largest(config)
     assert piece.rows == completions.num_rows, "the work is one micro-batch"
 
     def updated(chosen: Policy) -> int:
@@ -133,10 +134,10 @@ def peaks_of(
     asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
     sampled = peak(lambda: policy.sample(completions.prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
     return Peaks(
-        update=(update_bytes(config, shape, piece, half, padded=padded), usual),
-        recomputed=(update_bytes(with_it, shape, piece, half, padded=padded), again),
-        logps=(logps_bytes(shape, piece, half, padded=padded), measured),
-        rollout=(rollout_bytes(config, shape, half, packed=plain_because is None), sampled),
+        update=(update_bytes(config, shape, piece, padded=padded), usual),
+        recomputed=(update_bytes(with_it, shape, piece, padded=padded), again),
+        logps=(logps_bytes(config, shape, piece, padded=padded), measured),
+        rollout=(rollout_bytes(config, shape, packed=plain_because is None), sampled),
     )
 
 

@@ -17,7 +17,7 @@ from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run.announce import require_disk
-from grpo_core.run.disk_need import count_parameters, shown_bytes
+from grpo_core.run.disk_need import kept_weights, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
 from grpo_core.run.rehearsing import rehearsing
@@ -89,15 +89,15 @@ def _model_faults(config: RunConfig) -> Iterator[str]:
 
 def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
     model = model_here(config.model.source)
-    num_parameters = None if model is None else count_parameters(model)
-    if num_parameters is None:  # printed and checked once the model is here
+    weights = None if model is None else kept_weights(config, model)
+    if weights is None:  # printed and checked once the model is here
         return
     folder = run_path or RUNS_FOLDER
     # A server keeps artifacts on a disk of its own.
     tracked_here = urlsplit(config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or "").scheme in ("", "file", "sqlite")
     beside = folder if run_path is None else folder.parent
     try:
-        require_disk(config, num_parameters, folder, beside / "mlartifacts" if tracked_here else None)
+        require_disk(config, weights, folder, beside / "mlartifacts" if tracked_here else None)
     except GrpoError as error:
         yield str(error)
 

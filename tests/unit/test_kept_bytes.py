@@ -5,7 +5,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.run.memory_need import ModelShape, Piece, kept_bytes
+from grpo_core.run.memory_need import Piece, kept_bytes
+from grpo_core.run.model_shape import ModelShape
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
