@@ -22,7 +22,7 @@ class LoraConfig(Section):
     """Columns of B and rows of A, at most the smaller side of every matrix that is adapted."""
     alpha: float | None = Field(default=None, gt=0, le=1e6)
     """The adapter is scaled by alpha / rank; null = 2 x rank, a scale of 2 whatever the rank."""
-    dropout: Annotated[float, AfterValidator(_check_dropout)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1), AfterValidator(_check_dropout)] = 0.0
     """Has to be 0, for the policy that is trained to be the one that made the rollouts."""
     target_modules: tuple[Text, ...] | None = Field(default=None, min_length=1, max_length=1000)
     """Linear layers that get an adapter, by their names or the ends of them, such as `[q_proj, v_proj]`; null = every one but

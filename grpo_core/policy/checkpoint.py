@@ -149,7 +149,7 @@ def _initial(checkpoint: Path, files: frozenset[str], loaded: Weights) -> Weight
             digest = read_json(checkpoint / DIGEST_FILE)[DIGEST]
             if not isinstance(digest, str):
                 raise TypeError(f"{DIGEST} is a {type(digest).__name__}")
-        return find_initial(checkpoint.parent, digest, loaded)
+        return find_initial(checkpoint, digest, loaded)
     weights: Weights = load_file(checkpoint / (INITIAL_FILE if INITIAL_FILE in files else REFERENCE_FILE))
     return weights
 

@@ -130,7 +130,7 @@ class Policy:
         pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
         return math.sqrt(sum(squared_difference(one, two) for one, two in pairs))
 
-    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         """Yield the weights of a model without adapters that computes the same, each once, by its name in transformers."""
         yield from named_weights(self.model).items()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from peft.tuners.lora import Linear as TrainedLinear
 from torch import Tensor
 from torch.nn import Parameter
@@ -84,7 +85,7 @@ class AdaptedPolicy(Policy):
         pairs = zip(self._layers(), other._layers(), strict=True)
         return math.sqrt(sum(squared_distance(delta_of(one), delta_of(two)) for (_, one), (_, two) in pairs))
 
-    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         """See `Policy.merged_weights`: base and adapter are summed, one layer at a time."""
         layers = dict(self._layers())
         for name, parameter in self.model.named_parameters():
