@@ -189,7 +189,8 @@ def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, *, padded: 
     logits = (2 + copies) * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, copies * shape.vocabulary)
     half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
     gradients = FLOAT * (shape.parameters if adapter is None else adapter.weights)
-    kept, casts = kept_bytes(shape, piece, half, adapter, padded=padded), _casts(shape, half, adapter)
+    casts = _casts(shape, half, adapter) + _casts_in_graph(shape, half, adapter, padded=padded)
+    kept = kept_bytes(shape, piece, half, adapter, padded=padded)
     if config.training.gradient_checkpointing:  # layer by layer: its activations and casts, while gradients come
         kept, casts = inputs_bytes(shape, piece, padded=padded), casts // shape.layers
         gradients += layer_bytes(shape, piece, half, adapter, padded=padded)
@@ -244,10 +245,19 @@ def _of_attention(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -
 
 
 def _casts(shape: ModelShape, half: int, adapter: AdapterSize | None) -> int:
-    """Return the bytes of weights as autocast keeps them for a phase; matrices with an adapter are in that type already."""
-    if half != HALF:
+    """Return the bytes of weights as autocast keeps them for a phase: of those that are trained."""
+    return half * (_matrices(shape) if adapter is None else adapter.weights) if half == HALF else 0
+
+
+def _casts_in_graph(shape: ModelShape, half: int, adapter: AdapterSize | None, *, padded: bool) -> int:
+    """Return the bytes of further casts that a pass keeps for its backward pass.
+
+    A frozen matrix without an adapter is in fp32, and cast anew by each product with it: of prompts and of completions, where
+    these are padded.
+    """
+    if half != HALF or adapter is None:
         return 0
-    return half * (_matrices(shape) if adapter is None else max(0, _matrices(shape) - adapter.adapted) + adapter.weights)
+    return half * (1 + padded) * max(0, _matrices(shape) - adapter.adapted)
 
 
 def _matrices(shape: ModelShape) -> int:
