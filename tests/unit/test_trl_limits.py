@@ -39,6 +39,7 @@ REFUSED = [
     ({"loss.beta": 0.0, "reference.sync_steps": 5}, "reference.sync_steps: 5", "has no reference"),
     ({"training.max_tokens": 9000}, "training.max_tokens: 9000", "counts steps alone"),
     ({"rollout.group_size": 1}, "rollout.group_size: 1", "at least 2 completions"),
+    ({"model.lora.rank": 8}, "model.lora: rank 8", "kept by the native engine"),
     ({"loss.minibatches": 5}, "loss.minibatches: 5", "64 completions of a step into equal parts"),
 ]
 SHARED = [
