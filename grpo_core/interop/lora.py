@@ -24,13 +24,13 @@ ENDS = re.compile(r"\.\*\\\.(?:\((?:\?:)?(?P<several>\w+(?:\|\w+)*)\)|(?P<one>\w
 """A regular expression for all modules with one of some last parts: `.*\\.(q_proj|v_proj)`."""
 
 
-def dropout(settings: Settings, key: str) -> Conclusion:
+def converted_dropout(settings: Settings, key: str) -> Conclusion:
     """Convert the dropout of the adapter."""
     value = settings[key]
     return no_counterpart(NO_DROPOUT, differs=True) if value else mapped({DROPOUT: 0.0})
 
 
-def alpha(settings: Settings, key: str, rank: int, *, is_stabilised: bool) -> Conclusion:
+def converted_alpha(settings: Settings, key: str, rank: int, *, is_stabilised: bool) -> Conclusion:
     """Convert alpha; rsLoRA's scale alpha / sqrt(rank) is that of alpha x sqrt(rank) here."""
     value = settings[key]
     if not is_stabilised:

@@ -10,7 +10,7 @@ from grpo_core.errors import ModelError, cause, few_names, name_of
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
 from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, read_adapter
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.adapter_size import adapted_layers, is_target
+from grpo_core.run.adapter_size import is_target, layers_with_adapter
 from grpo_core.run.model_shape import ModelShape, Sides
 
 TARGETS, START = "model.lora.target_modules", "model.lora.init_from"
@@ -64,7 +64,7 @@ def layer_faults(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[str]
     for target in lora.target_modules or ():
         if not any(is_target(target, name) for name in layers):
             yield f"{TARGETS}: {name_of(target)} is {_why_no_target(target, layers)}"
-    adapted = dict(adapted_layers(lora, layers))
+    adapted = dict(layers_with_adapter(lora, layers))
     if adapted:
         name = min(adapted, key=lambda name: min(adapted[name]))
         inputs, outputs = adapted[name]
@@ -142,7 +142,7 @@ def _module_faults(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Map
                 f"model.source has {layers[name][0]} and {layers[name][1]}; it is another model's"
             )
             return
-    wanted = dict(adapted_layers(lora, layers or facts.shapes))
+    wanted = dict(layers_with_adapter(lora, layers or facts.shapes))
     lacking, further = sorted(wanted.keys() - has), sorted(has - wanted.keys())
     if not lacking and not further:
         return

@@ -46,7 +46,7 @@ def adapter_size(config: RunConfig, layers: Mapping[str, Sides]) -> AdapterSize 
     lora = config.model.lora
     if lora is None:
         return None
-    adapted = dict(adapted_layers(lora, layers))
+    adapted = dict(layers_with_adapter(lora, layers))
     moved = [_reference(config, lora, sides) for sides in adapted.values()]
     inputs = {(_layer_of(name), SAME_INPUT.get(_end_of(name), name)): sides[0] for name, sides in adapted.items()}
     return AdapterSize(
@@ -60,7 +60,7 @@ def adapter_size(config: RunConfig, layers: Mapping[str, Sides]) -> AdapterSize 
     )
 
 
-def adapted_layers(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[tuple[str, Sides]]:
+def layers_with_adapter(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[tuple[str, Sides]]:
     """Yield the linear layers that get an adapter, by name."""
     for name, sides in layers.items():
         if lora.target_modules is None or any(is_target(target, name) for target in lora.target_modules):

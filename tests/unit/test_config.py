@@ -56,6 +56,7 @@ def test_the_defaults_have_no_warnings() -> None:
         ("lsos", {"beta": 0.1}, "loss"),
         ("rewards", [{"fn": "format", "wieght": 2}], "rewards.0.weight"),
         ("beta", 0.1, "loss.beta"),
+        ("model.lora.rnk", 8, "model.lora.rank"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, value: Any, nearest: str) -> None:

@@ -36,9 +36,9 @@ def target(settings: Settings, key: str) -> Conclusion:
     return lora.names(parts, SPLIT if is_split else RENAMED, differs=is_split)
 
 
-def alpha(settings: Settings, key: str) -> Conclusion:
+def alpha_or_twice_the_rank(settings: Settings, key: str) -> Conclusion:
     """Convert alpha; 0 is as null there, twice the rank."""
-    return lora.twice_the_rank() if not settings[key] else lora.alpha(settings, key, 1, is_stabilised=False)
+    return lora.twice_the_rank() if not settings[key] else lora.converted_alpha(settings, key, 1, is_stabilised=False)
 
 
 LORA = (
@@ -46,8 +46,8 @@ LORA = (
          "null = model.lora null: all weights are trained; names with commas between them; all and all-linear = null: "
          f"{lora.EVERY_LINEAR}; {lora.REGEX_REMARK}; Megatron's names as those of their parts", unset=lora.no_adapter()),
     copied(f"{ARGS}.lora_rank", RANK, positive, 8, needs=NEEDS_TARGET),
-    Rule(f"{ARGS}.lora_alpha", optional(number), None, alpha, ALPHA, "null = 2 x rank, as here", needs=NEEDS_TARGET),
-    Rule(f"{ARGS}.lora_dropout", optional(number), 0.0, lora.dropout, DROPOUT, f"0 alone; {lora.NO_DROPOUT}",
+    Rule(f"{ARGS}.lora_alpha", optional(number), None, alpha_or_twice_the_rank, ALPHA, "null = 2 x rank, as here", needs=NEEDS_TARGET),
+    Rule(f"{ARGS}.lora_dropout", optional(number), 0.0, lora.converted_dropout, DROPOUT, f"0 alone; {lora.NO_DROPOUT}",
          needs=NEEDS_TARGET),
     feature(f"{ARGS}.additional_target", optional(text), None, lora.WHOLE_LAYERS, needs=NEEDS_TARGET),
     feature(f"{ARGS}.adapter_name_or_path", optional(text), None,

@@ -15,16 +15,16 @@ def adapter(settings: Settings, key: str) -> Conclusion:
     return mapped({RANK: settings["lora_r"]}) if settings[key] else lora.no_adapter()
 
 
-def alpha(settings: Settings, _key: str) -> Conclusion:
+def adapter_alpha(settings: Settings, _key: str) -> Conclusion:
     """Convert alpha, and with it the kind of scale."""
-    return lora.alpha(settings, "lora_alpha", settings["lora_r"], is_stabilised=settings["use_rslora"])
+    return lora.converted_alpha(settings, "lora_alpha", settings["lora_r"], is_stabilised=settings["use_rslora"])
 
 
-def dropout(settings: Settings, key: str) -> Conclusion:
+def adapter_dropout(settings: Settings, key: str) -> Conclusion:
     """Convert the dropout, which `disable_dropout` switches off in the adapter as well."""
     if settings["disable_dropout"]:
         return dead("disable_dropout switches it off")
-    return lora.dropout(settings, key)
+    return lora.converted_dropout(settings, key)
 
 
 def target_modules(settings: Settings, key: str) -> Conclusion:
@@ -45,10 +45,10 @@ def target_modules(settings: Settings, key: str) -> Conclusion:
 LORA = (
     Rule("use_peft", flag, False, adapter, "model.lora", "false = null: all weights are trained; true: by the keys below"),
     copied("lora_r", RANK, positive, 16, needs=PEFT),
-    Rule("lora_alpha", number, 32, alpha, ALPHA, "with use_rslora times sqrt(lora_r): the scale is the same", needs=PEFT),
-    Rule("use_rslora", flag, False, alpha, ALPHA, "the scale alpha / sqrt(rank), exactly: alpha is multiplied by sqrt(lora_r)",
+    Rule("lora_alpha", number, 32, adapter_alpha, ALPHA, "with use_rslora times sqrt(lora_r): the scale is the same", needs=PEFT),
+    Rule("use_rslora", flag, False, adapter_alpha, ALPHA, "the scale alpha / sqrt(rank), exactly: alpha is multiplied by sqrt(lora_r)",
          needs=PEFT),
-    Rule("lora_dropout", number, 0.05, dropout, DROPOUT, f"0 alone; {lora.NO_DROPOUT}", needs=PEFT, reports_default=True),
+    Rule("lora_dropout", number, 0.05, adapter_dropout, DROPOUT, f"0 alone; {lora.NO_DROPOUT}", needs=PEFT, reports_default=True),
     Rule("lora_target_modules", optional(texts), None, target_modules, TARGETS,
          f"null = q_proj and v_proj: {CHOICE_REMARK}; all-linear = null: {lora.EVERY_LINEAR}; {lora.REGEX_REMARK}", needs=PEFT),
     feature("lora_target_parameters", optional(texts), None, lora.ONLY_LINEAR, off=(None, []), needs=PEFT),

@@ -135,7 +135,7 @@ OWN = (
     Rule("use_peft", flag, False, adapter_of_all, "model.lora", HEAD_TOO),
     Rule("lora_target_modules", optional(texts), None, own_targets, "",
          "VLM-R1 overwrites it with every linear layer of the language model"),
-    Rule("lora_dropout", number, 0.05, lora.dropout, lora.DROPOUT, f"0 alone; {lora.NO_DROPOUT}", needs=PEFT,
+    Rule("lora_dropout", number, 0.05, lora.converted_dropout, lora.DROPOUT, f"0 alone; {lora.NO_DROPOUT}", needs=PEFT,
          reports_default=True),
     copied("val_split_ratio", "data.eval_fraction", number, 0.0),
 )  # fmt: skip
