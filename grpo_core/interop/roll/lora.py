@@ -46,7 +46,8 @@ LORA = (
          "null = model.lora null: all weights are trained; names with commas between them; all and all-linear = null: "
          f"{lora.EVERY_LINEAR}; {lora.REGEX_REMARK}; Megatron's names as those of their parts", unset=lora.no_adapter()),
     copied(f"{ARGS}.lora_rank", RANK, positive, 8, needs=NEEDS_TARGET),
-    Rule(f"{ARGS}.lora_alpha", optional(number), None, alpha_or_twice_the_rank, ALPHA, "null = 2 x rank, as here", needs=NEEDS_TARGET),
+    Rule(f"{ARGS}.lora_alpha", optional(number), None, alpha_or_twice_the_rank, ALPHA, "null = 2 x rank, as here",
+         needs=NEEDS_TARGET),
     Rule(f"{ARGS}.lora_dropout", optional(number), 0.0, lora.converted_dropout, DROPOUT, f"0 alone; {lora.NO_DROPOUT}",
          needs=NEEDS_TARGET),
     feature(f"{ARGS}.additional_target", optional(text), None, lora.WHOLE_LAYERS, needs=NEEDS_TARGET),
