@@ -283,3 +283,43 @@ def test_factors_of_a_reference_grow_with_each_average(opened):
     assert ranks[0] == {4}
     assert ranks[1] == {8}
     assert reference.error_bound == 0.0
+
+
+def gradients(policy, rollouts, weights):
+    for parameter in policy.parameters():
+        parameter.grad = None
+    figures = policy.forward(rollouts, range(rollouts.num_rows))
+    (figures.logps * weights).sum().backward()
+    return {name: value.grad.clone() for name, value in policy.model.named_parameters() if value.requires_grad}
+
+
+@pytest.mark.filterwarnings(THEIR_OWN_CALL)
+def test_gradients_are_those_of_peft_and_autograd_row_by_row(opened, tiny_model_dir, tmp_path):
+    policy = opened()
+    move(policy)
+    policy.save(tmp_path / "policy", policy.state())
+    rollouts = sampled(policy)
+    weights = torch.randn(rollouts.completion_mask.shape, generator=torch.Generator().manual_seed(2)) * rollouts.completion_mask
+    found = gradients(policy, rollouts, weights)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    theirs = PeftModel.from_pretrained(base, tmp_path / "policy", is_trainable=True).eval()
+    for row, (ids, mask) in enumerate(zip(rollouts.completion_ids, rollouts.completion_mask, strict=True)):
+        prompt = torch.tensor(rollouts.prompts[row // rollouts.group_size].token_ids)
+        kept = ids[mask]
+        row_logits = theirs(input_ids=torch.cat([prompt, kept]).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
+        logps = torch.log_softmax(row_logits, dim=-1).gather(1, kept.unsqueeze(1)).squeeze(1)
+        (logps * weights[row, : len(kept)]).sum().backward()
+    expected = {name.removeprefix("base_model.model."): value.grad for name, value in theirs.named_parameters()}
+    assert found.keys() == {name for name, gradient in expected.items() if gradient is not None}
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(opened):
+    kept, again = opened(), opened({"training.gradient_checkpointing": True})
+    for policy in (kept, again):
+        move(policy)
+    rollouts = sampled(kept)
+    weights = torch.ones(rollouts.completion_mask.shape)
+    one, other = gradients(kept, rollouts, weights), gradients(again, rollouts, weights)
+    assert all(torch.equal(one[name], other[name]) for name in one)
