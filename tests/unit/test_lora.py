@@ -285,6 +285,21 @@ def test_factors_of_a_reference_grow_with_each_average(opened):
     assert reference.error_bound == 0.0
 
 
+def test_the_stated_bound_is_what_is_left_of_all_errors_and_holds(opened):
+    policy = opened({"model.lora.reference_rank": 4})
+    reference, exact, bound = Reference(policy), None, 0.0
+    for step in range(4):
+        move(policy, step)
+        reference.sync(policy, 0.4, step)
+        own = {name: delta_of(layer).dense().double() for name, layer in adapted_layers(policy.model)}
+        exact = {name: 0.4 * delta + (0.0 if exact is None else 0.6 * exact[name]) for name, delta in own.items()}
+        bound = 0.6 * bound + reference.dropped
+        assert reference.error_bound == pytest.approx(bound, rel=1e-12)
+    kept = {name: delta_of(layer).dense().double() for name, layer in adapted_layers(reference.policy.model)}
+    actual = sum(float((kept[name] - exact[name]).square().sum()) for name in kept) ** 0.5
+    assert 0.5 * bound < actual <= bound * (1 + 1e-5)
+
+
 def gradients(policy, rollouts, weights):
     for parameter in policy.parameters():
         parameter.grad = None
