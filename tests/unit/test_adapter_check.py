@@ -122,7 +122,7 @@ def test_layers_are_those_of_the_files_or_of_the_llama_family(tiny_model_dir: Pa
         ({"sync_steps": 2, "mixup_alpha": 0.5}, {"rank": 2}, 4, 64 * 4),
         ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2}, 8, 64 * 8),
         ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2, "reference_rank": 5}, 5, 64 * 5),
-        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2, "init_from": "some/adapter"}, 10, 64 * 10),
+        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2, "reference_rank": 16, "init_from": "some/adapter"}, 10, 64 * 10),
         ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 4}, 16, 1024),
     ],
 )

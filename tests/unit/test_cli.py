@@ -60,7 +60,7 @@ def test_check_prints_how_large_an_adapter_is() -> None:
         "\nadapter: 36,929,536 weights are trained, 2.39 % of the model's (148 MB); scale 0.5 = alpha 16 / rank 32; "
         in done.stdout
     )
-    assert "reference of rank 256 at most" in done.stdout
+    assert "reference of rank 128 at most" in done.stdout
     assert "weights of the adapter x 4 (policy, initial policy, two moments of AdamW) + reference" in done.stdout
     as_json = json.loads(grpo(*asked, "model.lora.rank=32", "--json").stdout)["adapter"]
     assert (as_json["weights"], as_json["bytes"], as_json["scale"]) == (36_929_536, 4 * 36_929_536, 2.0)
