@@ -147,9 +147,11 @@ def configure_evaluation(subject: Subject, config: str | None, overrides: Mappin
 
 def _model_keys(subject: Subject) -> dict[str, Any]:
     """Return the keys by which a policy is loaded: an adapter as the initial one of its base."""
-    if subject.config is None or subject.config.model.lora is None:
+    model = None if subject.config is None else subject.config.model
+    if model is None or model.lora is None:
         return {"model.source": subject.source}
-    return {"model": subject.config.model.model_dump(mode="json"), "model.lora.init_from": subject.source}
+    lora = {**model.lora.model_dump(mode="json"), "init_from": subject.source}
+    return {"model.source": model.source, "model.trust_remote_code": model.trust_remote_code, "model.lora": lora}
 
 
 def data_facts(plan: EvaluationPlan) -> list[str]:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from grpo_core.run.journal import read_journal, read_records
 from grpo_core.run.tables import sync_table
+from grpo_core.sweep.folder import SweepDir
 
 pytestmark = pytest.mark.proof
 LORA = ("model.lora.rank=4", "optimizer.lr=0.01", "reference.mixup_alpha=0.5", "training.checkpoint_every=2")
@@ -91,11 +92,11 @@ def test_a_sweep_over_rank_and_beta(grpo: Any, tiny_yaml: Path, tmp_path: Path) 
         "objective: {metric: eval/heldout/pass_at_1}\n"
     )
     (tmp_path / "ranks.yaml").write_text(text)
-    done = grpo("sweep", "ranks.yaml", cwd=tmp_path, timeout=560)
+    done = grpo("sweep", "ranks.yaml", "--sweep-dir", "runs/ranks", cwd=tmp_path, timeout=560)
     assert done.returncode == 0, done.stderr
-    (table,) = tmp_path.glob("runs/*/runs.csv")
-    rows = pd.read_csv(table)
-    assert len(rows) == 4
-    configs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/config.json")]
+    assert "4 finished" in done.stdout
+    steps = pd.read_parquet(SweepDir(tmp_path / "runs" / "ranks").results / "steps.parquet")
+    assert steps.groupby("arm")["step"].apply(list).to_dict() == dict.fromkeys(range(4), [1, 2])
+    configs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/ranks/runs/*/config.json")]
     found = sorted((config["model"]["lora"]["rank"], config["loss"]["beta"]) for config in configs)
     assert found == [(1, 0.0), (1, 0.5), (4, 0.0), (4, 0.5)]
