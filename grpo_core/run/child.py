@@ -13,6 +13,7 @@ from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slot
+from grpo_core.run.child_log import ChildLog, names_a_wait
 from grpo_core.run.process_state import NOT_STARTED, ProcessState, write_process_state
 
 
@@ -24,6 +25,7 @@ def run_watched(
     look: Callable[[], None],
     stop: Callable[[subprocess.Popen[bytes]], None],
     report: Callable[[str], None],
+    started: Callable[[], None] = lambda: None,
     python: str | None = None,
     state_file: Path | None = None,
     import_from: Sequence[str] = (),
@@ -37,7 +39,8 @@ def run_watched(
         look: called again and again while it runs, and while it waits for a slot; pauses for a moment. What it raises ends the
             child.
         stop: ends a child that still runs when this process was interrupted; may leave it to its end.
-        report: takes a line about a wait.
+        report: takes a line about a wait: for a slot, or for a reward function.
+        started: called when it has been started.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
         import_from: more folders in which it finds modules.
@@ -47,10 +50,14 @@ def run_watched(
     """
     command = [python or sys.executable, "-m", module, *arguments]
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
+        log = ChildLog(log_file)
         child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
         try:
+            started()
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()
+                for line in filter(names_a_wait, log.read()):
+                    report(line)
         finally:
             try:
                 if child.poll() is None:

@@ -1,13 +1,11 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
-import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 
 from grpo_core.plain_text import for_code
 from grpo_core.run.alerts import is_alert
@@ -17,7 +15,8 @@ from grpo_core.run.judge import Judge
 from grpo_core.run.process_state import process_has_ended, process_has_started
 from grpo_core.run.rules import Alert
 from grpo_core.training.ending import share_done
-from tasks.away import ProgressArtifact, prefect_may_be_away
+from tasks.away import ProgressArtifact
+from tasks.run.announcing import announce, emit
 from tasks.run.progress import PlainLines, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
@@ -26,17 +25,6 @@ PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
-EVENT_NAMES = {
-    "kl_budget": "grpo.kl.budget",
-    "kl_rate": "grpo.kl.rate",
-    "entropy_collapse": "grpo.policy.entropy_collapse",
-    "zero_variance": "grpo.group.zero_variance",
-    "length_explosion": "grpo.completion.length_explosion",
-    "custom": "grpo.rule.custom",
-    "sampler_mismatch": "grpo.sampler.mismatch",
-    "non_finite": "grpo.run.non_finite",
-    "stalled": "grpo.run.stalled",
-}
 
 
 @task(name="monitor", cache_policy=NO_CACHE)
@@ -132,16 +120,10 @@ class _Watch:
         self._shipper.ship_all()
 
     def _announce(self, alerts: Iterable[Alert]) -> None:
-        for alert in alerts:
-            self._shipper.add_alert(alert)  # also one that an earlier monitor has reported: its tag may not have arrived
-            if not alert.reported:
-                what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
-                self._emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text})
+        announce(alerts, self._shipper, self._tracked)
 
     def _emit(self, event: str, payload: dict[str, object]) -> None:
-        resource = {"prefect.resource.id": f"grpo.run.{self._tracked.run_id}", "prefect.resource.name": self._tracked.name}
-        with prefect_may_be_away():
-            emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
+        emit(event, payload, self._tracked)
 
     def _show_progress(self, records: list[Record]) -> None:
         steps = [record for record in records if record.kind == "step"]
@@ -150,8 +132,3 @@ class _Watch:
         if steps and due:
             self._last_progress = time.monotonic()
             self._progress.show(100.0 * share)
-
-
-def _plain(value: object) -> object:
-    """Events are JSON: a NaN or an infinity becomes text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
