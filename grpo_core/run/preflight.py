@@ -1,6 +1,7 @@
 """What is checked before a run has a folder, a flow or an MLflow run: all that is cheap, so that one look shows all mistakes.
 
-Interpreter, model, first rows, reward functions, disk and memory of this machine. Nothing is loaded, downloaded or made.
+Interpreter, tracking server, model, first rows, reward functions, disk and memory of this machine. Nothing is loaded,
+downloaded or made.
 """
 
 import os
@@ -21,6 +22,7 @@ from grpo_core.run.disk_need import count_parameters, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
 from grpo_core.run.rehearsing import rehearsing
+from grpo_core.run.tracking_server import server_faults
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""
@@ -37,13 +39,16 @@ class Preflight:
     """What may end it later."""
 
 
-def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> Preflight:
+def check_start(
+    config: RunConfig, folders: Sequence[str], run_path: Path | None = None, *, is_tracked: bool = True
+) -> Preflight:
     """Return what is wrong with a run that is to start here.
 
     Args:
         config: of the run.
         folders: from which its reward functions are imported.
         run_path: its folder, for the disk that it lies on; None = a new one below `runs/`.
+        is_tracked: whether the run needs its MLflow store; one from Python has none.
     """
     python, device = config.training.python, config.training.device
     if python is not None and shutil.which(Path(python).expanduser()) is None:
@@ -52,12 +57,16 @@ def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None
     with rehearsing(config, folders) as rehearsal:  # beside the rest
         fit = None if (shape := shape_for(config)) is None else fit_of(config, shape)
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
-        own = [*no_gpu, *_sampler_faults(config), *_model_faults(config), *_disk_faults(config, run_path), *memory_faults(fit)]
+        no_server = server_faults(_tracking_uri(config)) if is_tracked else ()
+        of_model = (*_sampler_faults(config), *_model_faults(config))
+        own = [*no_gpu, *no_server, *of_model, *_disk_faults(config, run_path), *memory_faults(fit)]
         faults = (*own, *rehearsal.faults())
     return Preflight(faults=faults, warnings=() if fit is None else fit.warnings())
 
 
-def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> tuple[str, ...]:
+def require_start(
+    config: RunConfig, folders: Sequence[str], run_path: Path | None = None, *, is_tracked: bool = True
+) -> tuple[str, ...]:
     """Return the warnings of `check_start`.
 
     Raises:
@@ -65,7 +74,7 @@ def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | No
     """
     if os.environ.get(CHECKED_VARIABLE):
         return ()
-    found = check_start(config, folders, run_path)
+    found = check_start(config, folders, run_path, is_tracked=is_tracked)
     if found.faults:
         raise ConfigError(listed(found.faults))
     return found.warnings
@@ -94,12 +103,16 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
         return
     folder = run_path or RUNS_FOLDER
     # A server keeps artifacts on a disk of its own.
-    tracked_here = urlsplit(config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or "").scheme in ("", "file", "sqlite")
+    tracked_here = urlsplit(_tracking_uri(config) or "").scheme in ("", "file", "sqlite")
     beside = folder if run_path is None else folder.parent
     try:
         require_disk(config, num_parameters, folder, beside / "mlartifacts" if tracked_here else None)
     except GrpoError as error:
         yield str(error)
+
+
+def _tracking_uri(config: RunConfig) -> str | None:
+    return config.tracking.uri or os.environ.get(TRACKING_VARIABLE)
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from grpo_core.config import DataConfig, RunConfig, validate_config
-from grpo_core.data.prompts import CHARACTERS_PER_TOKEN
+from grpo_core.data.prompts import CHARACTERS_PER_TOKEN, count_held_out
 from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import Row, file_of, first_rows, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as
@@ -37,7 +37,9 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
         rows = _rows(config.data)
         check_rows(rows, config.data)
         prompts = untokenized(rows, config)
-        refuse_long(prompts, config)
+        kept = short_enough(prompts, config)
+        if _is_read_whole(config.data):
+            count_held_out(len({repr(prompt.content) for prompt in kept}), config.data)
     except GrpoError as error:
         yield {"fault": str(error)}
         return
@@ -64,36 +66,41 @@ def _rule_faults(config: RunConfig) -> Iterator[dict[str, str]]:
             yield {"fault": f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"}
 
 
-def refuse_long(prompts: Sequence[Prompt], config: RunConfig) -> None:
-    """Refuse prompts that are all too long, if the model's tokenizer is here and one that needs no transformers to be loaded.
+def short_enough(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
+    """Return the prompts that are not surely too long: all, unless the tokenizer is here and needs no transformers.
 
     What the chat template adds is not counted: a prompt has at least so many tokens.
 
     Raises:
-        DataError: names the shortest.
+        DataError: all are too long; names the shortest.
     """
     from tokenizers import Tokenizer
 
     folder, most = model_here(config.model.source), config.rollout.max_prompt_tokens
     if folder is None or not (folder / "tokenizer.json").is_file():
-        return
+        return list(prompts)
     with raised_as(DataError, f"model.source {config.model.source}: its tokenizer.json cannot be read ({{cause}})", Exception):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = [prompt.text[: most * CHARACTERS_PER_TOKEN + 1] for prompt in prompts]
-    shortest = min(len(encoding) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))
-    if shortest > most:
+    lengths = [len(encoding) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    if (shortest := min(lengths)) > most:
         raise DataError(
             f"rollout.max_prompt_tokens: {most} is less than each of the first {len(prompts)} prompts has (the shortest has at "
             f"least {shortest} tokens), so none would be left; raise it"
         )
+    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
 
 
 def _rows(data: DataConfig) -> list[Row]:
     """Return the rows that are looked at: of a file most often all."""
-    kind, _, name = data.source.partition(":")
-    if kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
+    if _is_read_whole(data):
         return read_rows(data)
-    return first_rows(data, MADE if kind == "reasoning_gym" else ROWS)
+    return first_rows(data, MADE if data.source.startswith("reasoning_gym:") else ROWS)
+
+
+def _is_read_whole(data: DataConfig) -> bool:
+    kind, _, name = data.source.partition(":")
+    return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
 
 
 def main(descriptor: int) -> None:

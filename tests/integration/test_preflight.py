@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,31 @@ def test_a_model_that_cannot_be_had_is_refused_by_its_name(source: str, said: st
 def test_a_model_without_a_chat_template_is_known_before_it_is_made(tiny_model_dir: Path) -> None:
     assert lacks_chat_template("scratch:sums")
     assert not lacks_chat_template(str(tiny_model_dir))
+
+
+def test_data_of_which_freezing_would_leave_nothing_are_refused(faults: Any, tmp_path: Path) -> None:
+    def found(questions: list[str], **overrides: Any) -> tuple[str, ...]:
+        file = tmp_path / "some.jsonl"
+        file.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in questions))
+        return faults(overrides={"data.source": f"file:{file}", **overrides})  # type: ignore[no-any-return]
+
+    few = "data.eval_fraction: 0.2 of 1 distinct prompts leaves 1 for training and 0 held out; both need at least 1"
+    assert found(["1 + 0 ="] * 20) == (few,)
+    long = [f"{number} + 1 = " + "and so on " * 20 for number in range(19)]
+    assert found(["1 + 0 =", *long], **{"rollout.max_prompt_tokens": 60}) == (few,)
+    assert found(["1 + 0 ="] * 20, **{"data.eval_fraction": 0.0, "evaluation.every_steps": None}) == ()
+
+
+def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert faults(overrides={"tracking.uri": address}) == ()
+    (fault,) = faults(overrides={"tracking.uri": address})
+    assert fault.startswith(f"tracking.uri {address}: the tracking server cannot be reached (Connection refused); start it")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert faults() == (fault,)
 
 
 def test_all_mistakes_are_listed_at_once(faults: Any) -> None:
