@@ -113,7 +113,11 @@ class _Watch:
         if is_away != self._mlflow_is_away:
             self._mlflow_is_away = is_away
             error = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
-            gone = f"MLflow does not answer; the training continues and its figures wait ({error})"
+            gone = (
+                f"{error}; the figures from here on are in the run's folder alone"
+                if self._shipper.is_deleted
+                else f"MLflow does not answer; the training continues and its figures wait ({error})"
+            )
             yield gone if is_away else "MLflow answers again; all figures up to here are there"
 
     def finish(self) -> None:
