@@ -36,8 +36,7 @@ def run_watched(
         module: what to run.
         arguments: its arguments.
         log_file: where its output goes.
-        look: called again and again while it runs, and while it waits for a slot; pauses for a moment. What it raises ends the
-            child.
+        look: called again and again while it runs or waits for a slot; pauses for a moment. What it raises ends the child.
         stop: ends a child that still runs when this process was interrupted; may leave it to its end.
         report: takes a line about a wait: for a slot, or for a reward function.
         started: called when it has been started.
@@ -54,10 +53,7 @@ def run_watched(
         child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
         try:
             started()
-            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-                look()
-                for line in filter(names_a_wait, log.read()):
-                    report(line)
+            _follow(child, log, look, report)
         finally:
             try:
                 if child.poll() is None:
@@ -66,6 +62,14 @@ def run_watched(
                 _note_end(child, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
+
+
+def _follow(child: subprocess.Popen[bytes], log: ChildLog, look: Callable[[], None], report: Callable[[str], None]) -> None:
+    """Look on until a child has ended, and report what it waits for."""
+    while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+        look()
+        for line in filter(names_a_wait, log.read()):
+            report(line)
 
 
 def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:

@@ -83,9 +83,7 @@ def train(
         TrainingError: the training failed; the message is its cause.
     """
     resolved, origin = _configure(config, overrides)
-    warnings = require_start(
-        resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False
-    )
+    warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
     require_sampler([resolved])
     with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)

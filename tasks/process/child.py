@@ -10,7 +10,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from prefect.exceptions import MissingContextError
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.child_log import ChildLog
 from grpo_core.run.process_state import STOP_SECONDS
+from grpo_core.run.silence import EvaluationSilence
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
 from tasks.run.progress import say
@@ -34,8 +35,7 @@ def run_child(
     python: str | None = None,
     state_file: Path | None = None,
     *,
-    started: Callable[[], None] = lambda: None,
-    look_on: Callable[[], None] = lambda: None,
+    silence: EvaluationSilence | None = None,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
@@ -47,8 +47,7 @@ def run_child(
         log_file: where its output goes.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
-        started: called when it has been started.
-        look_on: called again and again while it runs, and while it waits for a slot.
+        silence: of an evaluation, which has no monitor.
 
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
@@ -59,23 +58,20 @@ def run_child(
     def look() -> None:
         cancellation.pause()
         output.forward()
-        look_on()
+        if silence is not None:
+            silence.look()
 
     with CancelWatch() as cancellation:
         try:
-            run_watched(
-                module,
-                arguments,
-                log_file,
-                look=look,
-                stop=_stop,
-                report=say,
-                started=started,
-                python=python,
-                state_file=state_file,
-            )
+            started = silence.begin if silence else _nothing
+            what = (module, arguments, log_file)
+            run_watched(*what, look=look, stop=_stop, report=say, started=started, python=python, state_file=state_file)
         finally:
             output.forward(last=True)
+
+
+def _nothing() -> None:
+    """Follow no start."""
 
 
 class _Output:

@@ -36,7 +36,7 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         silence = EvaluationSilence(run_dir, policy, lambda alert: announce_alone(alert, run_dir))
         python = run_dir.read_config().training.python
-        run_child(MODULE, arguments, log_file, python, started=silence.begin, look_on=silence.look)
+        run_child(MODULE, arguments, log_file, python, silence=silence)
 
     with CancelWatch() as cancellation:
         evaluate_if_needed(
