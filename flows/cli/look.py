@@ -40,7 +40,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     from grpo_core.rewards.base import reward_notes
     from grpo_core.run.imports import import_folders
     from grpo_core.run.memory_fit import fit_of, shape_for
-    from grpo_core.run.preflight import check_start, memory_faults
+    from grpo_core.run.preflight import Preflight, check_start, memory_faults
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
@@ -48,8 +48,12 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     shape, is_here = shape_for(resolved), device_memory is None
     fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
     slow = slow_dtype_warnings(resolved) if is_here else ()
-    faults = check_start(resolved, import_folders(resolved, config)).faults if is_here else tuple(memory_faults(fit))
-    warnings = (*check_consistency(resolved), *slow, *(fit.warnings() if fit else ()))
+    start = (
+        check_start(resolved, import_folders(resolved, config))
+        if is_here
+        else Preflight(faults=tuple(memory_faults(fit)), warnings=fit.warnings() if fit else ())
+    )
+    faults, warnings = start.faults, (*check_consistency(resolved), *slow, *start.warnings)
     if as_json:
         derived = {
             "advantage_rms_factor": advantage_rms_factor(resolved),
@@ -68,8 +72,8 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)
-    start = f", {'but the run cannot' if faults else 'and the run can'} start here" if is_here else ""
-    echo(f"{len(warnings)} warning(s); the configuration is valid{start}")
+    whether = f", {'but the run cannot' if faults else 'and the run can'} start here" if is_here else ""
+    echo(f"{len(warnings)} warning(s); the configuration is valid{whether}")
     if faults:
         raise ConfigError(listed(faults))
 

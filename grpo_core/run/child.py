@@ -47,7 +47,7 @@ def run_watched(
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
     """
-    command = [python or sys.executable, "-m", module, *arguments]
+    command = [interpreter(python), "-m", module, *arguments]
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
         log = ChildLog(log_file)
         child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
@@ -168,6 +168,15 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+
+
+def interpreter(python: str | None) -> str:
+    """Return the program that `training.python` names, with `~` written out; None = this process's interpreter."""
+    program = python or sys.executable
+    try:
+        return str(Path(program).expanduser()) if program.startswith("~") else program  # ./python keeps its ./
+    except RuntimeError:  # ~ of an unknown user
+        return program
 
 
 def python_path(*folders: str) -> str:

@@ -6,6 +6,7 @@ downloaded or made.
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run.announce import require_disk
+from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import count_parameters, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
@@ -26,6 +28,8 @@ from grpo_core.run.tracking_server import server_faults
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""
+PYTHON_SECONDS = 30.0
+"""How long an interpreter may take to start."""
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 
 
@@ -51,8 +55,7 @@ def check_start(
         is_tracked: whether the run needs its MLflow store; one from Python has none.
     """
     python, device = config.training.python, config.training.device
-    if python is not None and shutil.which(Path(python).expanduser()) is None:
-        no_python = f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
+    if python is not None and (no_python := _why_no_python(python)) is not None:
         return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
     with rehearsing(config, folders) as rehearsal:  # beside the rest
         fit = None if (shape := shape_for(config)) is None else fit_of(config, shape)
@@ -61,7 +64,7 @@ def check_start(
         of_model = (*_sampler_faults(config), *_model_faults(config))
         own = [*no_gpu, *no_server, *of_model, *_disk_faults(config, run_path), *memory_faults(fit)]
         faults = (*own, *rehearsal.faults())
-    return Preflight(faults=faults, warnings=() if fit is None else fit.warnings())
+    return Preflight(faults=faults, warnings=(*(() if fit is None else fit.warnings()), *rehearsal.warnings))
 
 
 def require_start(
@@ -78,6 +81,19 @@ def require_start(
     if found.faults:
         raise ConfigError(listed(found.faults))
     return found.warnings
+
+
+def _why_no_python(python: str) -> str | None:
+    """Return what is wrong with `training.python`; None where it is an interpreter."""
+    program = shutil.which(interpreter(python))
+    if program is None:
+        return f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
+    try:
+        asked = subprocess.run([program, "-c", "print(6 * 7)"], capture_output=True, timeout=PYTHON_SECONDS, check=False)
+        is_python = asked.stdout.strip() == b"42"
+    except (OSError, subprocess.TimeoutExpired):
+        is_python = False
+    return None if is_python else f"training.python: {shown(python)} is no Python interpreter; give the path of one"
 
 
 def _sampler_faults(config: RunConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
+from grpo_core.run.doubts import doubtful_answers, why_not_callable
 from grpo_core.run.imports import import_from
 from grpo_core.types import Prompt
 
@@ -31,7 +32,7 @@ CALLED_WITH = 2
 
 
 def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield what is about to be done (`doing`) and what is wrong (`fault`)."""
+    """Yield what is about to be done (`doing`), what is wrong (`fault`) and what is doubtful (`warning`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
         rows = _rows(config.data)
@@ -43,10 +44,12 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
     except GrpoError as error:
         yield {"fault": str(error)}
         return
+    yield from ({"warning": text} for text in doubtful_answers(prompts, config))
     for index, reward in enumerate(config.rewards):
         yield {"doing": f"rewards.{index}.fn {reward.fn}"}
         try:
-            dry_run(index, config, prompts[:CALLED_WITH], folders)
+            for text in dry_run(index, config, prompts[:CALLED_WITH], folders):
+                yield {"warning": text}
         except RewardError as error:
             yield {"fault": str(error)}
         except SystemExit as error:
@@ -60,8 +63,10 @@ def _rule_faults(config: RunConfig) -> Iterator[dict[str, str]]:
         what, (module, _, attribute) = f"monitor.rules.{index}.function {name}", name.partition(":")
         yield {"doing": what}
         try:
-            if not callable(getattr(importlib.import_module(module), attribute)):
-                yield {"fault": f"{what}: is no function"}
+            function = getattr(importlib.import_module(module), attribute)
+            fault = why_not_callable(function, config.monitor.rules[index]) if callable(function) else "is no function"
+            if fault is not None:
+                yield {"fault": f"{what}: {fault}"}
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
             yield {"fault": f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"}
 
