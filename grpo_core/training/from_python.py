@@ -39,7 +39,7 @@ from grpo_core.run.imports import import_as_at_start, import_folders
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
-from grpo_core.run.resuming import check_resumable
+from grpo_core.run.resuming import check_resumable, refuse_idle_sizes
 from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.training.process import MODULES, evaluating
@@ -114,6 +114,7 @@ def resume_training(
     folder = RunDir(Path(run_dir))
     folder.read_config()
     sizes, notes = sizes_to_lower(as_overrides(overrides)), check_resumable(folder)
+    refuse_idle_sizes(folder, sizes)
     if sizes:
         with held_run(folder, logger.warning):
             notes = (*notes, *lower_passes(folder, sizes))

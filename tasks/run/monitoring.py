@@ -1,7 +1,7 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prefect import task
@@ -60,6 +60,8 @@ class _Watch:
         self._training = run_dir.read_config().training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._mlflow_is_away = False
+        self._to_say: list[str] = []
+        """Alerts that the terminal has not shown."""
         self._ended_at: float | None = None
         """When the training came to its end: from then on its process only evaluates."""
         self._evaluation_shown = False
@@ -70,7 +72,7 @@ class _Watch:
         records = list(self._tail.read())
         for record in records:
             self._shipper.add(record)
-        self._announce(self.judge.catch_up(records))
+        self._report(self.judge.catch_up(records))
         finished = [record for record in supersede(records) if record.kind == "step"]
         if finished:
             view.resume(finished[-1])
@@ -84,7 +86,7 @@ class _Watch:
             self._last_record = time.monotonic()
             self._ended_at = self._last_record if record.kind == "end" else self._ended_at
             self._shipper.add(record)
-            self._announce(self.judge.check(record))
+            self._report(self.judge.check(record))
             if record.kind == "ref_sync":
                 self._emit("grpo.ref.synced", dict(record.data))
             elif is_alert(record):
@@ -97,9 +99,9 @@ class _Watch:
         """Yield what else to show: alerts about a silent training, an end that MLflow asks for, MLflow gone or back."""
         if not process_has_started(self._run_dir.process_file):
             self._last_record = time.monotonic()  # it waits for a slot
-        silent = self.judge.check_silence(time.monotonic() - self._last_record)
-        self._announce(silent)
-        yield from (alert.text for alert in silent)
+        self._report(self.judge.check_silence(time.monotonic() - self._last_record))
+        yield from self._to_say
+        self._to_say.clear()
         if self._ended_at is not None:
             if not self._evaluation_shown and time.monotonic() - self._ended_at > PROGRESS_SECONDS:
                 self._evaluation_shown = True
@@ -123,8 +125,9 @@ class _Watch:
     def finish(self) -> None:
         self._shipper.ship_all()
 
-    def _announce(self, alerts: Iterable[Alert]) -> None:
+    def _report(self, alerts: Sequence[Alert]) -> None:
         announce(alerts, self._shipper, self._tracked)
+        self._to_say += [alert.text for alert in alerts if not alert.reported]
 
     def _emit(self, event: str, payload: dict[str, object]) -> None:
         emit(event, payload, self._tracked)
