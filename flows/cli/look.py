@@ -72,8 +72,8 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)
-    start = f", {'but the run cannot' if faults else 'and the run can'} start here" if is_here else ""
-    echo(f"{len(warnings)} warning(s); the configuration is valid{start}")
+    whether = f", {'but the run cannot' if faults else 'and the run can'} start here" if is_here else ""
+    echo(f"{len(warnings)} warning(s); the configuration is valid{whether}")
     if faults:
         raise ConfigError(listed(faults))
 

@@ -15,8 +15,8 @@ from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
 from grpo_core.machine.collector import importing
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import check_run
 from grpo_core.run.pass_sizes import sizes_to_lower
+from grpo_core.run.resuming import refuse_idle_sizes
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
@@ -84,7 +84,7 @@ def _resume(run_dir: Path, repair: Repair | None, new_dir: Path | None, given: l
     sizes = sizes_to_lower(parse_overrides(given))
     RunDir(run_dir).read_config()
     if repair is None:
-        check_run(RunDir(run_dir))
+        refuse_idle_sizes(RunDir(run_dir), sizes)  # and a journal, or sizes of passes, that cannot be used
     with working_in(run_dir):
         use_stack()
         with importing():

@@ -202,6 +202,10 @@ def _optimizer(config: RunConfig) -> Findings:
     warmup, decays = optimizer.warmup_steps, optimizer.schedule != "constant"
     length = f"the run's {updates} optimizer steps (training.steps x loss.epochs_per_rollout x loss.minibatches)"
     return (
+        warning_if(
+            optimizer.lr == 0,
+            "optimizer.lr: 0 leaves the policy as it is: a control run, whose figures change by sampling alone",
+        ),
         error_if(
             warmup >= updates and decays,
             f"optimizer.warmup_steps: {warmup} must be below {length}, or optimizer.schedule {optimizer.schedule} never begins",
@@ -269,8 +273,23 @@ def _rewards(config: RunConfig) -> Findings:
     )
 
 
+OWN_TAGS = ("mlflow.", "grpo.", "alert.", "prefect.")
+"""Beginnings of tags that MLflow and this project read or write themselves."""
+
+
+def _labels(config: RunConfig) -> Findings:
+    return tuple(
+        error_if(
+            label.startswith(OWN_TAGS),
+            f"tracking.labels: {shown(label)} begins as a tag of MLflow's or of this project's own does "
+            f"({', '.join(OWN_TAGS)}); give the label another name",
+        )
+        for label in config.tracking.labels
+    )
+
+
 CHECKS: tuple[Check, ...] = (
     *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, lora_limits, _periods),
-    *(_engine, _tokens, _optimizer, _evaluation, _rewards, check_rules),
+    *(_engine, _tokens, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *INERT,
 )

@@ -8,6 +8,8 @@ from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import is_registered
 
 Findings = tuple[Finding, ...]
+SHORT_SILENCE = 1.0
+"""Seconds."""
 
 
 def check_rules(config: RunConfig) -> Findings:
@@ -20,7 +22,24 @@ def check_rules(config: RunConfig) -> Findings:
         for check in (_metric, _bound, _window, _function, _sync)
         for finding in check(f"monitor.rules.{index}", rule, config)
     )
-    return (*found, *(error_if(True, f"monitor.rules: the rule {name} is listed twice; list it once") for name in doubled))
+    return (
+        *found,
+        _never_full(config),
+        *(error_if(True, f"monitor.rules: the rule {name} is listed twice; list it once") for name in doubled),
+    )
+
+
+def _never_full(config: RunConfig) -> Finding:
+    """Return the warning about windows that were not named and that the run is too short for; default rules may be."""
+    rules, steps = config.monitor.rules, config.training.steps
+    idle = {rule.name: rule.steps for rule in rules if rule.window is None and rule.traits.window and rule.steps > steps}
+    is_listed = rules != type(config.monitor)().rules
+    listed = ", ".join(f"{name} ({window} steps)" for name, window in idle.items())
+    return warning_if(
+        is_listed and bool(idle),
+        f"monitor.rules: never a breach in {steps} steps (training.steps), with the windows that they have by default: "
+        f"{listed}",
+    )
 
 
 def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
@@ -54,6 +73,10 @@ def _bound(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
             f"{key}: {rule.bound} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(traits.needs_bound and rule.bound is None, f"{key}: a {rule.kind} rule needs a bound in seconds"),
+        warning_if(
+            rule.kind == "stalled" and (rule.bound or SHORT_SILENCE) < SHORT_SILENCE,
+            f"{key}: {rule.bound} s is shorter than most steps take; a healthy run would be reported as stalled",
+        ),
         error_if(
             traits.takes_bound and rule.watched is not None and is_registered(rule.watched) and rule.limit is None,
             f"{key}: {rule.watched} has no bound of its own, so a rule about it needs one",

@@ -7,7 +7,7 @@ that contradict each other) is in `consistency.py`.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from grpo_core.config.model import ModelConfig
 from grpo_core.config.names import check_data_source, check_reward
@@ -23,6 +23,7 @@ from grpo_core.config.section import (
     Source,
     Steps,
     Text,
+    refuse_off_by_number,
 )
 
 
@@ -116,6 +117,8 @@ class RolloutConfig(Section):
     """Nucleus mass; 1 = off. Other values bias every KL estimate."""
     top_k: int | None = Field(default=None, ge=1, le=10_000_000)
     """Only the k most likely tokens; null = off. Other values bias every KL estimate."""
+
+    _top_k_off = field_validator("top_k", mode="before")(refuse_off_by_number)
 
 
 class AdvantageConfig(Section):
@@ -212,8 +215,8 @@ class ReferenceConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule."""
 
-    lr: float = Field(default=1e-6, gt=0, le=100)
-    """Peak learning rate."""
+    lr: float = Field(default=1e-6, ge=0, le=100)
+    """Peak learning rate; 0 = the policy stays as it is: a control, which shows the noise of every figure."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up; linear and cosine end at 0 after the last step."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000_000)

@@ -20,6 +20,8 @@ LARGEST_INT = 2**63 - 1
 """What JSON readers, torch and NumPy can all hold."""
 LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """Of float32, in which weights and losses are computed."""
+SMALLEST_FLOAT = 2.0**-126
+"""Above 0, of float32 at its full precision."""
 
 
 def _check_plain(value: Any, path: str = "", levels: int = MAX_LEVELS) -> Any:
@@ -140,6 +142,13 @@ def _of_scheme(*schemes: str) -> Callable[[str], str]:
     return check
 
 
+def refuse_off_by_number(value: Any) -> Any:
+    """Return a value after refusing 0 and -1, by which other systems switch off what null switches off here."""
+    if type(value) is int and value in (0, -1):
+        raise PydanticCustomError("off_is_null", "input should be null to switch it off, or at least 1")
+    return value
+
+
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 TrackingUri = Annotated[
     Text, AfterValidator(_no_credentials(WHERE_INSTEAD)), AfterValidator(_of_scheme("http", "https", "file", *DATABASES))
@@ -189,12 +198,14 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _fits(cls, value: Any) -> Any:
-        """Refuse numbers that tensors cannot hold: arithmetic would overflow. Pydantic adds the key and the value."""
+        """Refuse numbers that tensors cannot hold: they would overflow, or become 0. Pydantic adds the key and the value."""
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and abs(number) > LARGEST_INT:
                 raise PydanticCustomError("int_too_large", "input should be an integer of at most 64 bits")
             if isinstance(number, float) and abs(number) > LARGEST_FLOAT:
                 raise PydanticCustomError("float_too_large", "input should be a number that float32 can hold, at most 3.4e38")
+            if isinstance(number, float) and 0 < abs(number) < SMALLEST_FLOAT:
+                raise PydanticCustomError("float_too_small", "input should be 0, or at least 1.2e-38, as float32 can hold it")
         return value
 
 

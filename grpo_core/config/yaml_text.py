@@ -53,7 +53,10 @@ class _Loader(BoundedLoader):
     def construct_float(self, node: yaml.ScalarNode) -> float:
         """Return the value of a decimal number, of `.inf` or of `.nan`."""
         text = self.construct_scalar(node).lower()
-        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        value = float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        if value == 0 and re.search("[1-9]", text.partition("e")[0]):
+            raise yaml.constructor.ConstructorError(None, None, f"{text} is too small: it would be read as 0", node.start_mark)
+        return value
 
 
 _Loader.yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}

@@ -183,12 +183,7 @@ def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> 
     The distinct texts whose seeded hash is smallest are held out, so a prompt's side does not depend on the rows' order.
     """
     distinct = {prompt.text for prompt in prompts}
-    num_eval = round(len(distinct) * config.eval_fraction)
-    if num_eval == len(distinct) or (config.eval_fraction > 0 and num_eval == 0):
-        raise DataError(
-            f"data.eval_fraction: {config.eval_fraction} of {len(distinct)} distinct prompts leaves "
-            f"{len(distinct) - num_eval} for training and {num_eval} held out; both need at least 1"
-        )
+    num_eval = count_held_out(len(distinct), config)
     ranked = sorted(distinct, key=lambda text: hashlib.sha256(f"{config.seed}\n{text}".encode()).digest())
     held_out_texts = set(ranked[:num_eval])
     train = tuple(prompt for prompt in prompts if prompt.text not in held_out_texts)
@@ -199,6 +194,21 @@ def _split(prompts: Sequence[Prompt], num_too_long: int, config: DataConfig) -> 
         num_too_long=num_too_long,
         num_duplicates=len(prompts) - len(train) - len(held_out),
     )
+
+
+def count_held_out(num_distinct: int, config: DataConfig) -> int:
+    """Return how many of so many distinct prompts are held out.
+
+    Raises:
+        DataError: nothing would be held out although that is asked for, or nothing would be left for training.
+    """
+    num_eval = round(num_distinct * config.eval_fraction)
+    if num_eval == num_distinct or (config.eval_fraction > 0 and num_eval == 0):
+        raise DataError(
+            f"data.eval_fraction: {config.eval_fraction} of {num_distinct} distinct prompts leaves "
+            f"{num_distinct - num_eval} for training and {num_eval} held out; both need at least 1"
+        )
+    return num_eval
 
 
 def jsonable(value: Any) -> Any:

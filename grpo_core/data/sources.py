@@ -84,6 +84,9 @@ def _file_rows(path: Path, count: int | None = None) -> list[Row]:
     readers = {".jsonl": jsonl_rows, ".csv": csv_rows, ".parquet": parquet_rows}
     if path.suffix not in readers:
         raise DataError(f"data.source file:{path}: {path.suffix or 'no'} suffix; readable are {', '.join(sorted(readers))}")
+    if path.exists() and not path.is_file():
+        what = "is a folder" if path.is_dir() else "is no regular file (a pipe, a socket or a device)"
+        raise DataError(f"data.source file:{path}: {what}; give a file")
     if not path.is_file():
         raise DataError(f"data.source file:{path}: no such file; give a path relative to where the command runs")
     try:
@@ -103,7 +106,7 @@ def jsonl_rows(path: Path, count: int | None = None) -> list[Row]:
         ValueError: names the line that is no JSON object, gives a key twice, or holds text that is not Unicode.
     """
     # Line ends are kept as they are: text may hold characters such as U+2028, which others take for the end of a line.
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
         lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
         return [_json_row(number, line) for number, line in itertools.islice(lines, count)]
 

@@ -11,7 +11,7 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
-from grpo_core.interop.detection import SYSTEMS, detect_source
+from grpo_core.interop.detection import SYSTEMS, detect_source, explain_source
 from grpo_core.interop.reading import Unresolved, flatten_sections, read_text, read_values_of, resolve_references
 from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Settings, System, dead, no_counterpart
 from grpo_core.interop.rewards import is_missing_name
@@ -61,7 +61,9 @@ def import_config(
     if command is not None and script is None:
         raise ConfigError(f"command: {command} chooses among the commands of a shell script; {path} is none")
     values = script.values if script else read_values_of(path)
-    return _convert(path, values, SYSTEMS[source or detect_source(path, values)], processes, script)
+    found = source or detect_source(path, values)
+    imported = _convert(path, values, SYSTEMS[found], processes, script)
+    return imported if source else replace(imported, notes=(explain_source(values, found), *imported.notes))
 
 
 def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, script: Script | None) -> Imported:

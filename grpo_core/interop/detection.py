@@ -53,6 +53,29 @@ def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
     )
 
 
+def explain_source(values: Mapping[str, Any], found: Source) -> str:
+    """Return a note: whose defaults are taken where a file says nothing, why, and which option takes others."""
+    because = {
+        "trl": "no key in the file is open-r1's or VLM-R1's own",
+        "open-r1": "the file has keys, or names rewards, of open-r1's own",
+        "vlm-r1": "the file has keys of VLM-R1's own",
+        "roll": "the file has keys of ROLL's own",
+    }[found]
+    others = [name for name in SYSTEMS if name not in (found, "roll")] if found != "roll" else []
+    remedy = f"; --format {' or '.join(others)} takes those of another system" if others else ""
+    beta = ""
+    if others and "beta" not in values:
+        defaults = {name: _default_beta(SYSTEMS[name]) for name in (found, *others)}
+        beta = f" (beta is not in the file: {', '.join(f'{name} {value:g}' for name, value in defaults.items())})"
+    return f"the defaults of {SYSTEMS[found].title} are assumed where the file says nothing, since {because}{beta}{remedy}"
+
+
+def _default_beta(system: System) -> float:
+    rule = system.find_rule("beta")
+    assert rule is not None
+    return float(rule.default)
+
+
 def _names_registry(rewards: Any) -> bool:
     """Return whether a list of rewards holds a name of open-r1's registry that VLM-R1's has not."""
     names = [rewards] if isinstance(rewards, str) else rewards if isinstance(rewards, list) else []

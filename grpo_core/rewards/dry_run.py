@@ -1,9 +1,10 @@
 """Call reward functions on a few rows before a run starts, and say in one line what is wrong with one and where in its code."""
 
 import os
+import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -14,6 +15,8 @@ from grpo_core.errors import RewardError, cause
 from grpo_core.rewards.base import MESSAGES_NOT_TEXT, call, load_rewards
 from grpo_core.types import Prompt
 
+LARGEST_REWARD = 1e18
+"""The largest float32 is 3.4e38."""
 NOT_THE_USERS = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(__file__).resolve().parents[1]), "<"}
@@ -40,8 +43,8 @@ def untokenized(rows: Sequence[Row], config: RunConfig) -> list[Prompt]:
     ]
 
 
-def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> None:
-    """Import one reward function and call it, with the gold answers as completions.
+def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> tuple[str, ...]:
+    """Import one reward function and call it, with the gold answers as completions; return warnings about what it returned.
 
     Args:
         index: of the function in `rewards`.
@@ -58,13 +61,14 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
         (loaded,) = load_rewards([reward])
     except RewardError as error:
         fault = f"{what} {_without_prefix(str(error), reward.fn)}{_place(error.__cause__)}"
-        is_missing = isinstance(error.__cause__, ModuleNotFoundError) and folders
-        raise RewardError(f"{fault}; looked for in {' and '.join(folders)}" if is_missing else fault) from error
+        if isinstance(error.__cause__, ModuleNotFoundError) and folders:
+            fault += f"; looked for in {' and '.join(folders)}"
+        raise RewardError(fault + _hidden(reward.fn, folders)) from error
     if not reward.dry_run:
-        return
+        return ()
     answers = [str(prompt.columns.get("answer", "")) for prompt in prompts]
     try:
-        call(loaded, prompts, answers)
+        values, _ = call(loaded, prompts, answers)
     except RewardError as error:
         raised = error.__cause__
         skip = f"; it was called on the first {len(prompts)} rows with their gold answers as completions"
@@ -72,6 +76,28 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
             raise RewardError(f"{what} {_without_prefix(str(error), reward.fn)}{skip}") from error
         hint = _hint(raised, reward.fn, prompts[0].columns, is_chat=not isinstance(prompts[0].content, str))
         raise RewardError(f"{what} raised {type(raised).__name__}: {cause(raised)}{_place(raised)}{hint}{skip}") from error
+    return tuple(_doubts(what, values))
+
+
+def _doubts(what: str, values: Sequence[float | None]) -> Iterator[str]:
+    """Yield what is allowed of a function's values, and seldom meant."""
+    known = [value for value in values if value is not None]
+    if not known:
+        yield f"{what} returned None (cannot be scored) for each of the first {len(values)} rows, with its gold answer"
+    if known and (largest := max(known, key=abs)) and abs(largest) > LARGEST_REWARD:
+        yield f"{what} returned {largest:g}; float32 cannot hold the squares of rewards beyond {LARGEST_REWARD:g}"
+
+
+def _hidden(fn: str, folders: Sequence[str]) -> str:
+    """Return that another module of the same name hides a user's file, such as one of the standard library; empty if none does.
+
+    Only for what cannot be imported: what can is the function that was meant.
+    """
+    top = fn.partition(":")[0].partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None) or "a built-in module of Python"
+    own = [path for folder in folders for path in (Path(folder) / f"{top}.py", Path(folder) / top) if path.exists()]
+    hides = top in sys.modules and bool(own) and not any(Path(file).is_relative_to(path.parent) for path in own)
+    return f"; {top} is {file}, which hides {own[0]}: rename yours" if hides else ""
 
 
 def _without_prefix(text: str, fn: str) -> str:

@@ -1,7 +1,8 @@
 """The process that watches the calls of another one: `python -I -S watch_call.py PID`. It needs the standard library alone.
 
 Its input is JSON lines: {"thread", "cpu_seconds", "wall_seconds", "what"} begins a call, {} ends it, the end of the input ends
-the process. Where a call exceeds a bound, it writes why, sends SIGPROF, and kills the process that does not end the call then.
+the process. A call that takes long is named on standard error. Where it exceeds a bound, this process writes why and sends
+SIGPROF; it kills the process that does not end the call then.
 """
 
 import json
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 POLL_SECONDS = 0.1
+WAIT_SECONDS = 30.0
+"""After so long a call is named, and again whenever that time has doubled."""
+WAITING = "waiting for "
+"""Begins the line that names it."""
 GRACE_SECONDS = 10.0
 """From the first SIGPROF to SIGKILL; the signal comes again every second, since a function may have caught what it raised."""
 
@@ -31,7 +36,11 @@ def main(pid: int) -> None:
 def watch(pid: int, call: dict[str, Any]) -> None:
     """Return when a call has ended; end it if it exceeds a bound."""
     began, cpu_began = time.monotonic(), cpu_seconds(pid, call["thread"])
+    named_at = WAIT_SECONDS
     while not has_ended(POLL_SECONDS):
+        if time.monotonic() - began >= named_at:
+            name(call, named_at)
+            named_at *= 2
         if cpu_seconds(pid, call["thread"]) - cpu_began >= call["cpu_seconds"]:
             reason = f"more than {call['cpu_seconds']:g} s of CPU time"
         elif time.monotonic() - began >= call["wall_seconds"]:
@@ -40,6 +49,13 @@ def watch(pid: int, call: dict[str, Any]) -> None:
             continue
         end(pid, f"{call['what']}: {reason} (rewards[].cpu_seconds {call['cpu_seconds']:g}); the function hangs or needs more")
         return
+
+
+def name(call: dict[str, Any], seconds: float) -> None:
+    """Write which call is waited for."""
+    wall, cpu = (f"{call[bound]:g} s" for bound in ("wall_seconds", "cpu_seconds"))
+    sys.stderr.write(f"{WAITING}{call['what']}: no result after {seconds:.0f} s; ended after {wall}, or {cpu} of CPU time\n")
+    sys.stderr.flush()
 
 
 def end(pid: int, reason: str) -> None:

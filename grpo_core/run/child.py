@@ -13,6 +13,7 @@ from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slot
+from grpo_core.run.child_log import ChildLog, names_a_wait
 from grpo_core.run.process_state import NOT_STARTED, ProcessState, write_process_state
 
 
@@ -24,6 +25,7 @@ def run_watched(
     look: Callable[[], None],
     stop: Callable[[subprocess.Popen[bytes]], None],
     report: Callable[[str], None],
+    started: Callable[[], None] = lambda: None,
     python: str | None = None,
     state_file: Path | None = None,
     import_from: Sequence[str] = (),
@@ -34,10 +36,10 @@ def run_watched(
         module: what to run.
         arguments: its arguments.
         log_file: where its output goes.
-        look: called again and again while it runs, and while it waits for a slot; pauses for a moment. What it raises ends the
-            child.
+        look: called again and again while it runs or waits for a slot; pauses for a moment. What it raises ends the child.
         stop: ends a child that still runs when this process was interrupted; may leave it to its end.
-        report: takes a line about a wait.
+        report: takes a line about a wait: for a slot, or for a reward function.
+        started: called when it has been started.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
         import_from: more folders in which it finds modules.
@@ -45,12 +47,13 @@ def run_watched(
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
     """
-    command = [python or sys.executable, "-m", module, *arguments]
+    command = [interpreter(python), "-m", module, *arguments]
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
+        log = ChildLog(log_file)
         child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
         try:
-            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-                look()
+            started()
+            _follow(child, log, look, report)
         finally:
             try:
                 if child.poll() is None:
@@ -59,6 +62,14 @@ def run_watched(
                 _note_end(child, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
+
+
+def _follow(child: subprocess.Popen[bytes], log: ChildLog, look: Callable[[], None], report: Callable[[str], None]) -> None:
+    """Look on until a child has ended, and report what it waits for."""
+    while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+        look()
+        for line in filter(names_a_wait, log.read()):
+            report(line)
 
 
 def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
@@ -157,6 +168,15 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+
+
+def interpreter(python: str | None) -> str:
+    """Return the program that `training.python` names, with `~` written out; None = this process's interpreter."""
+    program = python or sys.executable
+    try:
+        return str(Path(program).expanduser()) if program.startswith("~") else program  # ./python keeps its ./
+    except RuntimeError:  # ~ of an unknown user
+        return program
 
 
 def python_path(*folders: str) -> str:

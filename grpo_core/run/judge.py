@@ -67,13 +67,13 @@ class Judge:
             for alert in self._rules.check(record)
         ]
 
-    def check_silence(self, seconds: float) -> list[Alert]:
-        """Return the alerts that begin after so many seconds without a record.
+    def check_silence(self, seconds: float, evaluating: str | None = None) -> list[Alert]:
+        """Return the alerts that begin after so many seconds without a record, as `RuleBook.check_silence`.
 
         Raises:
             OSError: the training cannot be asked to stop.
         """
-        return [self._raised(alert) for alert in self._rules.check_silence(seconds)]
+        return [self._raised(alert) for alert in self._rules.check_silence(seconds, evaluating)]
 
     def _raised(self, alert: Alert) -> Alert:
         if alert.stops:

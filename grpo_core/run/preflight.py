@@ -1,11 +1,12 @@
 """What is checked before a run has a folder, a flow or an MLflow run: all that is cheap, so that one look shows all mistakes.
 
-Interpreter, model, adapter, first rows, reward functions, disk and memory of this machine. Nothing is loaded, downloaded or
-made.
+Interpreter, tracking server, model, adapter, first rows, reward functions, disk and memory of this machine. Nothing is loaded,
+downloaded or made.
 """
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,18 @@ from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run.adapter_check import adapter_faults, adapter_warnings, layer_faults
 from grpo_core.run.announce import require_disk
+from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import kept_weights, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
 from grpo_core.run.model_shape import ModelShape
 from grpo_core.run.rehearsing import rehearsing
+from grpo_core.run.tracking_server import server_faults
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""
+PYTHON_SECONDS = 30.0
+"""How long an interpreter may take to start."""
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 
 
@@ -40,25 +45,29 @@ class Preflight:
     """What may end it later."""
 
 
-def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> Preflight:
+def check_start(
+    config: RunConfig, folders: Sequence[str], run_path: Path | None = None, *, is_tracked: bool = True
+) -> Preflight:
     """Return what is wrong with a run that is to start here.
 
     Args:
         config: of the run.
         folders: from which its reward functions are imported.
         run_path: its folder, for the disk that it lies on; None = a new one below `runs/`.
+        is_tracked: whether the run needs its MLflow store; one from Python has none.
     """
     python, device = config.training.python, config.training.device
-    if python is not None and shutil.which(Path(python).expanduser()) is None:
-        no_python = f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
+    if python is not None and (no_python := _why_no_python(python)) is not None:
         return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
     with rehearsing(config, folders) as rehearsal:  # beside the rest
         shape = shape_for(config)
         fit = None if shape is None else fit_of(config, shape)
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
-        own = [*no_gpu, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
+        no_server = server_faults(_tracking_uri(config)) if is_tracked else ()
+        own = [*no_gpu, *no_server, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
         faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
-    return Preflight(faults=faults, warnings=(*adapter_warnings(config), *(() if fit is None else fit.warnings())))
+    of_fit = () if fit is None else fit.warnings()
+    return Preflight(faults=faults, warnings=(*adapter_warnings(config), *of_fit, *rehearsal.warnings))
 
 
 def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:
@@ -74,7 +83,9 @@ def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None
     return Preflight(faults=(*layers, *memory_faults(fit)), warnings=() if fit is None else fit.warnings())
 
 
-def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> tuple[str, ...]:
+def require_start(
+    config: RunConfig, folders: Sequence[str], run_path: Path | None = None, *, is_tracked: bool = True
+) -> tuple[str, ...]:
     """Return the warnings of `check_start`.
 
     Raises:
@@ -82,10 +93,23 @@ def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | No
     """
     if os.environ.get(CHECKED_VARIABLE):
         return ()
-    found = check_start(config, folders, run_path)
+    found = check_start(config, folders, run_path, is_tracked=is_tracked)
     if found.faults:
         raise ConfigError(listed(found.faults))
     return found.warnings
+
+
+def _why_no_python(python: str) -> str | None:
+    """Return what is wrong with `training.python`; None where it is an interpreter."""
+    program = shutil.which(interpreter(python))
+    if program is None:
+        return f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
+    try:
+        asked = subprocess.run([program, "-c", "print(6 * 7)"], capture_output=True, timeout=PYTHON_SECONDS, check=False)
+        is_python = asked.stdout.strip() == b"42"
+    except (OSError, subprocess.TimeoutExpired):
+        is_python = False
+    return None if is_python else f"training.python: {shown(python)} is no Python interpreter; give the path of one"
 
 
 def _sampler_faults(config: RunConfig) -> Iterator[str]:
@@ -111,12 +135,16 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
         return
     folder = run_path or RUNS_FOLDER
     # A server keeps artifacts on a disk of its own.
-    tracked_here = urlsplit(config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or "").scheme in ("", "file", "sqlite")
+    tracked_here = urlsplit(_tracking_uri(config) or "").scheme in ("", "file", "sqlite")
     beside = folder if run_path is None else folder.parent
     try:
         require_disk(config, weights, folder, beside / "mlartifacts" if tracked_here else None)
     except GrpoError as error:
         yield str(error)
+
+
+def _tracking_uri(config: RunConfig) -> str | None:
+    return config.tracking.uri or os.environ.get(TRACKING_VARIABLE)
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from grpo_core.config import DataConfig, RunConfig, validate_config
-from grpo_core.data.prompts import CHARACTERS_PER_TOKEN
+from grpo_core.data.prompts import CHARACTERS_PER_TOKEN, count_held_out
 from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import Row, file_of, first_rows, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
+from grpo_core.run.doubts import doubtful_answers, why_not_callable
 from grpo_core.run.imports import import_from
 from grpo_core.types import Prompt
 
@@ -31,20 +32,24 @@ CALLED_WITH = 2
 
 
 def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield what is about to be done (`doing`) and what is wrong (`fault`)."""
+    """Yield what is about to be done (`doing`), what is wrong (`fault`) and what is doubtful (`warning`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
         rows = _rows(config.data)
         check_rows(rows, config.data)
         prompts = untokenized(rows, config)
-        refuse_long(prompts, config)
+        kept = short_enough(prompts, config)
+        if _is_read_whole(config.data):
+            count_held_out(len({repr(prompt.content) for prompt in kept}), config.data)
     except GrpoError as error:
         yield {"fault": str(error)}
         return
+    yield from ({"warning": text} for text in doubtful_answers(prompts, config))
     for index, reward in enumerate(config.rewards):
         yield {"doing": f"rewards.{index}.fn {reward.fn}"}
         try:
-            dry_run(index, config, prompts[:CALLED_WITH], folders)
+            for text in dry_run(index, config, prompts[:CALLED_WITH], folders):
+                yield {"warning": text}
         except RewardError as error:
             yield {"fault": str(error)}
         except SystemExit as error:
@@ -58,42 +63,49 @@ def _rule_faults(config: RunConfig) -> Iterator[dict[str, str]]:
         what, (module, _, attribute) = f"monitor.rules.{index}.function {name}", name.partition(":")
         yield {"doing": what}
         try:
-            if not callable(getattr(importlib.import_module(module), attribute)):
-                yield {"fault": f"{what}: is no function"}
+            function = getattr(importlib.import_module(module), attribute)
+            fault = why_not_callable(function, config.monitor.rules[index]) if callable(function) else "is no function"
+            if fault is not None:
+                yield {"fault": f"{what}: {fault}"}
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
             yield {"fault": f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"}
 
 
-def refuse_long(prompts: Sequence[Prompt], config: RunConfig) -> None:
-    """Refuse prompts that are all too long, if the model's tokenizer is here and one that needs no transformers to be loaded.
+def short_enough(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
+    """Return the prompts that are not surely too long: all, unless the tokenizer is here and needs no transformers.
 
     What the chat template adds is not counted: a prompt has at least so many tokens.
 
     Raises:
-        DataError: names the shortest.
+        DataError: all are too long; names the shortest.
     """
     from tokenizers import Tokenizer
 
     folder, most = model_here(config.model.source), config.rollout.max_prompt_tokens
     if folder is None or not (folder / "tokenizer.json").is_file():
-        return
+        return list(prompts)
     with raised_as(DataError, f"model.source {config.model.source}: its tokenizer.json cannot be read ({{cause}})", Exception):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = [prompt.text[: most * CHARACTERS_PER_TOKEN + 1] for prompt in prompts]
-    shortest = min(len(encoding) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))
-    if shortest > most:
+    lengths = [len(encoding) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    if (shortest := min(lengths)) > most:
         raise DataError(
             f"rollout.max_prompt_tokens: {most} is less than each of the first {len(prompts)} prompts has (the shortest has at "
             f"least {shortest} tokens), so none would be left; raise it"
         )
+    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
 
 
 def _rows(data: DataConfig) -> list[Row]:
     """Return the rows that are looked at: of a file most often all."""
-    kind, _, name = data.source.partition(":")
-    if kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
+    if _is_read_whole(data):
         return read_rows(data)
-    return first_rows(data, MADE if kind == "reasoning_gym" else ROWS)
+    return first_rows(data, MADE if data.source.startswith("reasoning_gym:") else ROWS)
+
+
+def _is_read_whole(data: DataConfig) -> bool:
+    kind, _, name = data.source.partition(":")
+    return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
 
 
 def main(descriptor: int) -> None:

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import IO
 from grpo_core.config import RunConfig
 from grpo_core.errors import cause
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
-from grpo_core.run.child import held_lifeline, python_path
+from grpo_core.run.child import held_lifeline, interpreter, python_path
 
 MODULE = "grpo_core.run.rehearsal"
 REWARD_SECONDS, DATA_SECONDS = 30.0, 120.0
@@ -34,7 +33,7 @@ def rehearsing(config: RunConfig, folders: Sequence[str]) -> Iterator["Rehearsal
     with held_lifeline() as lifeline, tempfile.TemporaryFile() as errors, os.fdopen(read_end, "rb", buffering=0) as results:
         try:
             process = subprocess.Popen(
-                [config.training.python or sys.executable, "-m", MODULE, str(write_end)],
+                [interpreter(config.training.python), "-m", MODULE, str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -62,9 +61,11 @@ class Rehearsal:
         """Expect its first line."""
         self._process, self._results, self._errors = process, results, errors
         self._rest = b""
+        self.warnings: list[str] = []
+        """What it finds doubtful, once `faults` has returned."""
 
     def faults(self) -> list[str]:
-        """Return what it finds, in one line each; it is waited for as long as each of its parts may take."""
+        """Return what it finds wrong, in one line each; it is waited for as long as each of its parts may take."""
         faults: list[str] = []
         doing, seconds = "the process that calls reward functions", DATA_SECONDS
         while True:
@@ -78,6 +79,7 @@ class Rehearsal:
             if "done" in facts:
                 return faults
             faults += [facts["fault"]] if "fault" in facts else []
+            self.warnings += [facts["warning"]] if "warning" in facts else []
             doing = facts.get("doing", doing)
             seconds = DATA_SECONDS if doing.startswith("data") else REWARD_SECONDS
 

@@ -1,9 +1,10 @@
 """Which runs can be resumed, and the command that does it, ready to be pasted into a shell."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_core.config.repeatability import repeatability
-from grpo_core.errors import GrpoError, JournalError
+from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.plain_text import shell_word
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
@@ -41,6 +42,25 @@ def refuse_evaluation(run_dir: RunDir) -> None:
     """
     if is_evaluation(run_dir):
         raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
+
+
+def refuse_idle_sizes(run_dir: RunDir, sizes: Mapping[str, int]) -> None:
+    """Refuse smaller passes for a run in which nothing is left to compute.
+
+    Args:
+        run_dir: of the run.
+        sizes: that are asked for, by field of `PassSizes`.
+
+    Raises:
+        ConfigError: the run is complete.
+        JournalError: its journal, or `passes.json`, is damaged.
+    """
+    pass_plan(run_dir)
+    last = last_event(check_run(run_dir).history)
+    is_finished = last is not None and last.kind == "end" and last.data.get("status") == "finished"
+    if sizes and is_finished and (run_dir.report / "report.md").exists():
+        keys = ", ".join(f"training.{field}" for field in sizes)
+        raise ConfigError(f"{keys}: run dir {run_dir.path} has finished, so nothing is left to compute; leave it out")
 
 
 def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Checked | None = None) -> str | None:

@@ -36,11 +36,13 @@ class Alert:
     text: str
     reported: bool = False
     """Whether an earlier session has reported it."""
+    of_evaluation: bool = False
+    """Whether it is about an evaluation before or after the training, which no rule ends."""
 
     @property
     def stops(self) -> bool:
         """Whether the training must stop."""
-        return self.rule.action == "stop"
+        return self.rule.action == "stop" and not self.of_evaluation
 
 
 @dataclass
@@ -142,7 +144,8 @@ class RuleBook:
 
     rules: Sequence[RuleConfig]
     _last_step: int = field(default=0, init=False)
-    _has_ended: bool = field(default=False, init=False)
+    _end: str | None = field(default=None, init=False)
+    """Status with which the training has ended."""
     _is_silent: set[int] = field(default_factory=set, init=False)
     _seen: list[_Seen] = field(default_factory=list, init=False)
 
@@ -158,7 +161,7 @@ class RuleBook:
         if record.kind in ("start", "resume"):
             self._go_back(record.step)
         if record.kind in ("start", "resume", "end"):
-            self._has_ended = record.kind == "end"
+            self._end = str(record.data.get("status")) if record.kind == "end" else None
         if record.kind != "step":
             self._last_step = max(self._last_step, record.step)
             return self._asked(record.step, record.metrics, [one for one in self._watched if one.rule.kind == "non_finite"])
@@ -206,10 +209,19 @@ class RuleBook:
                     self.note_sync(alerts)
         self._last_step = step
 
-    def check_silence(self, seconds: float) -> list[Alert]:
-        """Return the breaches of `stalled` rules after so many seconds without a record; none once the training has ended."""
-        if self._has_ended:
-            return []
+    def check_silence(self, seconds: float, evaluating: str | None = None) -> list[Alert]:
+        """Return the breaches of `stalled` rules that begin after so many seconds without a record; none after a failure.
+
+        Args:
+            seconds: since the last record.
+            evaluating: the policy that is evaluated beside the training, `base` or `final`; None = that is known from the
+                records: after its end a training process evaluates the final one.
+        """
+        if evaluating is None and self._end is not None:
+            if self._end == "failed":
+                return []
+            evaluating = "final"
+        where = f"step {self._last_step}" if evaluating is None else f"evaluation of {evaluating}"
         silent = {
             index: rule
             for index, rule in enumerate(self.rules)
@@ -222,7 +234,8 @@ class RuleBook:
                 rule=rule,
                 step=self._last_step,
                 value=seconds,
-                text=f"step {self._last_step}: no record for {seconds:.0f} s, longer than {rule.bound:g} s",
+                text=f"{where}: no record for {seconds:.0f} s, longer than {rule.bound:g} s",
+                of_evaluation=evaluating is not None,
             )
             for rule in begun
         ]

@@ -25,6 +25,8 @@ BETA = "loss.beta"
 TPE_STARTUP = 10
 """Trials that Optuna's TPE draws at random before it learns."""
 SHOWN_ARMS = 40
+OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
+"""Keys that decide which prompts there are, and which of them are held out."""
 SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync")
 """Beginnings of the metrics whose value is decided before the first step."""
 
@@ -237,9 +239,17 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     counts[f"training.threads: {crowded}"] = sum(is_shared and config.training.threads is None for config in configs)
     unresumable = "training.engine trl cannot resume, so a run that is killed has failed"
     counts[unresumable] = sum(config.training.engine != "native" for config in configs)
+    data_axes = [key for key in sweep.axes if key in OF_PROMPTS or key.startswith("data.task_args.")]
+    last, steps = sweep.objective.last_steps, [config.training.steps for config in configs]
     notes = {
         f"trials: {sweep.trials} of sampler tpe are all drawn at random; it learns from the first {TPE_STARTUP}": (
             sweep.sampler == "tpe" and (sweep.trials or 0) <= TPE_STARTUP
+        ),
+        f"axes.{', axes.'.join(data_axes)}: arms have other prompts, also held-out ones: they are not compared on the same": (
+            bool(data_axes)
+        ),
+        f"objective.last_steps: {last} is more than training.steps {min(steps)}: the mean is over the whole run": (
+            last > min(steps)
         ),
         "seeds: one seed shows no spread; no interval can be given, and no arm be called better": len(sweep.seeds) == 1,
     }

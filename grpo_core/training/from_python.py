@@ -39,7 +39,8 @@ from grpo_core.run.imports import import_as_at_start, import_folders
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
-from grpo_core.run.resuming import check_resumable
+from grpo_core.run.resuming import check_resumable, refuse_idle_sizes
+from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.training.process import MODULES, evaluating
 from grpo_core.training.progress import Bar, Follower
@@ -82,7 +83,7 @@ def train(
         TrainingError: the training failed; the message is its cause.
     """
     resolved, origin = _configure(config, overrides)
-    warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir))
+    warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
     require_sampler([resolved])
     with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
@@ -113,6 +114,7 @@ def resume_training(
     folder = RunDir(Path(run_dir))
     folder.read_config()
     sizes, notes = sizes_to_lower(as_overrides(overrides)), check_resumable(folder)
+    refuse_idle_sizes(folder, sizes)
     if sizes:
         with held_run(folder, logger.warning):
             notes = (*notes, *lower_passes(folder, sizes))
@@ -184,13 +186,20 @@ def _prepare(run_dir: RunDir, bar: Bar) -> str:
 def _evaluate(run_dir: RunDir, policy: str, digest: str, bar: Bar) -> None:
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         bar.stage(f"evaluating {policy}")
+        silence = EvaluationSilence(run_dir, policy, lambda alert: bar.say(f"alert: {alert.text}"))
+
+        def pause_and_look() -> None:
+            _pause()
+            silence.look()
+
         run_watched(
             MODULE,
             arguments,
             log_file,
-            look=_pause,
+            look=pause_and_look,
             stop=finish_child,
             report=bar.say,
+            started=silence.begin,
             python=run_dir.read_config().training.python,
             import_from=sys.path[:1],
         )

@@ -18,7 +18,9 @@ from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
 from grpo_core.run.child import finish_child, run_watched
+from grpo_core.run.child_log import ChildLog
 from grpo_core.run.process_state import STOP_SECONDS
+from grpo_core.run.silence import EvaluationSilence
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
 from tasks.run.progress import say
@@ -27,7 +29,13 @@ INTERRUPTED = "interrupted: a training finishes its step and checkpoints before 
 
 
 def run_child(
-    module: str, arguments: Sequence[str], log_file: Path, python: str | None = None, state_file: Path | None = None
+    module: str,
+    arguments: Sequence[str],
+    log_file: Path,
+    python: str | None = None,
+    state_file: Path | None = None,
+    *,
+    silence: EvaluationSilence | None = None,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 
@@ -39,6 +47,7 @@ def run_child(
         log_file: where its output goes.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
+        silence: of an evaluation, which has no monitor.
 
     Raises:
         TrainingError: it ended with an exit code other than 0; the message is the last line that it wrote.
@@ -49,12 +58,20 @@ def run_child(
     def look() -> None:
         cancellation.pause()
         output.forward()
+        if silence is not None:
+            silence.look()
 
     with CancelWatch() as cancellation:
         try:
-            run_watched(module, arguments, log_file, look=look, stop=_stop, report=say, python=python, state_file=state_file)
+            started = silence.begin if silence else _nothing
+            what = (module, arguments, log_file)
+            run_watched(*what, look=look, stop=_stop, report=say, started=started, python=python, state_file=state_file)
         finally:
             output.forward(last=True)
+
+
+def _nothing() -> None:
+    """Follow no start."""
 
 
 class _Output:
@@ -62,8 +79,7 @@ class _Output:
 
     def __init__(self, log_file: Path) -> None:
         """Start after what earlier processes have written."""
-        self._file = log_file
-        self._position = log_file.stat().st_size if log_file.exists() else 0
+        self._log = ChildLog(log_file)
         try:
             self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
         except MissingContextError:  # called outside a flow run
@@ -71,16 +87,8 @@ class _Output:
 
     def forward(self, last: bool = False) -> None:
         """Hand on the lines that are complete; the last time, also one that is not."""
-        if not self._file.exists():  # it waits for a slot
-            return
-        with self._file.open("rb") as file:
-            file.seek(self._position)
-            text = file.read()
-        complete = text if last else text[: text.rfind(b"\n") + 1]
-        self._position += len(complete)
-        for line in complete.decode(errors="replace").splitlines():
-            if line.strip():
-                self._logger.info("%s: %s", self._file.stem, line)
+        for line in self._log.read(last=last):
+            self._logger.info("%s: %s", self._log.file.stem, line)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -1,13 +1,11 @@
 """Task: read the journal once and hand each record to MLflow, to the rules, to Prefect and to the person who watches."""
 
-import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 
 from grpo_core.plain_text import for_code
 from grpo_core.run.alerts import is_alert
@@ -17,7 +15,8 @@ from grpo_core.run.judge import Judge
 from grpo_core.run.process_state import process_has_ended, process_has_started
 from grpo_core.run.rules import Alert
 from grpo_core.training.ending import share_done
-from tasks.away import ProgressArtifact, prefect_may_be_away
+from tasks.away import ProgressArtifact
+from tasks.run.announcing import announce, emit
 from tasks.run.progress import PlainLines, make_view
 from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
 
@@ -26,17 +25,6 @@ PROGRESS_SECONDS = 5.0
 SHOWN_CHARACTERS = 120
 ASK_SECONDS = 5.0
 """How often MLflow is asked whether somebody wants the run to end."""
-EVENT_NAMES = {
-    "kl_budget": "grpo.kl.budget",
-    "kl_rate": "grpo.kl.rate",
-    "entropy_collapse": "grpo.policy.entropy_collapse",
-    "zero_variance": "grpo.group.zero_variance",
-    "length_explosion": "grpo.completion.length_explosion",
-    "custom": "grpo.rule.custom",
-    "sampler_mismatch": "grpo.sampler.mismatch",
-    "non_finite": "grpo.run.non_finite",
-    "stalled": "grpo.run.stalled",
-}
 
 
 @task(name="monitor", cache_policy=NO_CACHE)
@@ -72,6 +60,8 @@ class _Watch:
         self._training = run_dir.read_config().training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._mlflow_is_away = False
+        self._to_say: list[str] = []
+        """Alerts that the terminal has not shown."""
         self._ended_at: float | None = None
         """When the training came to its end: from then on its process only evaluates."""
         self._evaluation_shown = False
@@ -82,7 +72,7 @@ class _Watch:
         records = list(self._tail.read())
         for record in records:
             self._shipper.add(record)
-        self._announce(self.judge.catch_up(records))
+        self._report(self.judge.catch_up(records))
         finished = [record for record in supersede(records) if record.kind == "step"]
         if finished:
             view.resume(finished[-1])
@@ -96,7 +86,7 @@ class _Watch:
             self._last_record = time.monotonic()
             self._ended_at = self._last_record if record.kind == "end" else self._ended_at
             self._shipper.add(record)
-            self._announce(self.judge.check(record))
+            self._report(self.judge.check(record))
             if record.kind == "ref_sync":
                 self._emit("grpo.ref.synced", dict(record.data))
             elif is_alert(record):
@@ -109,9 +99,9 @@ class _Watch:
         """Yield what else to show: alerts about a silent training, an end that MLflow asks for, MLflow gone or back."""
         if not process_has_started(self._run_dir.process_file):
             self._last_record = time.monotonic()  # it waits for a slot
-        silent = self.judge.check_silence(time.monotonic() - self._last_record)
-        self._announce(silent)
-        yield from (alert.text for alert in silent)
+        self._report(self.judge.check_silence(time.monotonic() - self._last_record))
+        yield from self._to_say
+        self._to_say.clear()
         if self._ended_at is not None:
             if not self._evaluation_shown and time.monotonic() - self._ended_at > PROGRESS_SECONDS:
                 self._evaluation_shown = True
@@ -125,23 +115,22 @@ class _Watch:
         if is_away != self._mlflow_is_away:
             self._mlflow_is_away = is_away
             error = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
-            gone = f"MLflow does not answer; the training continues and its figures wait ({error})"
+            gone = (
+                f"{error}; the figures from here on are in the run's folder alone"
+                if self._shipper.is_deleted
+                else f"MLflow does not answer; the training continues and its figures wait ({error})"
+            )
             yield gone if is_away else "MLflow answers again; all figures up to here are there"
 
     def finish(self) -> None:
         self._shipper.ship_all()
 
-    def _announce(self, alerts: Iterable[Alert]) -> None:
-        for alert in alerts:
-            self._shipper.add_alert(alert)  # also one that an earlier monitor has reported: its tag may not have arrived
-            if not alert.reported:
-                what = {"step": alert.step, "rule": alert.rule.name, "action": alert.rule.action}
-                self._emit(EVENT_NAMES[alert.rule.kind], {**what, "value": alert.value, "text": alert.text})
+    def _report(self, alerts: Sequence[Alert]) -> None:
+        announce(alerts, self._shipper, self._tracked)
+        self._to_say += [alert.text for alert in alerts if not alert.reported]
 
     def _emit(self, event: str, payload: dict[str, object]) -> None:
-        resource = {"prefect.resource.id": f"grpo.run.{self._tracked.run_id}", "prefect.resource.name": self._tracked.name}
-        with prefect_may_be_away():
-            emit_event(event, resource=resource, payload={key: _plain(value) for key, value in payload.items()})
+        emit(event, payload, self._tracked)
 
     def _show_progress(self, records: list[Record]) -> None:
         steps = [record for record in records if record.kind == "step"]
@@ -150,8 +139,3 @@ class _Watch:
         if steps and due:
             self._last_progress = time.monotonic()
             self._progress.show(100.0 * share)
-
-
-def _plain(value: object) -> object:
-    """Events are JSON: a NaN or an infinity becomes text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

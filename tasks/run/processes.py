@@ -16,9 +16,11 @@ from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.run.folder import RunDir
 from grpo_core.run.process_state import ensure_ended
+from grpo_core.run.silence import EvaluationSilence
 from grpo_core.training.process import MODULES, evaluating
 from tasks.process.cancellation import CancelWatch
 from tasks.process.child import run_child
+from tasks.run.announcing import announce_alone
 from tasks.run.inputs import cached_digest
 from tasks.run.progress import say
 
@@ -32,7 +34,9 @@ def evaluate_policy(run_path: Path, policy: Literal["base", "final"], set_name: 
     run_dir = RunDir(run_path)
 
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
-        run_child(MODULE, arguments, log_file, run_dir.read_config().training.python)
+        silence = EvaluationSilence(run_dir, policy, lambda alert: announce_alone(alert, run_dir))
+        python = run_dir.read_config().training.python
+        run_child(MODULE, arguments, log_file, python, silence=silence)
 
     with CancelWatch() as cancellation:
         evaluate_if_needed(

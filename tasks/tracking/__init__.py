@@ -31,7 +31,7 @@ from tasks.credentials import usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen
 from tasks.tracking.prefect_link import link_mlflow
-from tasks.tracking.shipper import END_SECONDS, Shipper
+from tasks.tracking.shipper import DELETED, END_SECONDS, Shipper
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
 from tasks.tracking.sync_table import NAME as SYNC_TABLE
 from tasks.tracking.sync_table import log_whole_table
@@ -154,6 +154,8 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         for alert in rules.check(record):
             shipper.add_alert(alert)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
+    if shipper.is_deleted:
+        return (*problems, f"{DELETED}; everything is in {run_path}, and `grpo track {run_path}` logs it to a new MLflow run")
     if unshipped:
         problems.append(
             f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); "
@@ -206,7 +208,7 @@ def stop_requested(tracked: TrackedRun) -> str | None:
     except Exception:  # noqa: BLE001  (the server is away: nobody can ask for anything there)
         return None
     if run.info.lifecycle_stage == "deleted":
-        return "the MLflow run was deleted"
+        return DELETED
     reason = run.data.tags.get(STOP_TAG)
     return None if reason is None else f"asked for in MLflow (tag {STOP_TAG}: {reason or 'no reason given'})"
 

@@ -43,19 +43,20 @@ def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
 
 
 def _find_or_open(run_dir: RunDir, tracked: TrackedRun) -> TrackedRun:
-    """Return the run's MLflow run; a new one, with its inputs, where the store does not hold it: the store was replaced."""
+    """Return the run's MLflow run; a new one, with its inputs, where the store was replaced or the run was deleted."""
     from mlflow.exceptions import MlflowException
 
     try:
         with short_retries():
-            make_client(tracked.uri).get_run(tracked.run_id)
+            is_gone = make_client(tracked.uri).get_run(tracked.run_id).info.lifecycle_stage == "deleted"
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            anew = open_new(run_dir, tracked.uri)
-            if run_dir.provenance_file.exists():  # a run that was killed early has none
-                track_inputs.fn(run_dir.path, anew)
-            return anew
-    return tracked
+        is_gone = error.error_code == "RESOURCE_DOES_NOT_EXIST"
+    if not is_gone:
+        return tracked
+    anew = open_new(run_dir, tracked.uri)
+    if run_dir.provenance_file.exists():  # a run that was killed early has none
+        track_inputs.fn(run_dir.path, anew)
+    return anew
 
 
 def _status(records: list[Record]) -> Status:

@@ -29,6 +29,8 @@ PASSES_TAG = "grpo.passes"
 """How much is computed at once since the newest resume, which may have lowered what the parameters of the run say."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
+DELETED = "the MLflow run was deleted"
+"""What is written to such a run is refused, for good."""
 END_SECONDS = 60.0
 """How long the end of a run waits for a tracking server that is away."""
 
@@ -49,6 +51,11 @@ class Shipper:
         self._next_ship = 0.0
         self.last_error = ""
         """What the last attempt to send met; empty if it went well."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether somebody has deleted the MLflow run: nothing that waits will be sent."""
+        return self.last_error == DELETED
 
     def add(self, record: Record) -> None:
         """Take one record of the whole journal, superseded ones included; it is sent by a later `ship`."""
@@ -82,7 +89,7 @@ class Shipper:
             with short_retries():
                 self._send()
         except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training continues)
-            self.last_error = redact_uri(f"{type(error).__name__}: {error}")
+            self.last_error = DELETED if self._finds_deleted() else redact_uri(f"{type(error).__name__}: {error}")
             self._marks.clear()  # a batch whose answer was lost may have arrived
             self._next_ship = time.monotonic() + 5 * SHIP_SECONDS
             return False
@@ -92,9 +99,16 @@ class Shipper:
     def ship_all(self, seconds: float = END_SECONDS) -> int:
         """Send everything, waiting up to `seconds` for a server that is away; return how many records are left."""
         deadline = time.monotonic() + seconds
-        while not self.ship() and time.monotonic() < deadline:
+        while not self.ship() and not self.is_deleted and time.monotonic() < deadline:
             time.sleep(0.2)
         return len(self._waiting)
+
+    def _finds_deleted(self) -> bool:
+        try:
+            with short_retries():
+                return bool(self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted")
+        except Exception:  # noqa: BLE001  (the server is away, too)
+            return False
 
     def _send(self) -> None:
         from mlflow.entities import Metric, RunTag

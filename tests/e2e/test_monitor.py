@@ -30,6 +30,12 @@ def breached(tiny_run: Any, tmp_path: Path, prefect_api: str) -> Any:
     return run_dir
 
 
+def test_a_breach_is_shown_when_it_begins(breached: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    breached.alerts_file.unlink()
+    monitor.fn(breached.path, open_tracking.fn(breached.path))
+    assert capsys.readouterr().out.splitlines().count(TEXT) == 1
+
+
 def end(run_dir: Any, reason: str) -> None:
     journal = Journal(run_dir.journal_file)
     journal.append("end", 2, {"status": "stopped", "reason": reason})

@@ -1,7 +1,10 @@
 """A run that is resumed with smaller passes: the same figures up to rounding, and a repetition changes at the same step."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -159,3 +162,26 @@ def test_sizes_that_were_edited_in_a_journal_without_digests_are_named_with_file
     for reading in (pass_plan, run_status):
         with pytest.raises(JournalError, match=fault):
             reading(run)
+
+
+def resumed(run: Any, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """Resume by the command, where no Prefect could be reached."""
+    command = [sys.executable, "-m", "flows.cli", "train", "--resume", str(run.path), *overrides]
+    nowhere = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    return subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_finished_run_takes_no_smaller_sizes_and_an_edited_file_is_named_before_anything_starts(tiny_run: Any) -> None:
+    run = tiny_run({"training.steps": 1})
+    train(run)
+    run.report.mkdir()
+    (run.report / "report.md").write_text("done")
+    done = resumed(run, "training.microbatch_tokens=64")
+    assert done.returncode == 2
+    what = f"run dir {run.path} has finished, so nothing is left to compute; leave it out"
+    assert done.stderr == f"error: training.microbatch_tokens: {what}\n"
+    assert not run.passes_file.exists()
+    run.passes_file.write_text("{}")
+    done = resumed(run)
+    assert done.returncode == 2
+    assert f"{run.passes_file}: not the sizes of passes" in done.stderr

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import socket
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,10 +49,22 @@ def dies(completions, **columns):
     os._exit(5)
 
 
+def nones(completions, **columns):
+    return [None] * len(completions)
+
+
+def huge(completions, **columns):
+    return [1e300] * len(completions)
+
+
 def hangs(completions, **columns):
     import time
     open("hangs.pid", "w").write(str(__import__("os").getpid()))
     time.sleep(1000)
+
+
+def drift(history):
+    return None
 '''
 HELPERS = "def level(columns):\n    # the mistake\n    return columns['level']\n"
 
@@ -75,12 +89,13 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def faults(tiny_config: Callable[..., Any], beside: Path) -> Callable[..., tuple[str, ...]]:
     """Return a function that checks a configuration of the tiny model with some reward functions."""
 
-    def check(*functions: str, overrides: dict[str, Any] | None = None, **keys: Any) -> tuple[str, ...]:
+    def check(*functions: str, overrides: dict[str, Any] | None = None, part: str = "faults", **keys: Any) -> tuple[str, ...]:
         rewards = [{"fn": fn if ":" in fn else f"rewards_of_this_test:{fn}", **keys} for fn in functions]
         # Not a task of reasoning-gym, whose import takes a second in each process.
         data = {"data.source": f"file:{beside / 'rows.jsonl'}", "data.task_args": {}}
         config = tiny_config({**data, "rewards": rewards or [{"fn": "exact_answer"}], **(overrides or {})})
-        return check_start(config, import_folders(config, beside / "run.yaml")).faults
+        found: tuple[str, ...] = getattr(check_start(config, import_folders(config, beside / "run.yaml")), part)
+        return found
 
     return check
 
@@ -109,7 +124,7 @@ def test_each_mistake_of_a_reward_function_is_one_line_with_its_place(faults: An
 
 
 def test_the_function_of_a_rule_is_imported(faults: Any) -> None:
-    names = ["rewards_of_this_test:good", "rewards_of_this_test:nothing", "nowhere_of_this_test:f"]
+    names = ["rewards_of_this_test:drift", "rewards_of_this_test:nothing", "nowhere_of_this_test:f"]
     rules = [{"kind": "custom", "function": name} for name in names]
     nothing, nowhere = faults(overrides={"monitor.rules": rules})
     assert nothing.startswith("monitor.rules.1.function rewards_of_this_test:nothing: cannot be imported: AttributeError")
@@ -158,6 +173,15 @@ def test_a_built_in_function_without_its_column_is_refused(faults: Any) -> None:
             "rollout.vllm.python: /nowhere/python",
         ),
         ({"training.python": "/nowhere/python"}, "training.python: '/nowhere/python' is no program that can be run"),
+        ({"training.python": "/bin/ls"}, "training.python: '/bin/ls' is no Python interpreter; give the path of one"),
+        (
+            {"monitor.rules": [{"kind": "custom", "function": "os:getcwd"}]},
+            "monitor.rules.0.function os:getcwd: cannot be called as f(history): too many positional arguments",
+        ),
+        (
+            {"monitor.rules": [{"kind": "custom", "function": "statistics:mean", "options": {"least": 1}}]},
+            "cannot be called as f(history, least=...): got an unexpected keyword argument 'least'",
+        ),
     ],
     ids=lambda value: repr(value) if isinstance(value, dict) else "",
 )
@@ -184,6 +208,71 @@ def test_a_model_that_cannot_be_had_is_refused_by_its_name(source: str, said: st
 def test_a_model_without_a_chat_template_is_known_before_it_is_made(tiny_model_dir: Path) -> None:
     assert lacks_chat_template("scratch:sums")
     assert not lacks_chat_template(str(tiny_model_dir))
+
+
+def test_data_of_which_freezing_would_leave_nothing_are_refused(faults: Any, tmp_path: Path) -> None:
+    def found(questions: list[str], **overrides: Any) -> tuple[str, ...]:
+        file = tmp_path / "some.jsonl"
+        file.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in questions))
+        return faults(overrides={"data.source": f"file:{file}", **overrides})  # type: ignore[no-any-return]
+
+    few = "data.eval_fraction: 0.2 of 1 distinct prompts leaves 1 for training and 0 held out; both need at least 1"
+    assert found(["1 + 0 ="] * 20) == (few,)
+    long = [f"{number} + 1 = " + "and so on " * 20 for number in range(19)]
+    assert found(["1 + 0 =", *long], **{"rollout.max_prompt_tokens": 60}) == (few,)
+    assert found(["1 + 0 ="] * 20, **{"data.eval_fraction": 0.0, "evaluation.every_steps": None}) == ()
+
+
+def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert faults(overrides={"tracking.uri": address}) == ()
+    (fault,) = faults(overrides={"tracking.uri": address})
+    assert fault.startswith(f"tracking.uri {address}: the tracking server cannot be reached (Connection refused); start it")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert faults() == (fault,)
+
+
+def test_what_is_doubtful_is_a_warning(faults: Any, tmp_path: Path) -> None:
+    def warnings(rows: list[tuple[str, str]], *functions: str, **overrides: Any) -> tuple[str, ...]:
+        file = tmp_path / "some.jsonl"
+        file.write_text("".join(json.dumps({"question": text, "answer": answer}) + "\n" for text, answer in rows))
+        return faults(*functions, overrides={"data.source": f"file:{file}", **overrides}, part="warnings")  # type: ignore[no-any-return]
+
+    rows = [(f"{number} + 1 =", str(number + 1)) for number in range(20)]
+    assert warnings(rows) == ()
+    nones, huge = warnings(rows, "nones", "huge")
+    assert nones.endswith("nones: returned None (cannot be scored) for each of the first 2 rows, with its gold answer")
+    assert "huge: returned 1e+300; float32 cannot hold" in huge
+    (several,) = warnings([*rows, ("1 + 1 =", "3")])
+    assert several.startswith("data.answer_column 'answer': 1 prompt(s) have several gold answers")
+    (long,) = warnings([*rows, ("What is it?", "1" * 5000)], rewards=[{"fn": "math_answer"}])
+    assert "1 gold answer(s) have more than 4000 characters, the first is row 20" in long
+
+
+def test_a_module_of_ones_own_that_another_one_hides_is_named(faults: Any, beside: Path) -> None:
+    (beside / "statistics.py").write_text("def brevity(completions, **columns):\n    return [1.0] * len(completions)\n")
+    (fault,) = faults("statistics:brevity")
+    assert f"which hides {beside}/statistics.py: rename yours" in fault
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path(sys.executable).parent))
+    assert faults(overrides={"training.python": f"~/{Path(sys.executable).name}"}) == ()
+
+
+def test_special_files_are_named_and_a_byte_order_mark_is_none_of_the_data(faults: Any, tmp_path: Path, beside: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (folder,) = faults(overrides={"data.source": f"file:{tmp_path / 'folder.jsonl'}"})
+    assert folder.endswith("folder.jsonl: is a folder; give a file")
+    (pipe,) = faults(overrides={"data.source": f"file:{tmp_path / 'pipe.jsonl'}"})
+    assert pipe.endswith("pipe.jsonl: is no regular file (a pipe, a socket or a device); give a file")
+    rows = (beside / "rows.jsonl").read_bytes()
+    (beside / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + rows)
+    assert faults() == ()
 
 
 def test_all_mistakes_are_listed_at_once(faults: Any) -> None:

@@ -142,3 +142,16 @@ def test_a_table_that_cannot_be_written_holds_up_no_figure(
     assert [point[0] for point in history(tracked)] == [1, 2]
     assert shipper.last_error == ""
     assert "the table of reference syncs is not in MLflow yet" in caplog.text
+
+
+def test_a_run_that_was_deleted_is_named_and_not_waited_for(tracked: TrackedRun, replayed: list[Record]) -> None:
+    from mlflow import MlflowClient
+
+    shipper = Shipper(tracked)
+    ship(shipper, replayed[:1])
+    MlflowClient(tracking_uri=tracked.uri).delete_run(tracked.run_id)
+    for record in replayed:
+        shipper.add(record)
+    assert shipper.ship_all(seconds=1e9) > 0
+    assert shipper.is_deleted
+    assert shipper.last_error == "the MLflow run was deleted"

@@ -595,3 +595,14 @@ def test_a_run_whose_updates_are_not_finite_stops_with_the_policy_from_before(ti
     start = load_file(Path(run_dir.read_config().model.source) / "model.safetensors")
     saved = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
     assert all(torch.equal(start[key], saved[key]) for key in start)
+
+
+def test_a_learning_rate_of_0_leaves_the_policy_and_still_measures(tiny_run):
+    run_dir = tiny_run({"optimizer.lr": 0.0, "optimizer.weight_decay": 0.1})
+    steps = of_kind(train(run_dir), "step")
+    assert {record.metrics["ref/param_distance"] for record in steps} == {0.0}
+    assert {record.metrics["kl/init/k3"] for record in steps} == {0.0}
+    assert len({record.metrics["reward/mean"] for record in steps}) > 1  # other prompts, other samples
+    start = load_file(Path(run_dir.read_config().model.source) / "model.safetensors")
+    saved = load_file(newest_checkpoint(run_dir) / "policy" / "model.safetensors")
+    assert all(torch.equal(start[key], saved[key]) for key in start)

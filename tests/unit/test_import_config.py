@@ -602,6 +602,29 @@ def test_the_format_can_be_told(tmp_path: Path) -> None:
     assert import_config(path, "roll").config.rollout.top_p == 0.7
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "num_generations: 8\n",
+            "the defaults of TRL 1.16 are assumed where the file says nothing, since no key in the file is open-r1's or "
+            "VLM-R1's own (beta is not in the file: trl 0, open-r1 0.04, vlm-r1 0.04); --format open-r1 or vlm-r1 takes those "
+            "of another system",
+        ),
+        (
+            "num_generations: 8\nbeta: 0.1\ndataset_prompt_column: problem\n",
+            "the defaults of open-r1 are assumed where the file says nothing, since the file has keys, or names rewards, of "
+            "open-r1's own; --format trl or vlm-r1 takes those of another system",
+        ),
+    ],
+)
+def test_whose_defaults_are_assumed_is_noted_with_the_reason(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    assert import_config(path).notes[0] == expected
+    assert not any("are assumed" in note for note in import_config(path, "trl").notes)
+
+
 def test_the_command_prints_what_check_accepts(tmp_path: Path) -> None:
     done = grpo("import-config", str(BY_NAME["roll_grpo.yaml"]))
     assert done.returncode == 0, done.stderr

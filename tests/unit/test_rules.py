@@ -95,6 +95,25 @@ def test_any_record_ends_a_silence(kind: str) -> None:
     assert len(book.check_silence(61.0)) == 1
 
 
+def test_an_evaluation_after_the_training_is_reported_and_not_ended() -> None:
+    book = RuleBook([STALLED.model_copy(update={"action": "stop"})])
+    end = Record(seq=4, time="", kind="end", step=4, data={"status": "finished"})
+    book.check(end)
+    (alert,) = book.check_silence(61.0)
+    assert alert.text == "evaluation of final: no record for 61 s, longer than 60 s"
+    assert not alert.stops
+    book.check(Record(seq=4, time="", kind="end", step=4, data={"status": "failed"}))
+    assert book.check_silence(61.0) == []
+
+
+def test_an_evaluation_before_the_training_is_named() -> None:
+    book = RuleBook([STALLED])
+    assert book.check_silence(60.0, "base") == []
+    assert [alert.text for alert in book.check_silence(61.0, "base")] == [
+        "evaluation of base: no record for 61 s, longer than 60 s"
+    ]
+
+
 def test_silence_does_not_end_a_breach_of_figures() -> None:
     book = RuleBook([BUDGET, STALLED])
     assert len(book.check(record(1, kl__ref__k3=0.6))) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_core.config import RunConfig, load_config, parse_overrides, validate_config
+from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides, validate_config
 from grpo_core.config.yaml_text import dump_yaml, parse_yaml
 from grpo_core.errors import ConfigError
 from grpo_core.interop.yaml11 import parse_yaml11
@@ -117,6 +117,12 @@ NONSENSE = [
     ("rollout.max_completion_tokens=1e12", "rollout.max_completion_tokens: input should be less than or equal to 16777216"),
     ("rollout.temperature=1e-30", "rollout.temperature: input should be greater than or equal to 0.001"),
     ("rollout.temperature=1e9", "rollout.temperature: input should be less than or equal to 100"),
+    ("rollout.top_k=0", "rollout.top_k: input should be null to switch it off, or at least 1, got 0"),
+    ("rollout.top_k=-1", "rollout.top_k: input should be null to switch it off"),
+    ("loss.beta=1e-50", "loss.beta: input should be 0, or at least 1.2e-38, as float32 can hold it, got 1e-50"),
+    ("optimizer.lr=-1e-9", "optimizer.lr: input should be greater than or equal to 0"),
+    ("tracking.labels={mlflow.runName: x}", "tracking.labels: 'mlflow.runName' begins as a tag of MLflow's or of this"),
+    ("tracking.labels={grpo.stop: x}", "tracking.labels: 'grpo.stop' begins as a tag"),
     ("rollout.top_k=1e18", "rollout.top_k: input should be less than or equal to 10000000"),
     ("training.steps=1e15", "training.steps: input should be less than or equal to 1000000"),
     ("training.checkpoint_every=1e9", "training.checkpoint_every: input should be less than or equal to 1000000"),
@@ -213,3 +219,35 @@ def test_the_configuration_of_an_older_run_is_valid() -> None:
     config = validate_config(stored)
     assert config.rewards[0].dry_run
     assert config.model_dump(mode="json").keys() == stored.keys()
+
+
+def test_a_number_that_would_be_read_as_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1e-400 is too small: it would be read as 0"):
+        parse_overrides(["loss.beta=1e-400"])
+    assert parse_overrides(["loss.beta=0.0e-400"]) == {"loss.beta": 0.0}
+
+
+def test_doubtful_values_are_warned_about() -> None:
+    def warnings(*overrides: str) -> str:
+        return "\n".join(check_consistency(load_config(None, parse_overrides(overrides))))
+
+    assert "optimizer.lr: 0 leaves the policy as it is: a control run" in warnings("optimizer.lr=0")
+    assert "monitor.rules.0.bound: 0.001 s is shorter than most steps take" in warnings(
+        "monitor.rules=[{kind: stalled, bound: 0.001}]"
+    )
+    short = ("training.steps=4", "monitor.rules=[{kind: zero_variance}, {kind: non_finite}]")
+    assert "never a breach in 4 steps (training.steps), with the windows that they have by default: zero_variance (10" in (
+        warnings(*short)
+    )
+    assert "never a breach" not in warnings("training.steps=4")  # the default rules: nobody has chosen them
+
+
+def test_doubtful_values_of_a_sweep_are_warned_about() -> None:
+    def notes(*overrides: str) -> str:
+        return "\n".join(load_sweep("beta_group_sync_tiny", parse_overrides(overrides)).notes)
+
+    assert "axes.data.seed: arms have other prompts, also held-out ones" in notes(
+        "axes={data.seed: [0, 1], loss.beta: [0.1, 1]}", "hold=null"
+    )
+    assert "is more than training.steps" in notes("objective.metric=reward/mean", "objective.last_steps=5000")
+    assert "more than training.steps" not in notes()

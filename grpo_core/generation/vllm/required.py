@@ -28,7 +28,7 @@ def _require(config: RunConfig) -> None:
     if config.rollout.engine != "vllm":
         return
     if settings.mode == "colocate":
-        python = Path(config.training.python or sys.executable)
+        python = Path(config.training.python or sys.executable).expanduser()
         require_modules("training.python", python, ("vllm", "grpo_vllm"), "`make vllm ARGS=--trainer` makes one with them")
     elif starts_server(config):
         find_python(settings.python)
