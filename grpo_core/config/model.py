@@ -50,7 +50,7 @@ class ModelConfig(Section):
     source: Source = "bundled:smollm2-135m"
     """`bundled:<name>` or `scratch:<name>` (no download), a folder in transformers' format, or a hub id such as `org/name`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type of policy and reference alike; weights and optimizer state are float32 either way."""
+    """Compute type of policy and reference alike; what is trained and the optimizer's state are float32 either way."""
     trust_remote_code: bool = False
     """Run Python code that comes with a hub model. Off: a model that needs it fails to load."""
     lora: LoraConfig | None = None

@@ -96,7 +96,7 @@ def test_a_sweep_over_rank_and_beta(grpo: Any, tiny_yaml: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert "4 finished" in done.stdout
     steps = pd.read_parquet(SweepDir(tmp_path / "runs" / "ranks").results / "steps.parquet")
-    assert steps.groupby("arm")["step"].apply(list).to_dict() == dict.fromkeys(range(4), [1, 2])
+    assert steps.groupby("arm")["step"].apply(list).to_dict() == {arm: [1, 2] for arm in range(4)}
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/ranks/runs/*/config.json")]
     found = sorted((config["model"]["lora"]["rank"], config["loss"]["beta"]) for config in configs)
     assert found == [(1, 0.0), (1, 0.5), (4, 0.0), (4, 0.5)]
