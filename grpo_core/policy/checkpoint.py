@@ -33,6 +33,7 @@ from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
+from grpo_core.policy.adapter_folder import ADAPTER_WEIGHTS
 from grpo_core.policy.initial import INITIAL_FILE, find_initial
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
@@ -47,11 +48,11 @@ from grpo_core.policy.saved import (
     step_of,
 )
 from grpo_core.policy.trainable import Contents, Trainable
-from grpo_core.policy.weights_file import ADAPTER_FILE, WEIGHTS_FILE, Shapes, Weights, save_weights
+from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, Weights, save_weights
 
 OPTIMIZER_FILE = "optimizer.pt"
 POLICY_FOLDER = "policy"
-POLICY_FILES = frozenset({f"{POLICY_FOLDER}/{WEIGHTS_FILE}", f"{POLICY_FOLDER}/{ADAPTER_FILE}"})
+POLICY_FILES = frozenset({f"{POLICY_FOLDER}/{WEIGHTS_FILE}", f"{POLICY_FOLDER}/{ADAPTER_WEIGHTS}"})
 """A checkpoint has one of the two."""
 REFERENCE_FILE, DIGEST_FILE = "reference.safetensors", "initial.json"
 DIGEST = "sha256"

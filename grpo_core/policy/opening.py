@@ -1,11 +1,13 @@
 """Load a policy from a folder, to be used as a configuration says."""
 
+import math
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError
+from grpo_core.policy.adapter_folder import read_adapter
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.grouped import why_padded
 from grpo_core.policy.lean_decoding import why_not_lean
@@ -63,7 +65,9 @@ def _adapted(
     policy = AdaptedPolicy(**vars(_policy(model, tokenizer, config)), most_rank=lora.most_rank)
     start = resolve_adapter(lora.init_from) if folder is None and lora.init_from is not None else folder
     if start is not None:
-        factors = read_factors(start)
+        facts, factors = read_adapter(start), read_factors(start)
+        if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
+            raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {start} is {facts.scale_formula}")
         fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
         if fault is not None:
             raise ModelError(f"model.lora: {start} holds another adapter: {fault}")

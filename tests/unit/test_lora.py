@@ -225,6 +225,12 @@ def test_another_adapter_is_refused_by_the_layer(opened, tmp_path, tiny_model_di
         opened({"model.lora.init_from": str(tiny_model_dir)})
 
 
+def test_an_adapter_of_another_scale_is_refused(opened, tmp_path):
+    opened({"model.lora.alpha": 4}).save(tmp_path / "adapter", opened().state())
+    with pytest.raises(ModelError, match=r"model\.lora\.alpha: a scale of 2, that of \S+ is lora_alpha 4 / r 4"):
+        opened({"model.lora.init_from": str(tmp_path / "adapter")})
+
+
 def test_more_layers_than_are_adapted_here_are_refused(opened, tmp_path):
     opened().save(tmp_path / "adapter", opened().state())
     with pytest.raises(ModelError, match=r"belongs to no layer that is adapted here"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from grpo_core.errors import name_of
+from grpo_core.policy.adapter_folder import ADAPTER_WEIGHTS
 from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
 from grpo_core.policy.lora.folder import read_factors, save_adapter, without_prefix
@@ -30,7 +31,7 @@ from grpo_core.policy.lora.layers import (
     set_delta,
 )
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.weights_file import ADAPTER_FILE, Shapes, Weights
+from grpo_core.policy.weights_file import Shapes, Weights
 
 A, B, SCALE, MATRIX = "lora_A.weight", "lora_B.weight", "scale", "delta"
 """What is stored of a layer's adapter: PEFT's names of the factors, their scale, or a matrix."""
@@ -99,7 +100,7 @@ class AdaptedPolicy(Policy):
 
     def save(self, folder: Path, state: Weights) -> tuple[str, str]:
         """Write a folder that PEFT loads."""
-        return ADAPTER_FILE, save_adapter(self.model.peft_config[ADAPTER], self.tokenizer, folder, state)
+        return ADAPTER_WEIGHTS, save_adapter(self.model.peft_config[ADAPTER], self.tokenizer, folder, state)
 
     def stored(self, folder: Path) -> Weights:
         """Return the factors in such a folder."""

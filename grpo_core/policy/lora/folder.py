@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from grpo_core.errors import ModelError, raised_as
-from grpo_core.policy.weights_file import ADAPTER_FILE, Weights, save_weights
+from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from grpo_core.policy.weights_file import Weights, save_weights
 
-CONFIG_FILE = "adapter_config.json"
 PREFIX = "base_model.model."
 """PEFT wraps the base in two modules of these names."""
 
@@ -28,9 +28,9 @@ def save_adapter(config: PeftConfig, tokenizer: PreTrainedTokenizerBase, folder:
         factors: A and B of each layer, by `<layer>.lora_A.weight` and `<layer>.lora_B.weight`.
     """
     folder.mkdir(parents=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(_plain(config), indent=2, sort_keys=True) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(_plain(config), indent=2, sort_keys=True) + "\n")
     tokenizer.save_pretrained(folder)
-    return save_weights({PREFIX + name: tensor for name, tensor in factors.items()}, folder / ADAPTER_FILE)
+    return save_weights({PREFIX + name: tensor for name, tensor in factors.items()}, folder / ADAPTER_WEIGHTS)
 
 
 def read_factors(folder: Path) -> Weights:
@@ -39,9 +39,9 @@ def read_factors(folder: Path) -> Weights:
     Raises:
         ModelError: the file of weights cannot be read.
     """
-    unreadable = f"{folder / ADAPTER_FILE}: cannot be read as the weights of an adapter ({{cause}})"
+    unreadable = f"{folder / ADAPTER_WEIGHTS}: cannot be read as the weights of an adapter ({{cause}})"
     with raised_as(ModelError, unreadable, OSError, ValueError, SafetensorError):
-        return {without_prefix(name): tensor for name, tensor in load_file(folder / ADAPTER_FILE).items()}
+        return {without_prefix(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
 
 
 def without_prefix(name: str) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from grpo_core.errors import ModelError, cause, shown
+from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
 from grpo_core.policy.sources import bundled, scratch
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -35,8 +36,8 @@ def resolve_adapter(source: str) -> Path:
         ModelError: nothing usable is found.
     """
     folder = folder_of(source) or _download(source, trust_remote_code=False)
-    if not (folder / "adapter_config.json").exists():
-        raise ModelError(f"model.lora.init_from {source}: the folder has no adapter_config.json, so it is no PEFT adapter")
+    if not (folder / ADAPTER_CONFIG).exists():
+        raise ModelError(f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter")
     return folder
 
 
