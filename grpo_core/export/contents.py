@@ -1,0 +1,204 @@
+"""The files of an export beside its card: weights, configuration and tokenizer, copied from a checkpoint or merged.
+
+Only files that the checkpoint's manifest vouches for are taken, and every copy is compared with it. Python files, and the
+`auto_map` by which a configuration names some, are taken only where the run itself ran them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_core.errors import ModelError, raised_as
+from grpo_core.export.choice import ExportPlan
+from grpo_core.export.public import hub_id
+from grpo_core.machine.disk import folder_bytes
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.large_file import large_file
+from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
+from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.saved import MANIFEST_FILE
+from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
+
+ADAPTER_FILE, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+CODE_KEYS = ("auto_map", "custom_pipelines")
+"""Of a JSON file of transformers: the Python code that loading it runs where the user trusts it."""
+OF_A_BASE = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+INDEX = "model.safetensors.index.json"
+BLOCK = 2**22
+SMALL_BYTES = 1_000_000
+"""Card and manifest."""
+
+
+def export_bytes(plan: ExportPlan) -> int:
+    """Return about how many bytes an export writes.
+
+    Raises:
+        ModelError: the base of an adapter cannot be found.
+    """
+    policy = folder_bytes(plan.checkpoint / POLICY_FOLDER)
+    if plan.config.model.lora is None:
+        return policy + SMALL_BYTES  # in bfloat16 half of it
+    weights = sum(file.stat().st_size for file in _base(plan).glob("*.safetensors")) if plan.form == "merged" else 0
+    return policy + 2 * weights + SMALL_BYTES  # a base in bfloat16 doubles in float32
+
+
+def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
+    """Write the files of a policy into a folder; return what its user has to know, one line a fact.
+
+    Raises:
+        ModelError: the checkpoint is damaged or was removed meanwhile, or the base of its adapter is not here or another one.
+    """
+    verify_checkpoint(plan.checkpoint)
+    gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); where the run is under way it may have removed it: export again"
+    with raised_as(ModelError, gone, FileNotFoundError):
+        digests = _policy_files(plan)
+        if plan.config.model.lora is not None and plan.form == "merged":
+            notes = _write_merged(plan, digests, folder)
+        else:
+            notes = _write_copy(plan, digests, folder)
+    rounded = () if plan.dtype == "float32" else (f"rounded to {plan.dtype}: every figure here is of the weights in float32",)
+    return (*notes, *rounded, *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
+
+
+def _policy_files(plan: ExportPlan) -> dict[str, str]:
+    """Return {file of the policy folder: SHA-256}, as the manifest of the checkpoint has it."""
+    digests: Mapping[str, str] = read_json(plan.checkpoint / MANIFEST_FILE)
+    prefix = f"{POLICY_FOLDER}/"
+    return {name.removeprefix(prefix): sha256 for name, sha256 in digests.items() if name.startswith(prefix)}
+
+
+def _write_copy(plan: ExportPlan, digests: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+    """Write the files of a checkpoint's policy, in another type where that is asked for."""
+    for name, sha256 in digests.items():
+        if name != WEIGHTS_FILE or plan.dtype == "float32":
+            _copy(plan.checkpoint / POLICY_FOLDER / name, folder / name, sha256)
+    if plan.form == "adapter":
+        return _name_base(plan, folder)
+    if plan.dtype != "float32":
+        _save(_load(plan.checkpoint / POLICY_FOLDER / WEIGHTS_FILE), plan, folder)
+    _set_dtype(plan, folder)
+    return ()
+
+
+def _write_merged(plan: ExportPlan, digests: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+    """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
+    from grpo_core.export.merging import merged, scale_of
+
+    base, policy = _base(plan), plan.checkpoint / POLICY_FOLDER
+    _require_same_base(plan, base)
+    for file in sorted(path for pattern in OF_A_BASE for path in base.glob(pattern)):
+        if file.name not in (INDEX, "grpo_export.json"):
+            _copy(file, folder / file.name)
+    for name, sha256 in digests.items():
+        if name not in (ADAPTER_FILE, ADAPTER_SETTINGS, "README.md"):
+            _copy(policy / name, folder / name, sha256)
+    settings = read_json(policy / ADAPTER_SETTINGS)
+    weights = merged(
+        _base_weights(base), _load(policy / ADAPTER_FILE), scale_of(settings), transposed=bool(settings.get("fan_in_fan_out"))
+    )
+    _save(weights, plan, folder)
+    _set_dtype(plan, folder)
+    return ()
+
+
+def _base(plan: ExportPlan) -> Path:
+    return resolve_model(plan.config.model.source, plan.config.model.trust_remote_code)
+
+
+def _require_same_base(plan: ExportPlan, base: Path) -> None:
+    trained_on = plan.run_dir.read_provenance().get("model_digest")
+    if trained_on and weights_digest(base) != trained_on:
+        raise ModelError(
+            f"model.source {plan.config.model.source}: has other weights than those on which the adapter was trained (SHA-256 "
+            f"{trained_on[:12]}); merged with them it would be another policy"
+        )
+
+
+def _base_weights(base: Path) -> Weights:
+    index = base / INDEX
+    names = (
+        sorted(set(read_json(index)["weight_map"].values())) if index.exists() else [p.name for p in base.glob("*.safetensors")]
+    )
+    return {key: tensor for name in names for key, tensor in _load(base / name).items()}
+
+
+def _load(file: Path) -> Weights:
+    from safetensors.torch import load_file
+
+    weights: Weights = load_file(file)
+    return weights
+
+
+def _save(weights: Weights, plan: ExportPlan, folder: Path) -> None:
+    import torch
+
+    dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
+    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    save_weights(cast, folder / WEIGHTS_FILE)
+
+
+def _set_dtype(plan: ExportPlan, folder: Path) -> None:
+    """Let the configuration name the type of the weights."""
+    file = folder / "config.json"
+    config = read_json(file)
+    for section in _sections(config):
+        for key in ("dtype", "torch_dtype"):
+            if key in section:
+                section[key] = plan.dtype
+    _write_like_transformers(file, config)
+
+
+def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _sections(value)
+
+
+def _name_base(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
+    """Let the adapter name its base as the configuration of the run does."""
+    source, file = plan.config.model.source, folder / ADAPTER_SETTINGS
+    _write_like_transformers(file, {**read_json(file), "base_model_name_or_path": source, "revision": None})
+    if hub_id(source) is not None:
+        return ()
+    return (
+        f"the base {source} is no model of the hub: whoever loads the adapter has to have it, and names its folder "
+        "(PeftModel.from_pretrained(base, adapter)); --merged needs no base",
+    )
+
+
+def _settle_code(folder: Path, *, trusted: bool) -> tuple[str, ...]:
+    """Leave code to be run at loading only where the run ran it, and say so."""
+    python = sorted(path.name for path in folder.rglob("*.py"))
+    named: list[str] = []
+    for file in sorted(folder.glob("*.json")):
+        values = read_json(file)
+        keys = [key for key in CODE_KEYS if isinstance(values, dict) and key in values]
+        if keys:
+            named.append(file.name)
+        if keys and not trusted:
+            _write_like_transformers(file, {key: value for key, value in values.items() if key not in keys})
+    if not python and not named:
+        return ()
+    what = ", ".join([*python, *(f"{name} ({' and '.join(CODE_KEYS[:1])})" for name in named)])
+    if trusted:
+        return (f"runs code: loading it needs trust_remote_code=True, as the run did; read it first: {what}",)
+    for name in python:
+        (folder / name).unlink()
+    return (f"left out: code of the model that the run did not run ({what}); transformers' own class loads it",)
+
+
+def _copy(source: Path, target: Path, sha256: str | None = None) -> None:
+    """Copy a file, and compare it with what it should be."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with large_file(target) as copy, source.open("rb") as original:
+        while block := original.read(BLOCK):
+            copy.write(block)
+    if sha256 is not None and copy.sha256 != sha256:
+        raise ModelError(f"{source}: its SHA-256 is not the manifest's; the checkpoint is damaged")
+
+
+def _write_like_transformers(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
