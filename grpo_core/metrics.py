@@ -16,7 +16,7 @@ from typing import Literal
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import markdown_table
 
-When = Literal["step", "multi_update", "sync", "probe", "filter", "eval", "server", "gpu"]
+When = Literal["step", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Metric:
     alarm: float | None = None
     """Beyond it the figure is no longer healthy: the bound of a monitor's rule about it that names none."""
     when: When = "step"
-    """`step`: every step; the others only where it happens: several updates, a sync, a probe, a filter, an evaluation,
-    rollouts from a server, a GPU."""
+    """`step`: every step; the others only where it happens: several updates, a sync, an average of adapters, a probe, a filter,
+    an evaluation, rollouts from a server, a GPU."""
 
     @property
     def is_probe(self) -> bool:
@@ -176,6 +176,10 @@ REGISTRY: tuple[Metric, ...] = (
        "r - 1 - log r", "nats/token", _TOKENS, "as kl/ref/k3", when="sync"),
     _m("ref/kl_after_sync", "the same just after; 0 for a hard copy", "r - 1 - log r", "nats/token", _TOKENS,
        "below ref/kl_before_sync", when="sync"),
+    _m("ref/compression_error", "model.lora, mixup_alpha < 1: what this sync left out of the average to keep its rank",
+       "||D_kept - D||_F", "-", "over all adapted layers", "0, or far below ref/param_distance", when="adapter_average"),
+    _m("ref/compression_bound", "how far such a reference can be from one whose syncs were all exact",
+       "e_k + (1 - alpha) bound_(k-1)", "-", "last", "far below ref/param_distance", when="adapter_average"),
     # Optimizer
     _m("optim/lr", "learning rate of the last optimizer step", "-", "-", "last", "none: as optimizer.schedule says"),
     _m("optim/grad_norm", "gradient norm before clipping", "||g||_2", "-", "mean over optimizer steps", "finite"),

@@ -1,7 +1,7 @@
 """Records that pass between stages; plain Python, no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -49,5 +49,13 @@ class RefSync:
     """The same just after; 0 for a hard copy."""
     param_distance: float
     """L2 norm of theta - theta_ref just before."""
+    compression_error: float | None = None
+    """What was left out of an average of adapters, as a Frobenius norm over all layers; None where nothing can be."""
+    compression_bound: float | None = None
+    """What all syncs so far can have left out together."""
     cause: str = SCHEDULE
     """What asked for it: `reference.sync_steps`, or the alert of a rule."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what the journal holds of it: all but what does not apply."""
+        return {key: value for key, value in asdict(self).items() if value is not None}

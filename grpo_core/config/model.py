@@ -22,7 +22,7 @@ class LoraConfig(Section):
     """Columns of B and rows of A, at most the smaller side of every matrix that is adapted."""
     alpha: float | None = Field(default=None, gt=0, le=1e6)
     """The adapter is scaled by alpha / rank; null = 2 x rank, a scale of 2 whatever the rank."""
-    dropout: Annotated[float, AfterValidator(_check_dropout)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1), AfterValidator(_check_dropout)] = 0.0
     """Has to be 0, for the policy that is trained to be the one that made the rollouts."""
     target_modules: tuple[Text, ...] | None = Field(default=None, min_length=1, max_length=1000)
     """Linear layers that get an adapter, by their names or the ends of them, such as `[q_proj, v_proj]`; null = every one but
@@ -32,6 +32,16 @@ class LoraConfig(Section):
     reference_rank: int | None = Field(default=None, ge=1, le=65_536)
     """Largest rank of a reference that is an average of adapters (`reference.mixup_alpha` below 1); beyond it the smallest
     singular values are dropped, and the error is journalled. null = 8 x rank."""
+
+    @property
+    def scale(self) -> float:
+        """Factor on B A."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+    @property
+    def most_rank(self) -> int:
+        """Largest rank of an averaged reference."""
+        return self.reference_rank or 8 * self.rank
 
 
 class ModelConfig(Section):

@@ -7,6 +7,7 @@ from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
+from grpo_core.policy.loading import initial_digest
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import last_event, read_records
@@ -78,6 +79,6 @@ def was_cut_short(run_dir: RunDir) -> bool:
 
 
 def _identity(run_dir: RunDir, set_name: str, step: int, digest: Callable[[Path], str]) -> str | None:
-    model = run_dir.read_config().model
-    folder = resolve_model(model.source, model.trust_remote_code)
-    return evaluation_identity(run_dir, folder, digest(folder), set_name, step)
+    config = run_dir.read_config()
+    folder = resolve_model(config.model.source, config.model.trust_remote_code)
+    return evaluation_identity(run_dir, folder, initial_digest(config, folder, digest), set_name, step)

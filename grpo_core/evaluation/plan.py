@@ -88,7 +88,8 @@ def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / POLICY_FOLDER / "config.json").is_file() and (path / "state.json").is_file()
+    configs = [path / POLICY_FOLDER / name for name in ("config.json", "adapter_config.json")]
+    return any(config.is_file() for config in configs) and (path / "state.json").is_file()
 
 
 def _of_checkpoint(path: Path, run_dir: RunDir) -> Subject:
@@ -134,7 +135,7 @@ def configure_evaluation(subject: Subject, config: str | None, overrides: Mappin
             "config, a preset or file with the data, rewards and evaluation settings"
         )
     given = {
-        "model.source": subject.source,
+        **_model_keys(subject),
         "tracking.experiment": f"{base.tracking.experiment}-evaluate",
         "tracking.log_policy": False,
         "evaluation.every_steps": None,
@@ -142,6 +143,13 @@ def configure_evaluation(subject: Subject, config: str | None, overrides: Mappin
     if "data.source" in overrides:  # another source: all of its rows, whatever the base configuration took of its own
         given |= {"data.eval_fraction": 0.0, "data.size": None, "evaluation.num_prompts": None}
     return base, validate_config(apply_overrides(base.model_dump(mode="json"), {**given, **overrides}))
+
+
+def _model_keys(subject: Subject) -> dict[str, Any]:
+    """Return the keys by which a policy is loaded: an adapter as the initial one of its base."""
+    if subject.config is None or subject.config.model.lora is None:
+        return {"model.source": subject.source}
+    return {"model": subject.config.model.model_dump(mode="json"), "model.lora.init_from": subject.source}
 
 
 def data_facts(plan: EvaluationPlan) -> list[str]:

@@ -38,6 +38,7 @@ PACKAGES = (
     "math-verify",
     "numpy",
     "pandas",
+    "peft",
     "pyarrow",
     "reasoning-gym",
     "safetensors",

@@ -12,7 +12,8 @@ from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
-from grpo_core.policy.policy import Policy, open_policy
+from grpo_core.policy.opening import open_policy
+from grpo_core.policy.policy import Policy
 from grpo_core.rewards.base import Reward, call, start_workers
 from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json
 from grpo_core.run.folder import RunDir

@@ -14,6 +14,7 @@ T = TypeVar("T")
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 """Settings of a pydantic dataclass that is kept as JSON: nothing is converted, nothing unknown is taken."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Norm = Annotated[float, Field(ge=0)]
 FAULTS = {"missing": "is missing", "unexpected_keyword_argument": "is unknown"}
 """What pydantic's errors about fields are called here."""
 

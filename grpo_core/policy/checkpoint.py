@@ -3,6 +3,7 @@
     checkpoints/initial.safetensors   the initial policy, once for all of them (`initial.py`)
     checkpoints/step_000040/
       policy/                 transformers folder: weights (safetensors), config, tokenizer; loads anywhere
+                              with model.lora: PEFT's folder of the adapter, which loads beside the base
       initial.json            digest of the initial policy
       reference.safetensors   the reference, once a sync has made it differ from the initial policy
       optimizer.pt            AdamW moments; read with `weights_only`, so that a checkpoint never runs code
@@ -18,7 +19,9 @@ import copy
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -30,7 +33,6 @@ from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
-from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.initial import INITIAL_FILE, find_initial
 from grpo_core.policy.saved import (
     MANIFEST_FILE,
@@ -44,15 +46,18 @@ from grpo_core.policy.saved import (
     read_state,
     step_of,
 )
-from grpo_core.policy.trainable import Contents, Trainable, first_names, named_weights
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
+from grpo_core.policy.trainable import Contents, Trainable
+from grpo_core.policy.weights_file import ADAPTER_FILE, WEIGHTS_FILE, Shapes, Weights, save_weights
 
 OPTIMIZER_FILE = "optimizer.pt"
 POLICY_FOLDER = "policy"
-POLICY_FILE, REFERENCE_FILE, DIGEST_FILE = f"{POLICY_FOLDER}/{WEIGHTS_FILE}", "reference.safetensors", "initial.json"
+POLICY_FILES = frozenset({f"{POLICY_FOLDER}/{WEIGHTS_FILE}", f"{POLICY_FOLDER}/{ADAPTER_FILE}"})
+"""A checkpoint has one of the two."""
+REFERENCE_FILE, DIGEST_FILE = "reference.safetensors", "initial.json"
 DIGEST = "sha256"
 """Key in the last of them."""
-NEEDED_FILES = (POLICY_FILE, OPTIMIZER_FILE, STATE_FILE)
+NEEDED_FILES = (POLICY_FILES, {OPTIMIZER_FILE}, {STATE_FILE})
+"""One of each."""
 INITIAL_FILES = frozenset({DIGEST_FILE, INITIAL_FILE})
 """Either says what the initial policy of a reference that has moved is."""
 
@@ -84,7 +89,8 @@ def save_checkpoint(
 def _write(folder: Path, contents: Contents, initial: str, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
-    digests = {POLICY_FILE: save_policy(contents, folder / POLICY_FOLDER)}
+    name, digest = contents.policy.save(folder / POLICY_FOLDER, contents.weights)
+    digests = {f"{POLICY_FOLDER}/{name}": digest}
     if contents.reference is not None:
         digests[REFERENCE_FILE] = save_weights(contents.reference, folder / REFERENCE_FILE)
     digests[OPTIMIZER_FILE] = save_optimizer(contents, folder / OPTIMIZER_FILE)
@@ -97,14 +103,6 @@ def _write(folder: Path, contents: Contents, initial: str, state: TrainingState,
     (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2, sort_keys=True) + "\n")
     for path in (*folder.rglob("*"), folder):
         flush(path)
-
-
-def save_policy(contents: Contents, folder: Path) -> str:
-    """Write a folder that transformers loads; return the SHA-256 of its weights."""
-    model = contents.policy.model
-    model.save_pretrained(folder, state_dict={})  # all but the weights
-    contents.policy.tokenizer.save_pretrained(folder)
-    return save_weights(as_on_hub(model, first_names(contents.weights)), folder / WEIGHTS_FILE)
 
 
 def save_optimizer(contents: Contents, path: Path) -> str:
@@ -130,15 +128,15 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     """
     files = verify_checkpoint(checkpoint)
     state = read_state(checkpoint)
-    live_weights = named_weights(live.policy.model)
     for name in files & {REFERENCE_FILE, INITIAL_FILE}:
-        _check_weights(checkpoint, name, live_weights)
-    _check_weights(checkpoint, POLICY_FILE, shapes_on_hub(live.policy.model))
-    initial = _initial(checkpoint, files, named_weights(live.reference.start.model))
+        _check_weights(checkpoint, name, live.reference.start.misfit)
+    _check_weights(checkpoint, min(files & POLICY_FILES), partial(live.policy.misfit, in_folder=True))
+    initial = _initial(checkpoint, files, live.reference.start.weights())
     _load_optimizer(checkpoint, live)
-    live.policy.load(stored_weights(checkpoint / POLICY_FOLDER, live.policy.model))
+    live.policy.load(live.policy.stored(checkpoint / POLICY_FOLDER))
     moved = load_file(checkpoint / REFERENCE_FILE) if files >= {REFERENCE_FILE} and files & INITIAL_FILES else None
-    live.reference.restore(initial, moved, sync_count=state.sync_count, last_sync_step=state.last_sync_step)
+    counters = {"sync_count": state.sync_count, "last_sync_step": state.last_sync_step}
+    live.reference.restore(initial, moved, **counters, error_bound=state.reference_error_bound)
     return state
 
 
@@ -151,7 +149,7 @@ def _initial(checkpoint: Path, files: frozenset[str], loaded: Weights) -> Weight
             digest = read_json(checkpoint / DIGEST_FILE)[DIGEST]
             if not isinstance(digest, str):
                 raise TypeError(f"{DIGEST} is a {type(digest).__name__}")
-        return find_initial(checkpoint.parent, digest, loaded)
+        return find_initial(checkpoint, digest, loaded)
     weights: Weights = load_file(checkpoint / (INITIAL_FILE if INITIAL_FILE in files else REFERENCE_FILE))
     return weights
 
@@ -168,7 +166,7 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
         if not isinstance(digests, dict):
             raise ValueError(f"it holds a {type(digests).__name__}")
     fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
-    left_out = [name for name in NEEDED_FILES if name not in digests]
+    left_out = [" or ".join(sorted(names)) for names in NEEDED_FILES if names.isdisjoint(digests)]
     # A reference that was never synchronised is the initial policy, which one of the two stands for.
     if fault is None and not left_out:
         synced = read_state(checkpoint).sync_count
@@ -207,21 +205,17 @@ def _drop_others(newest: Path, keep: int, best: str | None) -> None:
             shutil.rmtree(path)
 
 
-def _check_weights(checkpoint: Path, name: str, expected: Weights) -> None:
-    """Compare names and shapes of the weights in a file, without reading them, with those that are expected."""
+def _check_weights(checkpoint: Path, name: str, misfit: Callable[[Shapes], str | None]) -> None:
+    """Ask whether weights of the names and shapes in a file fit, without reading them."""
     unreadable = f"{checkpoint}: {name} cannot be read ({{cause}}); the checkpoint is damaged"
     with (
         raised_as(ModelError, unreadable, OSError, ValueError, SafetensorError),
         safe_open(checkpoint / name, framework="pt") as file,
     ):
         shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
-    for key, tensor in expected.items():
-        wanted, found = list(tensor.shape), shapes.get(key)
-        if found != wanted:
-            raise ModelError(
-                f"{checkpoint}: {name} is of another model: {key} has the shape {found}, here it is {wanted}; "
-                "was model.source changed?"
-            )
+    fault = misfit(shapes)
+    if fault is not None:
+        raise ModelError(f"{checkpoint}: {name} is of another model: {fault}; was model.source or model.lora changed?")
 
 
 def _load_optimizer(checkpoint: Path, live: Trainable) -> None:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from grpo_core.policy.trainable import named_weights
+from grpo_core.policy.weights import named_weights
 from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights
 
 

@@ -43,20 +43,21 @@ def store_initial(folder: Path, weights: Weights) -> str:
     return digest
 
 
-def find_initial(folder: Path, digest: str, loaded: Weights) -> Weights:
-    """Return the initial policy that has a digest: as it is loaded already, else as it is stored in `folder`.
+def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
+    """Return the initial policy of a checkpoint, which has a digest: as it is loaded already, else as it is stored beside it.
 
     Raises:
         InitialPolicyError: neither of the two has it. It is no fault of the checkpoint that names the digest.
     """
     if digest_of(loaded) == digest:
         return loaded
+    folder = checkpoint.parent
     stored = _stored(folder, digest)
     if stored is None:
         what = "damaged" if (folder / INITIAL_FILE).exists() else "missing"
         raise InitialPolicyError(
-            f"{folder / INITIAL_FILE}: the initial policy is {what}, and model.source no longer is the model of the start; "
-            "put one of the two back"
+            f"{folder / INITIAL_FILE}: the initial policy is {what}, which {checkpoint.name} needs, and model.source no longer is "
+            "the model of the start; put one of the two back"
         )
     return stored
 

@@ -27,6 +27,7 @@ from grpo_core.policy.attention import flash_attention, has_full_attention
 from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
 from grpo_core.policy.device import Dtype, attention_dtype, is_out_of_memory
 from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
+from grpo_core.policy.linear import linear_bias, linear_weight
 from grpo_core.policy.packed import LEAST_WEIGHTS, packed_product
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -160,10 +161,11 @@ class LeanDecoding:
 def _product(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *, packed: bool) -> Products:
     """Return the products of rows with the matrices of modules: a result for each part, modules of a part side by side."""
     modules = [module for part in parts for module in part]
-    weights = [module.weight.detach().to(dtype) for module in modules]
-    biases = [None if module.bias is None else module.bias.detach().to(dtype) for module in modules]
+    acting = [linear_weight(module) for module in modules]
+    weights = [weight.to(dtype) for weight in acting]
+    biases = [None if (bias := linear_bias(module)) is None else bias.detach().to(dtype) for module in modules]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
-    if is_large and not packed and modules[0].weight.dtype == dtype:
+    if is_large and not packed and acting[0].dtype == dtype:
         given = iter(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
         pairs = [[next(given) for _ in part] for part in parts]
 

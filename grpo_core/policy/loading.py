@@ -1,17 +1,19 @@
 """Load the model and the tokenizer of a folder, and tell its weights apart from others by digest."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.machine.disk import sha256_of
-from grpo_core.policy.sources.find import WEIGHT_FILES
+from grpo_core.policy.sources.find import WEIGHT_FILES, resolve_adapter
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_core.config import RunConfig
 
 UNLOADABLE = (OSError, ValueError, KeyError)
 
@@ -75,6 +77,20 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model folder's weight files, in name order."""
     return hashlib.sha256(bytes.fromhex("".join(map(sha256_of, _weight_files(folder))))).hexdigest()
+
+
+def initial_digest(config: "RunConfig", folder: Path, digest: Callable[[Path], str] = weights_digest) -> str:
+    """Return the SHA-256 of the weights of a run's initial policy: of its model and, if it begins with one, of its adapter.
+
+    Args:
+        config: of the run.
+        folder: of its model.
+        digest: of the weights in a folder.
+    """
+    lora, own = config.model.lora, digest(folder)
+    if lora is None or lora.init_from is None:
+        return own
+    return hashlib.sha256(bytes.fromhex(own + digest(resolve_adapter(lora.init_from)))).hexdigest()
 
 
 def weights_identity(folder: Path) -> str:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from grpo_core.policy.checked import TOLERANCE
 from grpo_core.policy.device import Dtype, compute_in
 from grpo_core.policy.forward import backbone, vocabulary_head
+from grpo_core.policy.linear import base_layer, has_adapter, linear_bias, linear_layers, linear_weight
 
 LEAST_WEIGHTS = 100_000
 """Smaller matrices stay in the processor's cache, and gain nothing."""
@@ -39,7 +40,7 @@ def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
     ids = (torch.arange(CHECKED_TOKENS) * max(1, size // CHECKED_TOKENS) % size).unsqueeze(0)
     try:
         plain = _all_logps(model, ids, dtype)
-        with packed_weights(model, dtype):
+        with prepared_weights(model, dtype):
             packed = _all_logps(model, ids, dtype)
     except (RuntimeError, AttributeError, TypeError) as error:  # of another torch, these operations may not be the same
         return f"this torch cannot pack them ({type(error).__name__})"
@@ -50,19 +51,29 @@ def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
 
 
 @contextlib.contextmanager
-def packed_weights(model: PreTrainedModel, dtype: Dtype) -> Iterator[None]:
-    """Multiply with packed weights while inside, where no weight may change and nothing has a gradient.
+def prepared_weights(
+    model: PreTrainedModel, dtype: Dtype, *, packed: bool = True, rounded_to: torch.dtype | None = None
+) -> Iterator[None]:
+    """Multiply with weights that are prepared once, while inside, where none may change and nothing has a gradient.
+
+    Adapters are merged; large weights are packed, if that is wanted.
 
     Args:
-        model: as `why_plain` has found it fit.
+        model: packed, one that `why_plain` has found fit.
         dtype: of the backbone's products; the vocabulary head stays fp32.
+        packed: whether to pack.
+        rounded_to: what a merged weight is rounded to first.
     """
     head = model.get_output_embeddings()
-    replaced: list[nn.Linear] = []
+    replaced: list[nn.Module] = []
     try:
-        for module in _large_linears(model):
-            weight = module.weight.detach().to(torch.float32 if module is head else getattr(torch, dtype))
-            vars(module)["forward"] = packed_product(weight, module.bias)
+        for module in linear_layers(model):
+            if not has_adapter(module) and not (packed and _is_large(module)):
+                continue
+            weight = linear_weight(module)
+            weight = weight if rounded_to is None else weight.to(rounded_to).to(weight.dtype)
+            product_dtype = getattr(torch, dtype) if dtype == "bfloat16" and module is not head else weight.dtype
+            vars(module)["forward"] = packed_product(weight.to(product_dtype), linear_bias(module), packed=packed)
             replaced.append(module)
         yield
     finally:
@@ -94,13 +105,12 @@ def _why_impossible(model: PreTrainedModel) -> str | None:
         return "the processor has no AVX-512"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN"
-    return None if any(_large_linears(model)) else f"no matrix has {LEAST_WEIGHTS} weights"
+    return None if any(map(_is_large, linear_layers(model))) else f"no matrix has {LEAST_WEIGHTS} weights"
 
 
-def _large_linears(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    for module in model.modules():
-        if type(module) is nn.Linear and module.weight.numel() >= LEAST_WEIGHTS and module.weight.dtype == torch.float32:
-            yield module
+def _is_large(module: nn.Module) -> bool:
+    weight = base_layer(module).weight
+    return weight.numel() >= LEAST_WEIGHTS and weight.dtype in (torch.float32, torch.bfloat16)
 
 
 @torch.no_grad()

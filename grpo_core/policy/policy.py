@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,20 +15,20 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.algorithm.logprobs import token_full_kl, token_logps
-from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.decoding import Decoding, PlainDecoding
-from grpo_core.policy.device import Dtype, attention_dtype, compute_in, pick_device
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
-from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
-from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.grouped import GroupedTokens, grouped_hidden
+from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
+from grpo_core.policy.lean_decoding import LeanDecoding
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
-from grpo_core.policy.packed import packed_weights, why_plain
+from grpo_core.policy.packed import prepared_weights
 from grpo_core.policy.passes import Passes
-from grpo_core.policy.recompute import recomputing, refuse_other_layers
-from grpo_core.policy.weights_file import Weights
+from grpo_core.policy.recompute import recomputing
+from grpo_core.policy.weights import first_names, named_weights, squared_difference
+from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, Weights, save_weights
 from grpo_core.types import Prompt
 
 
@@ -87,18 +88,68 @@ class Policy:
         return torch.device(self.model.device)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yield the weights."""
+        """Yield what is trained."""
         yield from self.model.parameters()
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
 
+    def weights(self) -> Weights:
+        """Return what one policy differs from another in, in its memory: each weight once, by its name."""
+        return named_weights(self.model)
+
+    def state(self) -> Weights:
+        """Return what its folder holds: weights and buffers, in their memory, by all their names."""
+        state: Weights = self.model.state_dict()
+        return state
+
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        """Give each weight, by its name, the value in `weights`."""
+        """Take the values of `weights()`."""
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
+
+    @torch.no_grad()
+    def follow(self, policy: "Policy", share: float) -> float | None:
+        """Become share x policy + (1 - share) x itself.
+
+        Returns:
+            How far the result is from that: the Frobenius norm over all weights; None where by no more than rounding.
+        """
+        for own, parameter in zip(self.model.parameters(), policy.model.parameters(), strict=True):
+            if share == 1:
+                own.copy_(parameter)
+            else:
+                own.lerp_(parameter, share)
+        return None
+
+    @torch.no_grad()
+    def distance(self, other: "Policy") -> float:
+        """Return the Frobenius norm of the difference over all weights."""
+        pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
+        return math.sqrt(sum(squared_difference(one, two) for one, two in pairs))
+
+    def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
+        """Yield the weights of a model without adapters that computes the same, each once, by its name in transformers."""
+        yield from named_weights(self.model).items()
+
+    def save(self, folder: Path, state: Weights) -> tuple[str, str]:
+        """Write a folder that transformers loads, with what `state` returned; return the name and SHA-256 of its weights."""
+        self.model.save_pretrained(folder, state_dict={})  # all but the weights
+        self.tokenizer.save_pretrained(folder)
+        return WEIGHTS_FILE, save_weights(as_on_hub(self.model, first_names(state)), folder / WEIGHTS_FILE)
+
+    def stored(self, folder: Path) -> Weights:
+        """Return the weights in a folder that `save` has written, as `load` takes them."""
+        return stored_weights(folder, self.model)
+
+    def misfit(self, shapes: Shapes, *, in_folder: bool = False) -> str | None:
+        """Return why `load` cannot take weights of these shapes, None where it can; in a folder, names are the hub's."""
+        for name, tensor in (shapes_on_hub(self.model) if in_folder else self.weights()).items():
+            if shapes.get(name) != list(tensor.shape):
+                return f"{name} has the shape {shapes.get(name)}, here it is {list(tensor.shape)}"
+        return None
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
@@ -112,7 +163,7 @@ class Policy:
         if self.decoded_plainly_because is None:
             yield LeanDecoding.of(self.model, dtype, packed=packed)
         else:
-            with packed_weights(self.model, self.dtype) if packed else contextlib.nullcontext():
+            with prepared_weights(self.model, self.dtype, packed=packed):
                 yield PlainDecoding(model=self.model, dtype=dtype)
 
     def decode(self, completions: SampledCompletions) -> list[str]:
@@ -160,28 +211,3 @@ class Policy:
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""
         return self.measure(completions).logps
-
-
-def open_policy(folder: Path, config: RunConfig) -> Policy:
-    """Load the model of a folder and its tokenizer, to be used as a configuration says.
-
-    Raises:
-        ModelError: one of them cannot be loaded or used.
-    """
-    model = load_model(folder, pick_device(config.training.device), config.model.trust_remote_code)
-    tokenizer = load_tokenizer(folder, config.model.trust_remote_code)
-    if config.training.gradient_checkpointing:
-        refuse_other_layers(model)
-    plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
-    return Policy(
-        model=model,
-        tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids(model, tokenizer),
-        dtype=config.model.dtype,
-        temperature=config.rollout.temperature,
-        passes=Passes(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
-        plain_because=plain_because,
-        decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
-        padded_because=why_padded(model, config.model.dtype),
-        recomputed=config.training.gradient_checkpointing,
-    )

@@ -6,18 +6,12 @@ Sources: TR-DPO, arXiv:2404.09656 (TRL's `sync_ref_model`); DeepSeekMath, arXiv:
 The initial policy is kept beside it, because a sync hides how far the policy has come from there.
 """
 
-import math
 from dataclasses import replace
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.weights_file import Weights
-
-PIECE = 2**18
-"""Weights whose squared differences are summed in their own precision; sums of pieces are summed in double."""
 
 
 class Reference:
@@ -32,20 +26,20 @@ class Reference:
         """The policy before training; None while the reference still is that policy."""
         self.sync_count = 0
         self.last_sync_step = 0
+        self.dropped: float | None = None
+        """How far the newest sync is from the formula above (`Policy.follow`)."""
+        self.error_bound = 0.0
+        """How far the reference can be from one whose every sync was exact: the sum of what is left of each sync's error."""
 
     def is_due(self, step: int, sync_steps: int | None) -> bool:
         """Return whether the reference is synchronised after `step`."""
         return sync_steps is not None and step % sync_steps == 0
 
-    @torch.no_grad()
     def sync(self, policy: Policy, alpha: float, step: int) -> None:
         """Move the reference towards (alpha < 1) or onto (alpha = 1) the policy."""
         self.keep_initial()
-        for ref_parameter, parameter in zip(self.policy.parameters(), policy.parameters(), strict=True):
-            if alpha == 1:
-                ref_parameter.copy_(parameter)
-            else:
-                ref_parameter.lerp_(parameter, alpha)
+        self.dropped = self.policy.follow(policy, alpha)
+        self.error_bound = (1 - alpha) * self.error_bound + (self.dropped or 0.0)
         self.count_sync(step)
 
     def hand_over(self, model: PreTrainedModel) -> None:
@@ -58,8 +52,9 @@ class Reference:
             self.initial = self.start
             self.policy = self.start.frozen_copy() if self.policy is self.start else self.policy
 
-    @torch.no_grad()
-    def restore(self, initial: Weights, moved: Weights | None, *, sync_count: int, last_sync_step: int) -> None:
+    def restore(
+        self, initial: Weights, moved: Weights | None, *, sync_count: int, last_sync_step: int, error_bound: float = 0.0
+    ) -> None:
         """Go back to the weights of a checkpoint.
 
         Args:
@@ -67,27 +62,20 @@ class Reference:
             moved: of the reference; None while it was that policy.
             sync_count: how often it had been synchronised.
             last_sync_step: when it was synchronised last.
+            error_bound: as it was.
         """
         self.start.load(initial)
         self.policy, self.initial = self.start, None
         if moved is not None:
             self.keep_initial()
             self.policy.load(moved)
-        self.sync_count, self.last_sync_step = sync_count, last_sync_step
+        self.sync_count, self.last_sync_step, self.error_bound = sync_count, last_sync_step, error_bound
 
     def count_sync(self, step: int) -> None:
         """Note that the reference was synchronised after `step`, here or by another engine."""
         self.sync_count += 1
         self.last_sync_step = step
 
-    @torch.no_grad()
     def distance(self, policy: Policy) -> float:
-        """Return ||theta - theta_ref||_2 over all parameters."""
-        pairs = zip(policy.parameters(), self.policy.parameters(), strict=True)
-        return math.sqrt(sum(_squared_distance(parameter, ref) for parameter, ref in pairs))
-
-
-def _squared_distance(parameter: Tensor, other: Tensor) -> float:
-    """Sum the squares piece by piece, which stays in the processor's cache: the weights are read once, nothing is written."""
-    pieces = zip(torch.split(parameter.flatten(), PIECE), torch.split(other.flatten(), PIECE), strict=True)
-    return sum(float((difference := one - two).dot(difference)) for one, two in pieces)
+        """Return ||theta - theta_ref||_2 over all weights."""
+        return policy.distance(self.policy)

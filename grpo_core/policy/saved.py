@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic.dataclasses import dataclass
 
 from grpo_core.errors import ModelError, cause
-from grpo_core.machine.jsonfile import STORED, Count, build, read_json
+from grpo_core.machine.jsonfile import STORED, Count, Norm, build, read_json
 
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
 Kind = TypeVar("Kind")
@@ -29,6 +29,8 @@ class TrainingState:
     last_sync_step: Count
     generated_tokens: Count = 0
     """Completion tokens sampled, those left out of the loss included."""
+    reference_error_bound: Norm = 0.0
+    """How far an averaged adapter, as the reference, can be from its formula (`Reference.error_bound`)."""
     skipped_updates: Count = 0
     """How many of the newest updates in a row were not applied."""
     best_step: Count | None = None

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from grpo_core.policy.trainable import Contents, place_of
+from grpo_core.policy.trainable import Contents
+from grpo_core.policy.weights import place_of
 
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -45,15 +46,21 @@ class SnapshotMemory:
             self._buffers[_layout(tensor)].append(buffer)
 
     def copy(self, contents: Contents) -> Contents:
-        """Return a copy of all that the next step may change; the initial policy never changes. An earlier copy is lost."""
+        """Return a copy of all that the next step may change; the initial policy never changes. An earlier copy is lost.
+
+        Memory of another layout is given back: an averaged reference with an adapter has a larger rank than the last one.
+        """
         copies = _Copies(self._buffers)
-        return replace(
+        copied = replace(
             contents,
             weights=copies.of(contents.weights),
             reference=copies.of(contents.reference),
             optimizer=copies.of(contents.optimizer),
             schedule=copies.of(contents.schedule),
         )
+        for layout in self._buffers.keys() - copies.layouts:
+            del self._buffers[layout]
+        return copied
 
 
 class _Copies:
@@ -63,6 +70,8 @@ class _Copies:
         self._buffers = buffers
         self._unused = {layout: list(kept) for layout, kept in buffers.items()}
         self._made: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self.layouts: set[Layout] = set()
+        """Of what was copied."""
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -74,6 +83,7 @@ class _Copies:
         return copy.deepcopy(value)
 
     def _copy(self, tensor: Tensor) -> Tensor:
+        self.layouts.add(_layout(tensor))
         if unused := self._unused.get(_layout(tensor)):
             buffer = unused.pop()
         else:

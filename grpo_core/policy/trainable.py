@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Shaped
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
 
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
+from grpo_core.policy.weights import place_of
 from grpo_core.policy.weights_file import Weights
 
 
@@ -29,9 +28,9 @@ class Trainable:
         reference = self.reference
         return Contents(
             policy=self.policy,
-            weights=self.policy.model.state_dict(),
-            initial=named_weights(reference.start.model),
-            reference=None if reference.initial is None else named_weights(reference.policy.model),
+            weights=self.policy.state(),
+            initial=reference.start.weights(),
+            reference=None if reference.initial is None else reference.policy.weights(),
             optimizer=self.optimizer.state_dict(),
             schedule=self.schedule.state_dict(),
         )
@@ -58,27 +57,9 @@ class Contents:
         return sum(sizes.values())
 
 
-def place_of(tensor: Shaped[Tensor, "..."]) -> tuple[int, tuple[int, ...]]:
-    """Return where a tensor lies: the same for two names of the same weights."""
-    return tensor.data_ptr(), tuple(tensor.shape)
-
-
-def first_names(weights: Weights) -> Weights:
-    """Return each tensor once, under its first name: tied weights are one tensor, and safetensors refuses to store it twice."""
-    names: dict[tuple[int, tuple[int, ...]], str] = {}
-    for name, tensor in weights.items():
-        names.setdefault(place_of(tensor), name)
-    return {name: weights[name] for name in names.values()}
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (Mapping, list)):
         for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(entry)
-
-
-def named_weights(model: PreTrainedModel) -> Weights:
-    """Return each parameter once: tied weights are one tensor, and safetensors refuses to store it twice."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}

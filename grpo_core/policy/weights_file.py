@@ -15,8 +15,10 @@ from torch import Tensor
 from grpo_core.machine.large_file import large_file
 
 Weights = Mapping[str, Tensor]
-WEIGHTS_FILE = "model.safetensors"
-"""As transformers calls it."""
+Shapes = Mapping[str, list[int]]
+"""Of weights, by their names."""
+WEIGHTS_FILE, ADAPTER_FILE = "model.safetensors", "adapter_model.safetensors"
+"""As transformers and PEFT call them."""
 NAMES = {
     torch.int64: "I64",
     torch.float64: "F64",

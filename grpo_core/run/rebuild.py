@@ -6,7 +6,7 @@ marked `"repaired": "mlflow"`. Alerts, ends and completed checkpoints that are l
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,13 @@ def _syncs(records: Sequence[Record], config: RunConfig) -> Iterator[Record]:
                 kl_before=figures["ref/kl_before_sync"],
                 kl_after=figures["ref/kl_after_sync"],
                 param_distance=figures["ref/param_distance"],
+                compression_error=figures.get("ref/compression_error"),
+                compression_bound=figures.get("ref/compression_bound"),
                 cause=SCHEDULE
                 if (config.reference.sync_steps or 0) and not record.step % config.reference.sync_steps
                 else LOST,
             )
-            yield _record("ref_sync", record.step, record.timestamp_ms, asdict(sync))
+            yield _record("ref_sync", record.step, record.timestamp_ms, sync.as_record())
 
 
 def _evaluations(damage: Damage, tracked: Tracked, last: int) -> Iterator[Record]:

@@ -160,7 +160,7 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
 
 def _prepare(run_dir: RunDir, bar: Bar) -> str:
     """Freeze the prompts, find the model, load the rewards once, check the disk; return the digest of the model's weights."""
-    from grpo_core.policy.loading import weights_digest
+    from grpo_core.policy.loading import initial_digest
     from grpo_core.policy.sources.find import resolve_model
     from grpo_core.policy.sources.scratch import is_made
     from grpo_core.rewards.base import load_rewards
@@ -174,7 +174,7 @@ def _prepare(run_dir: RunDir, bar: Bar) -> str:
     manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
     bar.say(f"data: {manifest}")
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    digest = weights_digest(folder)
+    digest = initial_digest(config, folder)
     note_inputs(run_dir, manifest.digest, digest, bar.say)
     announce_disk(run_dir, folder, None, bar.say)
     announce_memory(run_dir, folder, bar.say)

@@ -11,7 +11,7 @@ Departures: the reference is synchronised by step count (with mixup), not by out
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from grpo_core.config.repeatability import repeatability
@@ -96,7 +96,7 @@ def record(session: Session, result: StepResult) -> None:
             text = f"step {step}: {what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"
             session.journal.append("alert", step, {"text": text})
     if result.sync is not None:
-        journal(session, "ref_sync", step, asdict(result.sync))
+        journal(session, "ref_sync", step, result.sync.as_record())
 
 
 def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) -> None:

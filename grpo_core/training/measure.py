@@ -151,9 +151,8 @@ def time_figures(clock: Clock, rollouts: Rollouts, updates_per_row: int) -> Figu
 
 def reference_figures(state: TrainingState, sync: RefSync | None, distance: float | None) -> Figures:
     """Return the `ref/*` figures of the step that ends in `state`; the distance is None where it was not measured."""
-    at_sync = {"ref/kl_before_sync": sync.kl_before, "ref/kl_after_sync": sync.kl_after} if sync is not None else {}
     return (
-        at_sync
+        ({} if sync is None else _sync_figures(sync))
         | ({} if distance is None else {"ref/param_distance": distance})
         | {
             "ref/synced": float(sync is not None),
@@ -161,6 +160,16 @@ def reference_figures(state: TrainingState, sync: RefSync | None, distance: floa
             "ref/steps_since_sync": float(state.step - state.last_sync_step),
         }
     )
+
+
+def _sync_figures(sync: RefSync) -> Figures:
+    figures = {
+        "ref/kl_before_sync": sync.kl_before,
+        "ref/kl_after_sync": sync.kl_after,
+        "ref/compression_error": sync.compression_error,
+        "ref/compression_bound": sync.compression_bound,
+    }
+    return {key: value for key, value in figures.items() if value is not None}
 
 
 def progress_figures(state: TrainingState) -> Figures:

@@ -15,7 +15,8 @@ from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
 from grpo_core.policy.checkpoint import load_checkpoint, set_aside
-from grpo_core.policy.policy import Policy, open_policy
+from grpo_core.policy.opening import open_policy
+from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.policy.sources.find import resolve_model

@@ -110,6 +110,8 @@ def sync_reference(
         kl_before=measure.masked_mean(k3(ref_logps - policy_logps), mask),
         kl_after=measure.masked_mean(k3(synced_logps - policy_logps), mask),
         param_distance=distance,
+        compression_error=reference.dropped,
+        compression_bound=None if reference.dropped is None else reference.error_bound,
         cause=cause,
     )
 
@@ -134,6 +136,7 @@ def advance(session: Session, state: TrainingState, rollouts: Rollouts, optimize
         generated_tokens=state.generated_tokens + rollouts.num_generated_tokens,
         sync_count=session.reference.sync_count,
         last_sync_step=session.reference.last_sync_step,
+        reference_error_bound=session.reference.error_bound,
     )
 
 

@@ -21,7 +21,7 @@ from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, freeze, read_mani
 from grpo_core.data.prepare import data_identity, read_prompts
 from grpo_core.data.prompts import PromptSplit
 from grpo_core.machine.locks import one_at_a_time
-from grpo_core.policy.loading import weights_digest, weights_identity
+from grpo_core.policy.loading import initial_digest, weights_digest, weights_identity
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.scratch import is_made
 from grpo_core.rewards.base import load_rewards
@@ -96,7 +96,7 @@ def prepare_model(run_path: Path, data: DataManifest) -> Path:
     import_as_at_start(run_dir)
     load_rewards(config.rewards)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    note_inputs(run_dir, data.digest, cached_digest(folder), say)
+    note_inputs(run_dir, data.digest, initial_digest(config, folder, cached_digest), say)
     return folder
 
 

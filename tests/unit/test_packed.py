@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy import packed
-from grpo_core.policy.packed import packed_weights, why_plain
+from grpo_core.policy.packed import prepared_weights, why_plain
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
@@ -52,7 +52,7 @@ IDS = torch.arange(2, 42).unsqueeze(0)
 def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(large):
     exact = logps(copy.deepcopy(large).double(), IDS)
     plain = logps(large, IDS)
-    with packed_weights(large, "float32"):
+    with prepared_weights(large, "float32"):
         found = logps(large, IDS)
     assert float((found - plain).abs().max()) < 1e-5
     assert float((found - exact).abs().max()) < max(3 * float((plain - exact).abs().max()), 1e-6)
@@ -63,11 +63,11 @@ def test_large_matrices_are_packed_and_afterwards_the_model_is_as_it_was(large):
     before = {name: parameter.clone() for name, parameter in large.named_parameters()}
     expected = logps(large, IDS)
     linears = [module for module in large.modules() if isinstance(module, nn.Linear)]
-    with packed_weights(large, "float32"):
+    with prepared_weights(large, "float32"):
         taken = [module for module in linears if "forward" in vars(module)]
     assert taken == [module for module in linears if module.weight.numel() >= packed.LEAST_WEIGHTS]
     assert 0 < len(taken) < len(linears)
-    with pytest.raises(ZeroDivisionError), packed_weights(large, "float32"):
+    with pytest.raises(ZeroDivisionError), prepared_weights(large, "float32"):
         _ = 1 / 0
     assert not any("forward" in vars(module) for module in linears)
     assert all(torch.equal(parameter, before[name]) for name, parameter in large.named_parameters())
@@ -103,7 +103,7 @@ def test_a_product_that_is_wrong_here_is_not_used(large, monkeypatch):
     )
     assert "differ by" in why_plain(large, "float32")
 
-    def missing(weight, bias):
+    def missing(weight, bias, **_):
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_reorder_linear_weight'")
 
     monkeypatch.setattr(packed, "packed_product", missing)

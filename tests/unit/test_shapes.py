@@ -109,7 +109,7 @@ def annotations(function):
 def test_public_functions_give_the_shape_of_every_tensor(package):
     shapeless = [
         f"{path.name}: {function.name}"
-        for path in sorted((ROOT / "grpo_core" / package).glob("*.py"))
+        for path in sorted((ROOT / "grpo_core" / package).rglob("*.py"))
         for function in public_functions(path)
         for text in annotations(function)
         # A head takes any number of tokens.

@@ -194,7 +194,7 @@ def run_with_checkpoints(tiny_run):
         state = TrainingState(step=step, optimizer_step=step, prompts=1, tokens=1, sync_count=0, last_sync_step=0)
         folder = run_dir.checkpoints / f"step_{step:06d}"
         digests = {}
-        for name in (*NEEDED_FILES, DIGEST_FILE):
+        for name in (*map(max, NEEDED_FILES), DIGEST_FILE):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(json.dumps(asdict(state)) if name == "state.json" else "weights\n")
             digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from grpo_core.machine.disk import sha256_of
-from grpo_core.policy.trainable import first_names
+from grpo_core.policy.weights import first_names
 from grpo_core.policy.weights_file import NAMES, save_weights
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import free_bytes, whole_or_gone
+from grpo_core.policy.packed import prepared_weights
 from grpo_core.policy.policy import Policy
 
 MEMORY = Path("/dev/shm")
@@ -37,12 +38,13 @@ def weights_of(policy: Policy) -> Weights:
     Raises:
         TrainingError: a weight is not finite.
     """
-    broken = [name for name, value in policy.model.named_parameters() if not bool(value.isfinite().all())]
+    tensors = _tensors(policy)
+    broken = [name for name, value in tensors.items() if not bool(value.isfinite().all())]
     if broken:
         raise TrainingError(f"the policy's weights are not finite and are not sent to the server: {', '.join(broken[:3])}")
     manifest = {
         name: {"shape": list(tensor.shape), "sha256": hashlib.sha256(tensor.view(torch.uint8).numpy().data).hexdigest()}
-        for name, tensor in _tensors(policy).items()
+        for name, tensor in tensors.items()
     }
     return Weights(manifest=manifest, digest=hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest())
 
@@ -70,11 +72,11 @@ def rounded_as_sent(policy: Policy) -> Iterator[None]:
     dtype = getattr(torch, policy.dtype)
     own = {} if dtype == torch.float32 else {name: value.detach().clone() for name, value in policy.model.named_parameters()}
     try:
-        with torch.no_grad():
+        with prepared_weights(policy.model, "float32", packed=False, rounded_to=dtype), torch.no_grad():
             for name, value in policy.model.named_parameters():
                 if name in own:
                     value.copy_(own[name].to(dtype))
-        yield
+            yield
     finally:
         with torch.no_grad():
             for name, value in policy.model.named_parameters():
@@ -83,6 +85,6 @@ def rounded_as_sent(policy: Policy) -> Iterator[None]:
 
 
 def _tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    """Return each parameter once, by its name in transformers: a tied head has none of its own."""
+    """Return each parameter once, by its name in transformers, with its adapter: a tied head has none of its own."""
     dtype = getattr(torch, policy.dtype)
-    return {name: value.detach().to(device="cpu", dtype=dtype).contiguous() for name, value in policy.model.named_parameters()}
+    return {name: value.to(device="cpu", dtype=dtype).contiguous() for name, value in policy.merged_weights()}

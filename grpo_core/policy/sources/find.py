@@ -28,6 +28,18 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
     return folder
 
 
+def resolve_adapter(source: str) -> Path:
+    """Return the local folder of a PEFT adapter: a folder, or a hub id whose files are downloaded.
+
+    Raises:
+        ModelError: nothing usable is found.
+    """
+    folder = folder_of(source) or _download(source, trust_remote_code=False)
+    if not (folder / "adapter_config.json").exists():
+        raise ModelError(f"model.lora.init_from {source}: the folder has no adapter_config.json, so it is no PEFT adapter")
+    return folder
+
+
 def model_here(source: str) -> Path | None:
     """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
     if source.startswith(bundled.PREFIX):

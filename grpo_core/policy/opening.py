@@ -1,0 +1,71 @@
+"""Load a policy from a folder, to be used as a configuration says."""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_core.config import LoraConfig, RunConfig
+from grpo_core.errors import ModelError
+from grpo_core.policy.device import pick_device
+from grpo_core.policy.grouped import why_padded
+from grpo_core.policy.lean_decoding import why_not_lean
+from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.packed import why_plain
+from grpo_core.policy.passes import Passes
+from grpo_core.policy.policy import Policy
+from grpo_core.policy.recompute import refuse_other_layers
+from grpo_core.policy.sources.find import resolve_adapter, resolve_model
+
+
+def open_policy(folder: Path, config: RunConfig) -> Policy:
+    """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
+
+    With `model.lora`, a model gets the adapter with which a training begins.
+
+    Raises:
+        ModelError: it cannot be loaded or used.
+    """
+    is_adapter = config.model.lora is not None and not (folder / "config.json").exists()
+    base = resolve_model(config.model.source, config.model.trust_remote_code) if is_adapter else folder
+    model = load_model(base, pick_device(config.training.device), config.model.trust_remote_code)
+    tokenizer = load_tokenizer(base, config.model.trust_remote_code)
+    if config.training.gradient_checkpointing:
+        refuse_other_layers(model)
+    if config.model.lora is None:
+        return _policy(model, tokenizer, config)
+    return _adapted(model, tokenizer, config, config.model.lora, folder if is_adapter else None)
+
+
+def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:
+    plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        dtype=config.model.dtype,
+        temperature=config.rollout.temperature,
+        passes=Passes(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
+        plain_because=plain_because,
+        decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
+        padded_because=why_padded(model, config.model.dtype),
+        recomputed=config.training.gradient_checkpointing,
+    )
+
+
+def _adapted(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig, folder: Path | None
+) -> Policy:
+    from grpo_core.policy.lora.adapted import AdaptedPolicy  # here: most runs need no PEFT, whose import takes a second
+    from grpo_core.policy.lora.adding import add_adapter
+    from grpo_core.policy.lora.folder import read_factors
+
+    add_adapter(model, lora, seed=config.training.seed, dtype=config.model.dtype, source=config.model.source)
+    policy = AdaptedPolicy(**vars(_policy(model, tokenizer, config)), most_rank=lora.most_rank)
+    start = resolve_adapter(lora.init_from) if folder is None and lora.init_from is not None else folder
+    if start is not None:
+        factors = read_factors(start)
+        fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
+        if fault is not None:
+            raise ModelError(f"model.lora: {start} holds another adapter: {fault}")
+        policy.load(factors)
+    return policy
