@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_id
@@ -16,32 +17,31 @@ from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
-from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.loading import initial_digest
 from grpo_core.policy.saved import MANIFEST_FILE
 from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
+from grpo_core.policy.weights_file import ADAPTER_FILE, WEIGHTS_FILE, Weights, save_weights
+from grpo_core.run.disk_need import BYTES_PER_WEIGHT, count_parameters
 
-ADAPTER_FILE, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_SETTINGS = "adapter_config.json"
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Of a JSON file of transformers: the Python code that loading it runs where the user trusts it."""
-OF_A_BASE = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-INDEX = "model.safetensors.index.json"
 BLOCK = 2**22
 SMALL_BYTES = 1_000_000
 """Card and manifest."""
 
 
 def export_bytes(plan: ExportPlan) -> int:
-    """Return about how many bytes an export writes.
+    """Return about how many bytes an export writes, or more.
 
     Raises:
         ModelError: the base of an adapter cannot be found.
     """
-    policy = folder_bytes(plan.checkpoint / POLICY_FOLDER)
-    if plan.config.model.lora is None:
-        return policy + SMALL_BYTES  # in bfloat16 half of it
-    weights = sum(file.stat().st_size for file in _base(plan).glob("*.safetensors")) if plan.form == "merged" else 0
-    return policy + 2 * weights + SMALL_BYTES  # a base in bfloat16 doubles in float32
+    policy = folder_bytes(plan.checkpoint / POLICY_FOLDER) + SMALL_BYTES
+    if plan.config.model.lora is None or plan.form == "adapter":
+        return policy
+    parameters = count_parameters(resolve_model(plan.config.model.source, plan.config.model.trust_remote_code)) or 0
+    return policy + BYTES_PER_WEIGHT * parameters
 
 
 def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
@@ -53,13 +53,16 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
     verify_checkpoint(plan.checkpoint)
     gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); where the run is under way it may have removed it: export again"
     with raised_as(ModelError, gone, FileNotFoundError):
-        digests = _policy_files(plan)
         if plan.config.model.lora is not None and plan.form == "merged":
-            notes = _write_merged(plan, digests, folder)
+            _write_merged(plan, folder)
         else:
-            notes = _write_copy(plan, digests, folder)
-    rounded = () if plan.dtype == "float32" else (f"rounded to {plan.dtype}: every figure here is of the weights in float32",)
-    return (*notes, *rounded, *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
+            _write_copy(plan, folder)
+    rounded = f"rounded to {plan.dtype}: every figure here is of the weights in float32"
+    return (
+        *([] if plan.dtype == "float32" else [rounded]),
+        *(_about_base(plan.config.model.source) if plan.form == "adapter" else ()),
+        *_settle_code(folder, trusted=plan.config.model.trust_remote_code),
+    )
 
 
 def _policy_files(plan: ExportPlan) -> dict[str, str]:
@@ -69,66 +72,56 @@ def _policy_files(plan: ExportPlan) -> dict[str, str]:
     return {name.removeprefix(prefix): sha256 for name, sha256 in digests.items() if name.startswith(prefix)}
 
 
-def _write_copy(plan: ExportPlan, digests: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    """Write the files of a checkpoint's policy, in another type where that is asked for."""
-    for name, sha256 in digests.items():
+def _write_copy(plan: ExportPlan, folder: Path) -> None:
+    """Write the files of a checkpoint's policy, its weights in another type where that is asked for."""
+    from safetensors.torch import load_file
+
+    policy = plan.checkpoint / POLICY_FOLDER
+    for name, sha256 in _policy_files(plan).items():
         if name != WEIGHTS_FILE or plan.dtype == "float32":
-            _copy(plan.checkpoint / POLICY_FOLDER / name, folder / name, sha256)
-    if plan.form == "adapter":
-        return _name_base(plan, folder)
-    if plan.dtype != "float32":
-        _save(_load(plan.checkpoint / POLICY_FOLDER / WEIGHTS_FILE), plan, folder)
-    _set_dtype(plan, folder)
-    return ()
-
-
-def _write_merged(plan: ExportPlan, digests: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
-    from grpo_core.export.merging import merged, scale_of
-
-    base, policy = _base(plan), plan.checkpoint / POLICY_FOLDER
-    _require_same_base(plan, base)
-    for file in sorted(path for pattern in OF_A_BASE for path in base.glob(pattern)):
-        if file.name not in (INDEX, "grpo_export.json"):
-            _copy(file, folder / file.name)
-    for name, sha256 in digests.items():
-        if name not in (ADAPTER_FILE, ADAPTER_SETTINGS, "README.md"):
             _copy(policy / name, folder / name, sha256)
-    settings = read_json(policy / ADAPTER_SETTINGS)
-    weights = merged(
-        _base_weights(base), _load(policy / ADAPTER_FILE), scale_of(settings), transposed=bool(settings.get("fan_in_fan_out"))
-    )
-    _save(weights, plan, folder)
+    if plan.dtype != "float32":
+        _save(load_file(policy / WEIGHTS_FILE), plan, folder)
+    if plan.form == "merged":
+        _set_dtype(plan, folder)
+
+
+def _write_merged(plan: ExportPlan, folder: Path) -> None:
+    """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
+    from grpo_core.policy.hub_names import as_on_hub
+    from grpo_core.policy.opening import open_policy
+
+    config = plan.config.model_dump(mode="json")
+    # Where products are computed in bfloat16, the base is rounded to it; here nothing is computed, and fp32 is what it is.
+    changes = {"training.device": "cpu", "model.dtype": "float32", "training.gradient_checkpointing": False}
+    in_float32 = validate_config(apply_overrides(config, changes))
+    _require_same_base(plan)
+    policy = open_policy(plan.checkpoint / POLICY_FOLDER, in_float32)
+    policy.model.save_pretrained(folder, state_dict={})  # all but the weights
+    for name, sha256 in _policy_files(plan).items():
+        if name not in (ADAPTER_FILE, ADAPTER_SETTINGS):
+            _copy(plan.checkpoint / POLICY_FOLDER / name, folder / name, sha256)
+    _save(as_on_hub(policy.model, dict(policy.merged_weights())), plan, folder)
     _set_dtype(plan, folder)
-    return ()
 
 
-def _base(plan: ExportPlan) -> Path:
-    return resolve_model(plan.config.model.source, plan.config.model.trust_remote_code)
-
-
-def _require_same_base(plan: ExportPlan, base: Path) -> None:
+def _require_same_base(plan: ExportPlan) -> None:
+    model = plan.config.model
     trained_on = plan.run_dir.read_provenance().get("model_digest")
-    if trained_on and weights_digest(base) != trained_on:
+    if trained_on and initial_digest(plan.config, resolve_model(model.source, model.trust_remote_code)) != trained_on:
         raise ModelError(
-            f"model.source {plan.config.model.source}: has other weights than those on which the adapter was trained (SHA-256 "
+            f"model.source {model.source}: has other weights than those on which the adapter was trained (SHA-256 "
             f"{trained_on[:12]}); merged with them it would be another policy"
         )
 
 
-def _base_weights(base: Path) -> Weights:
-    index = base / INDEX
-    names = (
-        sorted(set(read_json(index)["weight_map"].values())) if index.exists() else [p.name for p in base.glob("*.safetensors")]
+def _about_base(source: str) -> tuple[str, ...]:
+    if hub_id(source) is not None:
+        return ()
+    return (
+        f"the base {source} is no model of the hub: whoever loads the adapter has to have it, and gives its folder "
+        "(PeftModel.from_pretrained(base, adapter)); --merged needs no base",
     )
-    return {key: tensor for name in names for key, tensor in _load(base / name).items()}
-
-
-def _load(file: Path) -> Weights:
-    from safetensors.torch import load_file
-
-    weights: Weights = load_file(file)
-    return weights
 
 
 def _save(weights: Weights, plan: ExportPlan, folder: Path) -> None:
@@ -155,18 +148,6 @@ def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for value in config.values():
         if isinstance(value, dict):
             yield from _sections(value)
-
-
-def _name_base(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
-    """Let the adapter name its base as the configuration of the run does."""
-    source, file = plan.config.model.source, folder / ADAPTER_SETTINGS
-    _write_like_transformers(file, {**read_json(file), "base_model_name_or_path": source, "revision": None})
-    if hub_id(source) is not None:
-        return ()
-    return (
-        f"the base {source} is no model of the hub: whoever loads the adapter has to have it, and names its folder "
-        "(PeftModel.from_pretrained(base, adapter)); --merged needs no base",
-    )
 
 
 def _settle_code(folder: Path, *, trusted: bool) -> tuple[str, ...]:

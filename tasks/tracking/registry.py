@@ -85,7 +85,7 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
             with short_retries():
                 run = make_client(uri, create=False).get_run(known.run_id)
         except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-            failures.append(cause(error))
+            failures.append(cause(error, most=120))
             continue
         if run.info.lifecycle_stage == "deleted":
             failures.append("it was deleted")
@@ -93,8 +93,8 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
         return replace(known, uri=uri)
     raise TrackingError(
         f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({'; '.join(failures)}); nothing was exported. "
-        f"Start its server or set MLFLOW_TRACKING_URI, let `grpo track {path_argument(run_dir.path)}` track it anew, or leave "
-        "out --register"
+        "Start its server, set MLFLOW_TRACKING_URI to where it is, or leave out --register; where its store was replaced, "
+        f"`grpo track {path_argument(run_dir.path)}` logs it to the new one"
     )
 
 
