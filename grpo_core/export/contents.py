@@ -50,9 +50,10 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
     Raises:
         ModelError: the checkpoint is damaged or was removed meanwhile, or the base of its adapter is not here or another one.
     """
-    verify_checkpoint(plan.checkpoint)
-    gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); where the run is under way it may have removed it: export again"
+    gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); it may have been removed by the training: export again"
     with raised_as(ModelError, gone, FileNotFoundError):
+        (plan.checkpoint / MANIFEST_FILE).stat()
+        verify_checkpoint(plan.checkpoint)
         if plan.config.model.lora is not None and plan.form == "merged":
             _write_merged(plan, folder)
         else:

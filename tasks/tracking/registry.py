@@ -6,6 +6,7 @@ An adapter alone, and a model with Python files, have a description that only na
 """
 
 import json
+import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -212,7 +213,6 @@ def _add_pipeline(model: Any, exported: Exported, versions: Mapping[str, str]) -
 
     By their names no code of a model is run, and a tokenizer is found whatever the installed transformers calls its class.
     """
-    from mlflow import pyfunc
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
 
@@ -232,7 +232,7 @@ def _add_pipeline(model: Any, exported: Exported, versions: Mapping[str, str]) -
         components=["tokenizer"],
         tokenizer_type="AutoTokenizer",
     )
-    pyfunc.add_to_model(model, loader_module="mlflow.transformers")
+    model.add_flavor("python_function", loader_module="mlflow.transformers", python_version=platform.python_version())
 
 
 def _tags(exported: Exported, digest: str) -> dict[str, str]:

@@ -353,7 +353,8 @@ def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh,
     restored = other_source(fresh)
     before = snapshot(restored)
     with pytest.raises(
-        InitialPolicyError, match=r"initial\.safetensors: the initial policy is (missing|damaged), which step_\d+ needs, and model\.source"
+        InitialPolicyError,
+        match=r"initial\.safetensors: the initial policy is (missing|damaged), which step_\d+ needs, and model\.source",
     ):
         load_checkpoint(saved[1], restored)
     assert_identical(snapshot(restored), before)
