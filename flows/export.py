@@ -33,7 +33,7 @@ def grpo_export(
     form: Literal["adapter", "merged"] | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     to: Name | None = None,
-    register: Name | None = None,
+    register_as: Name | None = None,
 ) -> ExportSummary:
     """Export a policy of a run: a folder that other libraries load, with a model card; and register it in MLflow.
 
@@ -44,15 +44,15 @@ def grpo_export(
         form: The LoRA adapter alone, or merged weights. Left out, what was trained: the adapter, or all weights.
         dtype: Of merged weights.
         to: Folder of the export; left out, one under `runs/exports/` that is named after run, step and form.
-        register: Name of the registered model in MLflow that it becomes a version of. Left out, it is not registered.
+        register_as: Name of the registered model in MLflow that it becomes a version of. Left out, it is not registered.
     """
     wish = ExportWish(step=step, best=best, form=form, dtype=dtype)
-    return _export(run, wish, Path(to) if to else None, register)
+    return _export(run, wish, Path(to) if to else None, register_as)
 
 
 @ends_when_asked
-def _export(run: str, wish: ExportWish, folder: Path | None, register: str | None) -> ExportSummary:
-    run_dir, tracked = find_exported_run(run, folder, register)
+def _export(run: str, wish: ExportWish, folder: Path | None, register_as: str | None) -> ExportSummary:
+    run_dir, tracked = find_exported_run(run, folder, register_as)
     exported = write_export(run_dir, wish, folder)
-    registered = register_export(exported, tracked, register) if tracked is not None and register else None
+    registered = register_export(exported, tracked, register_as) if tracked is not None and register_as else None
     return report_export(summarize_export(exported, tracked, registered), exported.card.title)

@@ -18,7 +18,7 @@ from tasks.folders import check_root
 from tasks.run.markdown import markdown_report
 from tasks.run.progress import say
 from tasks.tracking.fetch import find_folder, is_mlflow_run
-from tasks.tracking.registry import Registered, find_tracked, register, require_model_name
+from tasks.tracking.registry import Registered, find_tracked, register_version, require_model_name
 from tasks.tracking.store import TrackedRun
 
 
@@ -78,7 +78,7 @@ def register_export(exported: Exported, tracked: TrackedRun, name: str) -> Regis
         TrackingError: MLflow does not take it; the folder stays, and the same command registers it later.
     """
     again = f"the export is whole: {path_argument(exported.folder)}; the same command registers it when MLflow answers"
-    return register(exported, tracked, name, again)
+    return register_version(exported, tracked, name, again)
 
 
 def summarize_export(exported: Exported, tracked: TrackedRun | None, registered: Registered | None) -> ExportSummary:

@@ -99,7 +99,7 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
     )
 
 
-def register(exported: Exported, tracked: TrackedRun, name: str, remedy: str) -> Registered:
+def register_version(exported: Exported, tracked: TrackedRun, name: str, remedy: str) -> Registered:
     """Log an export as a model of its MLflow run and register it; one that is registered already stays the only one.
 
     Args:

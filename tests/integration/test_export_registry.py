@@ -10,9 +10,10 @@ import pytest
 
 from grpo_core import train
 from grpo_core.config import apply_overrides, validate_config
-from grpo_core.errors import ConfigError, TrackingError
+from grpo_core.errors import ConfigError, FolderError, TrackingError
 from grpo_core.export.choice import ExportWish
 from grpo_core.run.folder import RunDir
+from tasks.process.context import FLOW_RUN_VARIABLE
 from tasks.run.exporting import ExportSummary, find_exported_run, register_export, summarize_export, write_export
 from tasks.tracking import open_tracking, track_results
 from tasks.tracking.store import TrackedRun, make_client
@@ -100,6 +101,9 @@ def test_the_same_export_is_registered_once_and_no_second_run_is_made(
     assert first.registered is not None
     assert again.registered is not None
     assert (first.registered.version, again.registered.version, again.registered.was_there) == ("1", "1", True)
+    other = registered(str(run_dir.path), tmp_path / "out", "other").registered  # the files are there already
+    assert other is not None
+    assert (other.version, other.was_there) == ("1", False)
     rounded = registered(str(run_dir.path), tmp_path / "rounded", "once", ExportWish(dtype="bfloat16"))
     assert rounded.registered is not None
     assert rounded.registered.version == "2"
@@ -132,3 +136,11 @@ def test_a_run_is_found_by_its_id_in_mlflow(
     run_dir, tracked = tracked_run
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracked.uri)
     assert find_exported_run.fn(tracked.run_id, tmp_path / "out", None)[0].path == run_dir.path.resolve()
+
+
+def test_a_deployed_export_lies_below_the_roots_of_its_worker(
+    tracked_run: tuple[RunDir, TrackedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FLOW_RUN_VARIABLE, "1")
+    with pytest.raises(FolderError, match=r"to .*: is not below .*/runs, where deployed flows may write"):
+        find_exported_run.fn(str(tracked_run[0].path), tmp_path / "out", None)
