@@ -25,7 +25,7 @@ from grpo_core.run.disk_need import BYTES_PER_WEIGHT, count_parameters
 
 ADAPTER_SETTINGS = "adapter_config.json"
 CODE_KEYS = ("auto_map", "custom_pipelines")
-"""Of a JSON file of transformers: the Python code that loading it runs where the user trusts it."""
+"""Of a `*config.json`: the Python code that loading the model runs where its user trusts it."""
 BLOCK = 2**22
 SMALL_BYTES = 1_000_000
 """Card and manifest."""
@@ -155,7 +155,7 @@ def _settle_code(folder: Path, *, trusted: bool) -> tuple[str, ...]:
     """Leave code to be run at loading only where the run ran it, and say so."""
     python = sorted(path.name for path in folder.rglob("*.py"))
     named: list[str] = []
-    for file in sorted(folder.glob("*.json")):
+    for file in sorted(folder.glob("*config.json")):
         values = read_json(file)
         keys = [key for key in CODE_KEYS if isinstance(values, dict) and key in values]
         if keys:
