@@ -17,13 +17,18 @@ def is_changed(section: Section, key: str) -> bool:
     return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
 
 
-def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
-    """Return how the loss treats the weights between sampler and trainer; null stands for what the sampler needs.
+def samples_another_rounding(config: RunConfig) -> bool:
+    """Return whether the sampler's probabilities differ from the trainer's by more than the last digits.
 
-    In bfloat16 the probabilities of another engine's kernels differ from the trainer's by more than rounding.
+    In bfloat16 another engine's kernels do, and so does an adapter: the sampler rounds the sum of a matrix and its adapter, the
+    trainer rounds the two.
     """
-    is_other_engine = config.rollout.engine == "vllm" and config.model.dtype == "bfloat16"
-    return config.loss.sampler_correction or ("truncate" if is_other_engine else "none")
+    return config.model.dtype == "bfloat16" and (config.rollout.engine == "vllm" or config.model.lora is not None)
+
+
+def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
+    """Return how the loss treats the weights between sampler and trainer; null stands for what the sampler needs."""
+    return config.loss.sampler_correction or ("truncate" if samples_another_rounding(config) else "none")
 
 
 def reference_moves(config: RunConfig) -> bool:

@@ -31,7 +31,7 @@ class LoraConfig(Section):
     """Folder of a PEFT adapter to begin with: it is the initial policy then; null = begin with the model itself."""
     reference_rank: int | None = Field(default=None, ge=1, le=65_536)
     """Largest rank of a reference that is an average of adapters (`reference.mixup_alpha` below 1); beyond it the smallest
-    singular values are dropped, and the error is journalled. null = 8 x rank."""
+    singular values are dropped, and the error is journalled. null = 4 x rank."""
 
     @property
     def scale(self) -> float:
@@ -41,7 +41,7 @@ class LoraConfig(Section):
     @property
     def most_rank(self) -> int:
         """Largest rank of an averaged reference."""
-        return self.reference_rank or 8 * self.rank
+        return self.reference_rank or 4 * self.rank
 
 
 class ModelConfig(Section):

@@ -139,7 +139,7 @@ def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
     return [
         *("```python", *code, "```", ""),
         f"Prompts were given {template}{system}; sampling was at temperature "
-        f"{plan.config.rollout.temperature:g}. vLLM: {for_code(serve)}.",
+        f"{plan.config.rollout.temperature:g}, computed in {plan.config.model.dtype}. vLLM: {for_code(serve)}.",
         *(["", *(f"- **{_text(note)}**" for note in notes)] if notes else []),
     ]
 

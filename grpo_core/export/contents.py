@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_id
@@ -92,11 +91,12 @@ def _write_merged(plan: ExportPlan, folder: Path) -> None:
     from grpo_core.policy.hub_names import as_on_hub
     from grpo_core.policy.opening import open_policy
 
-    config = plan.config.model_dump(mode="json")
+    config = plan.config
     # Where products are computed in bfloat16, the base is rounded to it; here nothing is computed, and fp32 is what it is.
-    changes = {"training.device": "cpu", "model.dtype": "float32", "training.gradient_checkpointing": False}
-    in_float32 = validate_config(apply_overrides(config, changes))
+    model = config.model.model_copy(update={"dtype": "float32"})
+    training = config.training.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
     _require_same_base(plan)
+    in_float32 = config.model_copy(update={"model": model, "training": training})
     policy = open_policy(plan.checkpoint / POLICY_FOLDER, in_float32)
     policy.model.save_pretrained(folder, state_dict={})  # all but the weights
     for name, sha256 in _policy_files(plan).items():

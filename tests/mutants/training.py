@@ -8,6 +8,7 @@ FORWARD = "grpo_core/policy/forward.py"
 GROUPED = "grpo_core/policy/grouped.py"
 PREFIX_ATTENTION = "grpo_core/policy/prefix_attention.py"
 POLICY = "grpo_core/policy/policy.py"
+DELTA = "grpo_core/policy/lora/delta.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
 MEASURED = "grpo_core/sweep/measured.py"
@@ -86,6 +87,70 @@ MUTATIONS = (
         "float(sum(squared_difference(one, two) for one, two in pairs))",
         ("test_reference",),
         "ref/param_distance would be another quantity.",
+    ),
+    # References of adapters
+    Mutation(
+        "shares-of-adapters-exchanged",
+        DELTA,
+        "average",
+        "[(policy, share), (reference, 1 - share)]",
+        "[(policy, 1 - share), (reference, share)]",
+        ("test_lora_delta",),
+        "A slow average would be nearly a copy.",
+    ),
+    Mutation(
+        "scale-of-adapters-left-out",
+        DELTA,
+        "average",
+        "term.b * (weight * term.scale)",
+        "term.b * weight",
+        ("test_lora_delta",),
+        "The reference would be another model wherever alpha is not the rank.",
+    ),
+    Mutation(
+        "averaged-matrix-only-grows",
+        DELTA,
+        "average",
+        "beta=1 - share",
+        "beta=1",
+        ("test_lora_delta",),
+        "A reference that is kept as a matrix would add up policies.",
+    ),
+    Mutation(
+        "merged-without-scale",
+        DELTA,
+        "LowRank.dense",
+        "(self.b @ self.a) * self.scale",
+        "self.b @ self.a",
+        ("test_lora", "test_lora_delta"),
+        "Sampler, server and exported model would be other policies than the one that is trained.",
+    ),
+    Mutation(
+        "compression-error-is-a-sum",
+        DELTA,
+        "compressed",
+        "math.sqrt(float(singular[rank:].square().sum()))",
+        "float(singular[rank:].sum())",
+        ("test_lora_delta",),
+        "The stated error would be another quantity.",
+    ),
+    Mutation(
+        "compression-keeps-the-smallest",
+        DELTA,
+        "compressed",
+        "u[:, :rank]",
+        "u[:, -rank:]",
+        ("test_lora_delta",),
+        "What is dropped would be most of the adapter.",
+    ),
+    Mutation(
+        "error-bound-forgets-earlier-syncs",
+        REFERENCE,
+        "Reference.sync",
+        "(1 - alpha) * self.error_bound",
+        "0 * self.error_bound",
+        ("test_lora",),
+        "The stated bound would be below the error.",
     ),
     # Cutting a step
     Mutation(

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,21 @@ def watch_steps(announcer: Announcer) -> None:
 
 
 class Moving:
-    """Stands for the policy in a sync: between two of its parameters the reference is half old, half new."""
+    """Stands for the policy's model in a sync: between two of its parameters the reference is half old, half new."""
 
-    def __init__(self, policy: Any, announcer: Announcer) -> None:
-        self._policy, self._announcer = policy, announcer
+    def __init__(self, model: Any, announcer: Announcer) -> None:
+        self._model, self._announcer = model, announcer
 
     def parameters(self) -> Any:
-        for number, parameter in enumerate(self._policy.parameters(), start=1):
+        for number, parameter in enumerate(self._model.parameters(), start=1):
             yield parameter
             self._announcer.point("middle", f"{number} parameters of the reference were moved")
+
+    def named_modules(self) -> Any:
+        """What a policy with an adapter goes through, for the layers that have one."""
+        for number, (name, module) in enumerate(self._model.named_modules(), start=1):
+            yield name, module
+            self._announcer.point("middle", f"the adapters of {number} modules of the reference were moved")
 
 
 def watch_syncs(announcer: Announcer) -> None:
@@ -87,7 +94,7 @@ def watch_syncs(announcer: Announcer) -> None:
 
     def sync(self: Reference, policy: Any, alpha: float, step: int) -> None:
         with announcer.phase(Phase.SYNC, step):
-            real(self, Moving(policy, announcer), alpha, step)
+            real(self, replace(policy, model=Moving(policy.model, announcer)), alpha, step)
 
     Reference.sync = sync
 

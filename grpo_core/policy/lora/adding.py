@@ -57,21 +57,24 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
 
 
 def _check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    head = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
     for target in lora.target_modules or ():
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             ends = sorted({name.rpartition(".")[2] for name in linear})
             close = difflib.get_close_matches(target, ends, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ends)}"
-            raise ModelError(f"model.lora.target_modules: {target} is no linear layer of this model; {hint}")
+            raise ModelError(
+                f"model.lora.target_modules: {target} is no linear layer of this model, the vocabulary head aside; {hint}"
+            )
 
 
 def _check_layers(model: PreTrainedModel, lora: LoraConfig) -> None:
-    layers, head = dict(adapted_layers(model)), model.get_output_embeddings()
+    layers = dict(adapted_layers(model))
     others = [name for name, module in model.named_modules() if isinstance(module, LoraLayer) and name not in layers]
-    wrong = [*others, *(name for name, layer in layers.items() if type(base_layer(layer)) is not nn.Linear or layer is head)]
+    wrong = [*others, *(name for name, layer in layers.items() if type(base_layer(layer)) is not nn.Linear)]
     if wrong:
-        raise ModelError(f"model.lora.target_modules: {wrong[0]} cannot have an adapter here: linear layers but the head can")
+        raise ModelError(f"model.lora.target_modules: {wrong[0]} is no plain linear layer, and cannot have an adapter here")
     for name, layer in layers.items():
         smaller = min(base_layer(layer).weight.shape)
         if lora.rank > smaller:

@@ -1,0 +1,99 @@
+"""An adapter through the commands: train, resume, evaluate, reproduce, begin with it, sweep over its rank."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from grpo_core.run.journal import read_journal, read_records
+
+pytestmark = pytest.mark.proof
+LORA = ("model.lora.rank=4", "optimizer.lr=0.01", "reference.mixup_alpha=0.5", "training.checkpoint_every=2")
+
+
+@pytest.fixture(scope="module")
+def trained(grpo: Any, tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RUN_DIR of a finished run with an adapter: 4 steps, 2 syncs of a moving average."""
+    folder = tmp_path_factory.mktemp("lora")
+    done = grpo("train", str(tiny_yaml), *LORA, "--run-dir", "runs/one", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "one"
+
+
+def test_figures_and_files_of_a_run_are_those_of_an_adapter(trained: Path) -> None:
+    records = read_journal(trained / "journal.jsonl")
+    syncs = [record for record in records if record.kind == "ref_sync"]
+    assert [(sync.data["compression_error"], sync.data["compression_bound"]) for sync in syncs] == [(0.0, 0.0)] * 2
+    (step,) = (record for record in records if record.kind == "step" and record.step == 4)
+    assert step.metrics["ref/compression_error"] == 0.0
+    checkpoint = trained / "checkpoints" / "step_000004"
+    weights = load_file(checkpoint / "policy" / "adapter_model.safetensors")
+    assert {tuple(tensor.shape) for name, tensor in weights.items() if "q_proj.lora_A" in name} == {(4, 32)}
+    assert not list(checkpoint.rglob("model.safetensors"))
+
+
+def test_a_checkpoint_is_evaluated_as_it_was_in_its_run(grpo: Any, trained: Path) -> None:
+    own = json.loads((trained / "eval" / "final.json").read_text())["estimates"]
+    done = grpo("evaluate", str(trained), "--run-dir", "runs/evaluated", cwd=trained.parents[1])
+    assert done.returncode == 0, done.stderr
+    folder = trained.parents[1] / "runs" / "evaluated"
+    (record,) = (record for record in read_records(folder / "journal.jsonl") if record.kind == "eval")
+    for key, figure in record.metrics.items():
+        if key in own:
+            assert figure == own[key]["value"], key
+    assert record.metrics.keys() & own.keys()
+
+
+def test_a_reproduction_is_identical(grpo: Any, trained: Path) -> None:
+    run_id = json.loads((trained / "tracking.json").read_text())["run_id"]
+    done = grpo("reproduce", run_id, "--run-dir", "runs/again", cwd=trained.parents[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical: " in done.stdout
+
+
+def test_another_run_begins_with_the_adapter(grpo: Any, trained: Path, tiny_yaml: Path) -> None:
+    folder = trained.parents[1]
+    adapter = trained / "checkpoints" / "step_000004" / "policy"
+    done = grpo(
+        *("train", str(tiny_yaml), *LORA, f"model.lora.init_from={adapter}", "training.steps=1", "--run-dir", "runs/next"),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    base = json.loads((folder / "runs" / "next" / "eval" / "base.json").read_text())["estimates"]
+    final = json.loads((trained / "eval" / "final.json").read_text())["estimates"]
+    assert base == final
+
+
+def test_another_adapter_under_a_run_that_began_with_it_is_refused(grpo: Any, trained: Path, tiny_yaml: Path) -> None:
+    folder = trained.parents[1]
+    adapter = folder / "start"
+    shutil.copytree(trained / "checkpoints" / "step_000004" / "policy", adapter)
+    options = (f"model.lora.init_from={adapter}", "training.steps=3", "training.max_tokens=1", "--run-dir", "runs/begun")
+    done = grpo("train", str(tiny_yaml), *LORA, *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    shutil.copy(trained / "checkpoints" / "step_000002" / "policy" / "adapter_model.safetensors", adapter)
+    done = grpo("train", "--resume", "runs/begun", cwd=folder)
+    assert done.returncode != 0
+    assert "are not those with which this run began" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_over_rank_and_beta(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
+    text = (
+        f"question: Which rank?\nbase: {tiny_yaml}\noverrides: {{optimizer.lr: 0.01, training.steps: 2}}\n"
+        "axes:\n  model.lora.rank: [1, 4]\n  loss.beta: [0.0, 0.5]\nseeds: [0]\n"
+        "objective: {metric: eval/heldout/pass_at_1}\n"
+    )
+    (tmp_path / "ranks.yaml").write_text(text)
+    done = grpo("sweep", "ranks.yaml", cwd=tmp_path, timeout=560)
+    assert done.returncode == 0, done.stderr
+    (table,) = tmp_path.glob("runs/*/runs.csv")
+    rows = pd.read_csv(table)
+    assert len(rows) == 4
+    configs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/config.json")]
+    found = sorted((config["model"]["lora"]["rank"], config["loss"]["beta"]) for config in configs)
+    assert found == [(1, 0.0), (1, 0.5), (4, 0.0), (4, 0.5)]
