@@ -49,8 +49,8 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
     Raises:
         ModelError: the checkpoint is damaged or was removed meanwhile, or the base of its adapter is not here or another one.
     """
-    gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); it may have been removed by the training: export again"
-    with raised_as(ModelError, gone, FileNotFoundError):
+    gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); a training that is under way may have removed it: export again"
+    with raised_as(ModelError, gone, OSError):
         (plan.checkpoint / MANIFEST_FILE).stat()
         verify_checkpoint(plan.checkpoint)
         if plan.config.model.lora is not None and plan.form == "merged":

@@ -8,7 +8,6 @@ NAME/                 the export; its manifest lists every file with its SHA-256
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -143,17 +142,24 @@ def _is_at(file: Path, lock: IO[bytes]) -> bool:
 
 def _clear_leftovers(place: Path) -> None:
     """Remove what a killed export left beside its place; an earlier export that was moved aside takes its place again."""
-    replaced = _beside(place, "replaced")
-    if replaced.is_dir() and not place.exists():
-        os.replace(replaced, place)
-    for leftover in (_beside(place, "partial"), replaced):
-        if not leftover.exists() and not leftover.is_symlink():
-            continue
-        marker = None if leftover.is_symlink() or not leftover.is_dir() else read_marker(leftover)
-        is_ours = marker.kind == KIND if marker else leftover.is_dir() and not foreign_entries(leftover)
-        if not is_ours or leftover.is_symlink():
+    partial, replaced = (_beside(place, suffix) for suffix in ("partial", "replaced"))
+    for leftover in (partial, replaced):
+        if not _is_leftover(leftover):
             raise FolderError(f"{leftover}: is not the start of an export, and one needs this name; move it away, or {OTHER}")
-        shutil.rmtree(leftover)
+    if replaced.exists() and not place.exists():
+        os.replace(replaced, place)
+    remove(partial)
+    remove(replaced)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Return whether a path is free, or holds what an export of ours has left there."""
+    if path.is_symlink() or not path.exists():
+        return not path.is_symlink()
+    if not path.is_dir():
+        return False
+    marker = read_marker(path)
+    return marker.kind == KIND if marker is not None else not foreign_entries(path)
 
 
 def _exchange(scratch: Path, place: Path) -> None:

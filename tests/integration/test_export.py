@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint_leaves_the_earlier_export_as_it_was(copied: RunDir
 
 def test_a_checkpoint_that_its_training_removes_meanwhile_is_named(copied: RunDir, tmp_path: Path) -> None:
     checkpoint = copied.checkpoints / "step_000002"
-    with pytest.raises(ModelError, match=r"step_000002: .* it may have been removed by the training: export again"):
+    with pytest.raises(ModelError, match=r"step_000002: .* a training that is under way may have removed it: export again"):
         export_policy(copied, ExportWish(step=2), tmp_path / "out", report=lambda _: shutil.rmtree(checkpoint))
     assert not (tmp_path / "out").exists()
 
@@ -290,11 +290,16 @@ def test_what_a_killed_export_left_is_cleared_and_what_it_moved_aside_comes_back
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     export_policy(full, ExportWish(), target)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    partial.mkdir()
-    (partial / "thesis.txt").write_text("mine")
+
+
+@pytest.mark.parametrize("name", [".out.partial", ".out.replaced"])
+def test_a_folder_of_somebody_else_in_the_place_of_a_start_is_refused(name: str, full: RunDir, tmp_path: Path) -> None:
+    theirs = tmp_path / name
+    theirs.mkdir()
+    (theirs / "thesis.txt").write_text("mine")
     with pytest.raises(FolderError, match="is not the start of an export"):
-        export_policy(full, ExportWish(), target)
-    assert (partial / "thesis.txt").exists()
+        export_policy(full, ExportWish(), tmp_path / "out")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == [name, f"{name}/thesis.txt"]
 
 
 def test_too_little_disk_is_said_before_anything_is_written(
