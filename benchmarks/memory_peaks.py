@@ -14,7 +14,8 @@ from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.policy import Policy
-from grpo_core.run.memory_need import ModelShape, Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.run.memory_need import Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.run.model_shape import ModelShape
 from grpo_core.types import Prompt
 
 
@@ -28,6 +29,10 @@ class Work:
     prompt_tokens: int
     completion_tokens: int
     dtype: Dtype
+    rank: int | None = None
+    """Of an adapter; None = all weights are trained."""
+    targets: tuple[str, ...] | None = None
+    """Linear layers that get one; None = all but the vocabulary head."""
 
     def model(self) -> tuple[LlamaForCausalLM, ModelShape]:
         """Return a model of random weights and its shape."""
@@ -49,6 +54,7 @@ class Work:
                 "evaluation.samples": 1,
                 "evaluation.k": [1],
                 "probe.every_steps": None,
+                "model.lora": None if self.rank is None else {"rank": self.rank, "target_modules": self.targets},
             },
         )
 
@@ -82,6 +88,13 @@ WORKS = {
         Shape(hidden=768, intermediate=2048, layers=10, heads=12, kv_heads=4, vocabulary=16000), 1, 16, 512, 64, "float32"
     ),
 }
+ADAPTED = {
+    "an adapter of all layers": replace(WORKS["SmolLM2's proportions"], rank=16),
+    "an adapter in bfloat16": replace(WORKS["Qwen2.5's, in bfloat16"], rank=32),
+    "an adapter of queries and values in bfloat16": replace(WORKS["no shared keys"], rank=8, targets=("q_proj", "v_proj")),
+    "an adapter of high rank, after a long prompt": replace(WORKS["a long prompt"], rank=128),
+}
+"""The same with adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +122,7 @@ def peaks_of(
     """
     model, shape = work.model()
     config, completions = work.config(), work.completions(device)
-    policy = Policy(
+    plain = Policy(
         model=model.to(device),
         tokenizer=words(work.shape.vocabulary),
         eos_token_ids=(work.shape.vocabulary - 1,),
@@ -118,7 +131,8 @@ def peaks_of(
         plain_because=plain_because,
         decoded_plainly_because=None,
     )
-    piece, half = Piece.largest(config), 2 if work.dtype == "bfloat16" else 4
+    policy = _with_adapter(plain, config)
+    piece = Piece.largest(config)
     assert piece.rows == completions.num_rows, "the work is one micro-batch"
 
     def updated(chosen: Policy) -> int:
@@ -133,11 +147,22 @@ def peaks_of(
     asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
     sampled = peak(lambda: policy.sample(completions.prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
     return Peaks(
-        update=(update_bytes(config, shape, piece, half, padded=padded), usual),
-        recomputed=(update_bytes(with_it, shape, piece, half, padded=padded), again),
-        logps=(logps_bytes(shape, piece, half, padded=padded), measured),
-        rollout=(rollout_bytes(config, shape, half, packed=plain_because is None), sampled),
+        update=(update_bytes(config, shape, piece, padded=padded), usual),
+        recomputed=(update_bytes(with_it, shape, piece, padded=padded), again),
+        logps=(logps_bytes(config, shape, piece, padded=padded), measured),
+        rollout=(rollout_bytes(config, shape, packed=plain_because is None), sampled),
     )
+
+
+def _with_adapter(policy: Policy, config: RunConfig) -> Policy:
+    """Return a policy of the same model with the adapter that a configuration asks for, if it does."""
+    if config.model.lora is None:
+        return policy
+    from grpo_core.policy.lora.adapted import AdaptedPolicy
+    from grpo_core.policy.lora.adding import add_adapter
+
+    add_adapter(policy.model, config.model.lora, seed=0, dtype=policy.dtype, source="random weights")
+    return AdaptedPolicy(**vars(policy), most_rank=config.model.lora.most_rank)
 
 
 def peak_on_cpu(function: Callable[[], object]) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from grpo_core.config import LoraConfig
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from tests.conftest import build_tokenizer
@@ -13,3 +14,13 @@ def policy_of(model: Any, eos: tuple[int, ...] = (1,), **settings: Any) -> Polic
     """Return a policy of `model` with the tiny tokenizer; `eos` ends a completion."""
     passes = Passes(**{name: settings.pop(name) for name in ("rollout_rows", "microbatch_tokens") if name in settings})
     return Policy(model=model, tokenizer=_TOKENIZER, eos_token_ids=eos, passes=passes, **settings)
+
+
+def adapted(policy: Policy, lora: dict[str, Any], seed: int = 0) -> Policy:
+    """Return a policy of the same model, which gets an adapter."""
+    from grpo_core.policy.lora.adapted import AdaptedPolicy
+    from grpo_core.policy.lora.adding import add_adapter
+
+    settings = LoraConfig.model_validate(lora)
+    add_adapter(policy.model, settings, seed=seed, dtype=policy.dtype, source="a test")
+    return AdaptedPolicy(**vars(policy), most_rank=settings.most_rank)

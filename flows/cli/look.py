@@ -18,6 +18,7 @@ from grpo_core.errors import ConfigError, listed, name_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
+    from grpo_core.run.adapter_summary import AdapterSummary
     from grpo_core.run.memory_fit import Fit
     from grpo_core.sweep.listing import Listed
 
@@ -38,9 +39,10 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     Data, model, reward functions and disk are those of this machine, and are not looked at with --device-memory.
     """
     from grpo_core.rewards.base import reward_notes
+    from grpo_core.run.adapter_summary import summary_of
     from grpo_core.run.imports import import_folders
     from grpo_core.run.memory_fit import fit_of, shape_for
-    from grpo_core.run.preflight import check_start, memory_faults
+    from grpo_core.run.preflight import check_elsewhere, check_start
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
@@ -48,13 +50,15 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     shape, is_here = shape_for(resolved), device_memory is None
     fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
     slow = slow_dtype_warnings(resolved) if is_here else ()
-    faults = check_start(resolved, import_folders(resolved, config)).faults if is_here else tuple(memory_faults(fit))
-    warnings = (*check_consistency(resolved), *slow, *(fit.warnings() if fit else ()))
+    found = check_start(resolved, import_folders(resolved, config)) if is_here else check_elsewhere(resolved, shape, fit)
+    faults, warnings = found.faults, (*check_consistency(resolved), *slow, *found.warnings)
+    adapter = None if shape is None else summary_of(resolved, shape)
     if as_json:
         derived = {
             "advantage_rms_factor": advantage_rms_factor(resolved),
             "effective_beta": weight_of_kl(resolved),
             "repeats": repeatability(resolved).what,
+            "adapter": None if adapter is None else asdict(adapter),
             "memory": None if fit is None else fit.as_json(),
         }
         echo_json(
@@ -64,7 +68,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
             raise typer.Exit(ConfigError.exit_code)
         return
     echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
-    _show_derived(resolved, fit)
+    _show_derived(resolved, adapter, fit)
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)
@@ -74,13 +78,15 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
         raise ConfigError(listed(faults))
 
 
-def _show_derived(config: RunConfig, fit: "Fit | None") -> None:
+def _show_derived(config: RunConfig, adapter: "AdapterSummary | None", fit: "Fit | None") -> None:
     factor = advantage_rms_factor(config)
     meaning = f"{factor:.4f}  (root mean square of a group's advantages)" if factor else "not that of a group alone"
     echo()
     echo(f"advantage_rms_factor: {meaning}")
     echo(f"effective beta: {weight_of_kl(config)}")
     echo(f"repeats: {repeatability(config).what}")
+    if config.model.lora is not None:
+        echo(f"adapter: {adapter or 'its size is not known: the model is not here'}")
     echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
     if fit is not None:
         echo(f"  states = {fit.states_formula}; docs/memory.md has the other formulas")

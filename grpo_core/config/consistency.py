@@ -6,6 +6,7 @@ bound and the value.
 
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
+from grpo_core.config.lora_limits import lora_limits
 from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schema import RunConfig
@@ -269,7 +270,7 @@ def _rewards(config: RunConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, _periods),
+    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, lora_limits, _periods),
     *(_engine, _tokens, _optimizer, _evaluation, _rewards, check_rules),
     *INERT,
 )

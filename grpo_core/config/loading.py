@@ -6,7 +6,8 @@ The knobs that are swept most are flat parameters of a flow, too: `beta` instead
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -250,7 +251,8 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> set[str]
     keys: set[str] = set()
     for name, field in model.model_fields.items():
         keys.add(f"{prefix}{name}")
-        for kind, below in ((field.annotation, "."), *((item, ".*.") for item in get_args(field.annotation))):
+        within = "." if get_origin(field.annotation) in (Union, UnionType) else ".*."  # a section or null, or a list of them
+        for kind, below in ((field.annotation, "."), *((item, within) for item in get_args(field.annotation))):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 keys |= known_keys(kind, f"{prefix}{name}{below}")
     return keys

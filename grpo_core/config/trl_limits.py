@@ -40,10 +40,12 @@ def trl_limits(config: RunConfig) -> Iterator[str]:
 
 def _together(config: RunConfig) -> list[tuple[str, object, str]]:
     """Return (key, value, reason) of what depends on more than one key, or is out of TRL's range."""
-    loss, rollout, sync_steps = config.loss, config.rollout, config.reference.sync_steps
+    loss, rollout, sync_steps, lora = config.loss, config.rollout, config.reference.sync_steps, config.model.lora
     rows = rollout.num_prompts_per_step * rollout.group_size
     is_masked, kl_is_corrected = config.filtering.mask_truncated_completions, loss.beta and loss.kl_correction == "importance"
     refusals = (
+        (lora is not None, "model.lora", f"rank {lora.rank}" if lora else None,
+         "the adapter's reference is kept by the native engine"),
         (is_masked and loss.aggregation != "token-mean", "filtering.mask_truncated_completions", True,
          f"under {loss.aggregation} it leaves masked completions in the denominator"),
         (kl_is_corrected and loss.ratio == "sequence", "loss.kl_correction", "importance",

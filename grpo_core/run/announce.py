@@ -9,16 +9,18 @@ from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.disk_need import (
+    KeptWeights,
     checkpoint_bytes,
-    count_parameters,
     describe_need,
     disk_need,
     elsewhere,
+    kept_weights,
     refuse_too_little,
     savings,
     shown_bytes,
 )
 from grpo_core.run.folder import RunDir
+from grpo_core.run.model_shape import count_parameters
 
 LARGE_COPY_BYTES = 500_000_000
 """Smaller ones are not worth a line."""
@@ -36,22 +38,23 @@ def announce_disk(run_dir: RunDir, model: Path, artifacts: Path | None, report: 
     Raises:
         JournalError: it will not fit; the message names what needs less.
     """
-    num_parameters = count_parameters(model)
-    if num_parameters is None:
+    config = run_dir.read_config()
+    weights = kept_weights(config, model)
+    if weights is None:
         report(f"disk: how much the run needs is not known (no safetensors weights in {model})")
         return
     checkpoints = list_checkpoints(run_dir.checkpoints)
-    report(f"disk: {require_disk(run_dir.read_config(), num_parameters, run_dir.path, artifacts, checkpoints)}")
+    report(f"disk: {require_disk(config, weights, run_dir.path, artifacts, checkpoints)}")
 
 
 def require_disk(
-    config: RunConfig, num_parameters: int, folder: Path, artifacts: Path | None, checkpoints: Sequence[Path] = ()
+    config: RunConfig, weights: KeptWeights, folder: Path, artifacts: Path | None, checkpoints: Sequence[Path] = ()
 ) -> str:
     """Return in words how much disk a run needs and has.
 
     Args:
         config: of the run.
-        num_parameters: of its model.
+        weights: that it keeps.
         folder: of the run; need not exist.
         artifacts: as in `announce_disk`.
         checkpoints: that it has written, oldest first.
@@ -61,12 +64,12 @@ def require_disk(
     """
     need = disk_need(
         config,
-        num_parameters,
+        weights,
         from_step=step_of(checkpoints[-1]) if checkpoints else 0,
         present=[folder_bytes(path) for path in checkpoints],
     )
     what, disks = describe_need(need, folder, artifacts)
-    remedies = savings(config, num_parameters, tracked_here=artifacts is not None) if not checkpoints else []
+    remedies = savings(config, weights, tracked_here=artifacts is not None) if not checkpoints else []
     refuse_too_little(f"disk: the run {what}", disks, [*remedies, *elsewhere(folder, "--run-dir", bool(checkpoints))])
     return what
 
@@ -80,7 +83,8 @@ def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None])
         report: takes each line.
     """
     config, num_parameters = run_dir.read_config(), count_parameters(model)
-    if num_parameters is not None and (copied := checkpoint_bytes(config, num_parameters)) >= LARGE_COPY_BYTES:
+    weights = kept_weights(config, model)
+    if weights is not None and (copied := checkpoint_bytes(config, weights)) >= LARGE_COPY_BYTES:
         report(f"memory: checkpoints are written beside the training, from a copy that takes {shown_bytes(copied)}")
     if config.rollout.engine != "vllm" or config.rollout.vllm.url is not None:
         return

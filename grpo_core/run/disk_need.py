@@ -4,12 +4,12 @@
     most       = (keep_checkpoints + 1 while one is written + 1 for the best) x checkpoint + 4 bytes x parameters, once, of the
                  initial policy
 
-All weights are fp32. Activations and the model's own files are no part of it.
+All weights that are kept are fp32. With `model.lora` they are the adapter's (`adapter_size.py`): its base is `model.source`.
+Activations and the model's own files are no part of it.
 """
 
 import json
 import math
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,8 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import reference_moves
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import free_bytes, nearest_folder
+from grpo_core.run.adapter_size import adapter_size
+from grpo_core.run.model_shape import count_parameters, linear_layers_in
 
 BYTES_PER_WEIGHT = 4
 MOMENTS = 2
@@ -28,7 +30,6 @@ BYTES_PER_TOKEN = 4
 """Of a completion's text."""
 BYTES_PER_ROW = 24
 """Figures of one completion, compressed."""
-LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,56 +44,58 @@ class DiskNeed:
     """In MLflow, if its store is on a disk of this machine."""
 
 
-def count_parameters(folder: Path) -> int | None:
-    """Return how many weights the safetensors files of a model folder hold, from their headers; None where they do not tell."""
-    index = folder / "model.safetensors.index.json"
+@dataclass(frozen=True, kw_only=True)
+class KeptWeights:
+    """Weights that checkpoints are made of: all of a model, or those of an adapter, whose base no checkpoint holds."""
+
+    policy: int
+    """Of the policy; as many has each moment of AdamW."""
+    reference: int
+    """Of a reference that has moved, at its largest."""
+
+
+def kept_weights(config: RunConfig, folder: Path) -> KeptWeights | None:
+    """Return what a run with the model in a folder keeps; None where its files do not tell."""
+    if config.model.lora is None:
+        num_parameters = count_parameters(folder)
+        return None if num_parameters is None else KeptWeights(policy=num_parameters, reference=num_parameters)
     try:
-        named = {folder / name for name in json.loads(index.read_text())["weight_map"].values()} if index.exists() else None
-        return sum(map(_count, folder.glob("*.safetensors") if named is None else named)) or None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
+        size = adapter_size(config, linear_layers_in(folder))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+    return KeptWeights(policy=size.weights, reference=size.reference) if size is not None and size.weights else None
 
 
-def _count(file: Path) -> int:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > LARGEST_HEADER:
-            raise ValueError("not a safetensors header")
-        header = json.loads(stream.read(length))
-    return sum(math.prod(facts["shape"]) for name, facts in header.items() if name != "__metadata__")
-
-
-def disk_need(config: RunConfig, num_parameters: int, *, from_step: int = 0, present: Sequence[int] = ()) -> DiskNeed:
+def disk_need(config: RunConfig, weights: KeptWeights, *, from_step: int = 0, present: Sequence[int] = ()) -> DiskNeed:
     """Return what a run has still to write.
 
     Args:
         config: of the run.
-        num_parameters: of its model.
+        weights: that it keeps.
         from_step: the step of its newest checkpoint; 0 = it has none.
         present: bytes of each whole checkpoint that it has.
 
     Returns:
         the need; what is there already, and will make room for what comes, is taken off
     """
-    checkpoint = checkpoint_bytes(config, num_parameters)
+    checkpoint = checkpoint_bytes(config, weights)
     coming = checkpoints_to_come(config, from_step)
     kept = config.training.keep_checkpoints + (config.evaluation.every_steps is not None)
     most, lasting = (min(count, len(present) + coming) * checkpoint for count in (kept + 1, kept))
     there = sum(present) if coming else lasting + checkpoint  # nothing is written any more
     texts = _completions_bytes(config, from_step) + (JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)) + FEW_BYTES
-    initial = 0 if present or not coming else BYTES_PER_WEIGHT * num_parameters
+    initial = 0 if present or not coming else BYTES_PER_WEIGHT * weights.policy
     policies = (1 + (config.evaluation.every_steps is not None)) if config.tracking.log_policy else 0
     return DiskNeed(
         most=max(0, most - there) + initial + texts,
         lasting=max(0, lasting - there) + initial + texts,
-        tracked=policies * BYTES_PER_WEIGHT * num_parameters + texts,
+        tracked=policies * BYTES_PER_WEIGHT * weights.policy + texts,
     )
 
 
-def checkpoint_bytes(config: RunConfig, num_parameters: int) -> int:
+def checkpoint_bytes(config: RunConfig, weights: KeptWeights) -> int:
     """Return the size of one checkpoint, at its largest."""
-    models = 1 + reference_moves(config)  # policy, reference
-    return BYTES_PER_WEIGHT * num_parameters * (models + MOMENTS)
+    return BYTES_PER_WEIGHT * (weights.policy * (1 + MOMENTS) + weights.reference * reference_moves(config))
 
 
 def checkpoints_to_come(config: RunConfig, from_step: int) -> int:
@@ -142,15 +145,15 @@ def refuse_too_little(what: str, disks: Iterable[tuple[int, int | None]], remedi
         raise JournalError(f"{what}: too little disk by {shown_bytes(missing)}; free that much, or {', or '.join(remedies)}")
 
 
-def savings(config: RunConfig, num_parameters: int, tracked_here: bool) -> list[str]:
+def savings(config: RunConfig, weights: KeptWeights, tracked_here: bool) -> list[str]:
     """Return which keys of a new run would need less disk, and how much less."""
-    need = disk_need(config, num_parameters).most
+    need = disk_need(config, weights).most
     saved = {}
     for key, value in (("keep_checkpoints", 1), ("checkpoint_every", None)):
         fewer = config.model_copy(update={"training": config.training.model_copy(update={key: value})})
-        saved[f"training.{key}={json.dumps(value)}"] = need - disk_need(fewer, num_parameters).most
+        saved[f"training.{key}={json.dumps(value)}"] = need - disk_need(fewer, weights).most
     if config.tracking.log_policy and tracked_here:
-        saved["tracking.log_policy=false"] = BYTES_PER_WEIGHT * num_parameters
+        saved["tracking.log_policy=false"] = BYTES_PER_WEIGHT * weights.policy
     return [f"{key} ({shown_bytes(less)} less)" for key, less in saved.items() if less > 0]
 
 

@@ -7,8 +7,9 @@ from importlib.metadata import version
 from grpo_core.config import RunConfig
 from grpo_core.machine.hardware import available_memory, gpu_memory
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.disk_need import MOMENTS, shown_bytes
-from grpo_core.run.memory_need import FLOAT, KNOWN_SHAPES, MemoryNeed, ModelShape, memory_need, shape_of
+from grpo_core.run.disk_need import shown_bytes
+from grpo_core.run.memory_need import MemoryNeed, memory_need, states_of
+from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_of
 
 TOKENS_AT_A_TIME = 256
 """`training.microbatch_tokens` is proposed as a multiple of this."""
@@ -30,8 +31,8 @@ class Fit:
     need: MemoryNeed
     available: int | None
     """Bytes for tensors; None where that is not known."""
-    parameters: int
-    """Of the model."""
+    states_formula: str
+    """What stays for the whole run, with its numbers (`States`)."""
     fitting: Mapping[str, int | None]
     """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
     checkpointed_tokens: int | None = None
@@ -41,13 +42,6 @@ class Fit:
     def too_large(self) -> tuple[str, ...]:
         """The phases that do not fit."""
         return tuple(self.fitting)
-
-    @property
-    def states_formula(self) -> str:
-        """What stays for the whole run: `4 bytes x 134,515,008 parameters x 4 (policy, reference, two moments of AdamW)`."""
-        copies = self.need.states // (FLOAT * self.parameters)
-        initial = ", initial policy" if copies > 2 + MOMENTS else ""
-        return f"{FLOAT} bytes x {self.parameters:,} parameters x {copies} (policy, reference{initial}, two moments of AdamW)"
 
     def as_json(self) -> dict[str, object]:
         """Return it for a machine to read."""
@@ -106,7 +100,7 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
     return Fit(
         need=need,
         available=available,
-        parameters=shape.parameters,
+        states_formula=states_of(config, shape).formula,
         fitting=fitting,
         checkpointed_tokens=_checkpointed_tokens(config, shape, available or 0, padded=on_gpu) if has_remedy else None,
     )

@@ -12,96 +12,29 @@ I: the input of each norm, the normalised input, and the products' inputs; query
 activation, the other half and their product (4 I). Attention without pad tokens is computed in fp32 (`policy/grouped.py`);
 elsewhere keys and values of a prompt are repeated for each of its completions, and all for the heads that share them.
 
+With `model.lora` the base is there once, and what is trained and copied is the adapter (`adapter_size.py`):
+
+    states   = base, its adapted matrices in the compute type and the rest in fp32
+               + 4 bytes x (adapter x (policy, initial policy, two moments of AdamW) + the reference once it has moved)
+
+The sampler multiplies with sums of base and adapter. What has no gradient keeps no input for the backward pass: the products of
+the base, and the norms, keep none of their own.
+
 Measured on a CPU against the peaks of allocated tensors: tests/integration/test_memory_need.py. What the allocator keeps
 beyond tensors is no part of it, nor is what the process had before.
 """
 
-import json
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import reference_moves
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
-from grpo_core.run.disk_need import MOMENTS, count_parameters
+from grpo_core.run.adapter_size import AdapterSize, adapter_size
+from grpo_core.run.disk_need import MOMENTS, shown_bytes
+from grpo_core.run.model_shape import ModelShape
 
 FLOAT, HALF = 4, 2
 """Bytes."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of models whose matrices are not those of `intermediate_size` alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """What the memory of a model depends on."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    """H."""
-    intermediate: int
-    """I."""
-    attention: int
-    """A: heads x size of a head."""
-    key_value: int
-    """K: key-value heads x size of a head."""
-    vocabulary: int
-
-    @classmethod
-    def of(cls, config: dict[str, Any], parameters: int) -> "ModelShape":
-        """Read a `config.json` of transformers.
-
-        Raises:
-            LookupError, TypeError: it names its sizes otherwise.
-        """
-        text = config.get("text_config", config)
-        if experts := [key for key in text if key in EXPERTS]:
-            raise LookupError(f"{experts[0]}: layers of experts are no product of these sizes")
-        heads, hidden = text["num_attention_heads"], text["hidden_size"]
-        size = text.get("head_dim") or hidden // heads
-        return cls(
-            parameters=parameters,
-            layers=text["num_hidden_layers"],
-            hidden=hidden,
-            intermediate=text["intermediate_size"],
-            attention=heads * size,
-            key_value=(text.get("num_key_value_heads") or heads) * size,
-            vocabulary=text["vocab_size"],
-        )
-
-
-KNOWN_SHAPES = {
-    "Qwen/Qwen2.5-0.5B-Instruct": ModelShape(
-        parameters=494_032_768,
-        layers=24,
-        hidden=896,
-        intermediate=4864,
-        attention=896,
-        key_value=128,
-        vocabulary=151_936,
-    ),
-    "Qwen/Qwen2.5-1.5B-Instruct": ModelShape(
-        parameters=1_543_714_304,
-        layers=28,
-        hidden=1536,
-        intermediate=8960,
-        attention=1536,
-        key_value=256,
-        vocabulary=151_936,
-    ),
-}
-"""Of models that presets name, so that a preset can be checked before its model is downloaded."""
-
-
-def shape_of(folder: Path) -> ModelShape | None:
-    """Return the shape of the model in a folder; None where its files do not tell."""
-    parameters = count_parameters(folder)
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        return None if parameters is None else ModelShape.of(config, parameters)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,26 +97,49 @@ def memory_need(config: RunConfig, shape: ModelShape, *, padded: bool) -> Memory
         shape: of its model.
         padded: whether completions are padded in a pass (`why_padded`): on a GPU, and on a CPU where the model asks for it.
     """
-    states = states_bytes(config, shape)
+    states = states_of(config, shape).bytes
     piece = Piece.largest(config)
-    half = HALF if config.model.dtype == "bfloat16" else FLOAT
     return MemoryNeed(
         states=states,
-        rollout=states + rollout_bytes(config, shape, half, packed=not padded),
-        logps=states + logps_bytes(shape, piece, half, padded=padded),
-        update=states + update_bytes(config, shape, piece, half, padded=padded),
+        rollout=states + rollout_bytes(config, shape, packed=not padded),
+        logps=states + logps_bytes(config, shape, piece, padded=padded),
+        update=states + update_bytes(config, shape, piece, padded=padded),
     )
 
 
-def states_bytes(config: RunConfig, shape: ModelShape) -> int:
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """What stays for the whole run."""
+
+    bytes: int
+    formula: str
+    """`4 bytes x 134,515,008 parameters x 4 (policy, reference, two moments of AdamW)`."""
+
+
+def states_of(config: RunConfig, shape: ModelShape) -> States:
     """Return what stays for the whole run."""
-    models = 2 + reference_moves(config)
-    return FLOAT * shape.parameters * (models + MOMENTS)
+    moves, adapter = reference_moves(config), adapter_size(config, shape.linear_layers)
+    if adapter is None:
+        models = 2 + moves + MOMENTS
+        initial = ", initial policy" if moves else ""
+        weights = f"{shape.parameters:,} parameters x {models} (policy, reference{initial}, two moments of AdamW)"
+        return States(bytes=FLOAT * shape.parameters * models, formula=f"{FLOAT} bytes x {weights}")
+    base = FLOAT * shape.parameters - (FLOAT - half_of(config)) * adapter.adapted
+    copies, reference = 2 + MOMENTS, FLOAT * adapter.reference * moves
+    first = "initial policy" if moves else "reference"
+    formula = f"base {shown_bytes(base)} + {FLOAT} bytes x {adapter.weights:,} weights of the adapter x {copies} "
+    formula += f"(policy, {first}, two moments of AdamW)" + (f" + reference {shown_bytes(reference)}" if moves else "")
+    return States(bytes=base + FLOAT * adapter.weights * copies + reference, formula=formula)
 
 
-def rollout_bytes(config: RunConfig, shape: ModelShape, half: int, *, packed: bool) -> int:
+def half_of(config: RunConfig) -> int:
+    """Return the bytes of a number in the compute type."""
+    return HALF if config.model.dtype == "bfloat16" else FLOAT
+
+
+def rollout_bytes(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
     """Return what sampling needs beside the states."""
-    rollout = config.rollout
+    rollout, half = config.rollout, half_of(config)
     if rollout.engine != "embedded":
         return 0
     evaluation, probe = config.evaluation, config.probe
@@ -195,14 +151,21 @@ def rollout_bytes(config: RunConfig, shape: ModelShape, half: int, *, packed: bo
     rows = min(max(config.training.rollout_rows, rollout.group_size), wanted)
     tokens = rows * (rollout.max_prompt_tokens + rollout.max_completion_tokens)
     cache = tokens * shape.layers * 2 * shape.key_value * half
-    # In bfloat16 autocast keeps the casts of the prompts' pass beside those that decoding multiplies with.
-    weights = _matrices(shape) * (2 * HALF if half == HALF else FLOAT * packed)
     head = FLOAT * shape.vocabulary * shape.hidden if packed else 0
     logits = 3 * FLOAT * rows * shape.vocabulary
-    return weights + head + cache + logits
+    return _multiplied(config, shape, packed=packed) + head + cache + logits
 
 
-def logps_bytes(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> int:
+def _multiplied(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
+    """Return the bytes of the layers' matrices as completions are sampled with them, beside the states."""
+    half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
+    if half == HALF:  # autocast keeps the casts of the prompts' pass beside those that decoding multiplies with
+        return HALF * _matrices(shape) + _casts(shape, half, adapter)
+    merged = 0 if adapter is None else adapter.adapted
+    return FLOAT * (_matrices(shape) if packed else merged)
+
+
+def logps_bytes(config: RunConfig, shape: ModelShape, piece: Piece, *, padded: bool) -> int:
     """Return what a pass without gradient needs beside the states: one layer of it at a time, then its logits.
 
     Of what a layer would keep for the backward pass, about half is there at a time. A padded pass hands keys and values of
@@ -211,11 +174,12 @@ def logps_bytes(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> 
     logits = 2 * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, shape.vocabulary)
     tokens = piece.rows * (piece.prompt_tokens + piece.completion_tokens) if padded else 0
     cache = FLOAT * tokens * shape.layers * 2 * shape.key_value
-    of_layer = kept_bytes(replace(shape, layers=1), piece, half, padded=padded) // 2
-    return _casts(shape, half) + max(logits, cache + of_layer)
+    half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
+    of_layer = layer_bytes(shape, piece, half, adapter, padded=padded) // 2
+    return _casts(shape, half, adapter) + max(logits, cache + of_layer)
 
 
-def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> int:
+def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, *, padded: bool) -> int:
     """Return what the update needs beside the states.
 
     At the most, the activations of a micro-batch are there and no gradient yet, or those of the micro-batches before it.
@@ -223,19 +187,28 @@ def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, half: int, 
     takes_full = config.loss.kl_estimator == "full" and config.loss.beta > 0
     copies = FULL_KL_COPIES if takes_full else 1
     logits = (2 + copies) * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, copies * shape.vocabulary)
-    gradients, kept, casts = FLOAT * shape.parameters, kept_bytes(shape, piece, half, padded=padded), _casts(shape, half)
+    half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
+    gradients = FLOAT * (shape.parameters if adapter is None else adapter.weights)
+    casts = _casts(shape, half, adapter) + _casts_in_graph(shape, half, adapter, padded=padded)
+    kept = kept_bytes(shape, piece, half, adapter, padded=padded)
     if config.training.gradient_checkpointing:  # layer by layer: its activations and casts, while gradients come
         kept, casts = inputs_bytes(shape, piece, padded=padded), casts // shape.layers
-        gradients += kept_bytes(replace(shape, layers=1), piece, half, padded=padded)
+        gradients += layer_bytes(shape, piece, half, adapter, padded=padded)
     passes = kept + logits
     rows = config.rollout.num_prompts_per_step * config.rollout.group_size // config.loss.minibatches
     return casts + (passes + gradients if piece.rows < rows else max(passes, gradients))
 
 
-def kept_bytes(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> int:
+def kept_bytes(shape: ModelShape, piece: Piece, half: int, adapter: AdapterSize | None = None, *, padded: bool) -> int:
     """Return what all layers keep of a piece for the backward pass."""
-    of_prompt, of_completion = _per_token(shape, piece, half, padded=padded)
-    return shape.layers * (piece.of_prompts * of_prompt + piece.of_rows * of_completion)
+    return shape.layers * layer_bytes(shape, piece, half, adapter, padded=padded)
+
+
+def layer_bytes(shape: ModelShape, piece: Piece, half: int, adapter: AdapterSize | None, *, padded: bool) -> int:
+    """Return what one layer keeps of a piece for the backward pass."""
+    of_prompt, of_completion = _of_attention(shape, piece, half, padded=padded)
+    of_both = _of_products(shape, half) if adapter is None else _of_adapted_products(shape, half, adapter)
+    return piece.of_prompts * (of_both + of_prompt) + piece.of_rows * (of_both + of_completion)
 
 
 def inputs_bytes(shape: ModelShape, piece: Piece, *, padded: bool) -> int:
@@ -245,12 +218,22 @@ def inputs_bytes(shape: ModelShape, piece: Piece, *, padded: bool) -> int:
     return shape.layers * (hidden + cache)
 
 
-def _per_token(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> tuple[int, int]:
-    """Return the bytes that a layer keeps for a token of a prompt and for one of a completion."""
+def _of_products(shape: ModelShape, half: int) -> int:
+    """Return the bytes that a layer's norms, products and activation keep for a token."""
     inputs = 2 if half == FLOAT else 5  # autocast casts the input of a product once for each of its matrices
     norms = shape.hidden * (2 * (FLOAT + FLOAT) + inputs * half)
-    mlp = 4 * shape.intermediate * half
-    out = half * shape.attention
+    return norms + half * (4 * shape.intermediate + shape.attention)
+
+
+def _of_adapted_products(shape: ModelShape, half: int, adapter: AdapterSize) -> int:
+    """Return the same where an adapter is trained: its factors alone keep their inputs."""
+    inputs = adapter.inputs if half == HALF else adapter.distinct_inputs
+    of_adapter = half * (inputs + adapter.ranks) // shape.layers
+    return 2 * FLOAT * shape.hidden + half * 3 * shape.intermediate + of_adapter
+
+
+def _of_attention(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> tuple[int, int]:
+    """Return the bytes that a layer's attention keeps for a token of a prompt and for one of a completion."""
     if not padded:
         of_prompt = FLOAT * 2 * (shape.attention + shape.key_value)
         of_completion = FLOAT * 4 * shape.attention
@@ -258,12 +241,23 @@ def _per_token(shape: ModelShape, piece: Piece, half: int, *, padded: bool) -> t
         of_prompt = half * 4 * shape.attention
         seen = (piece.prompt_tokens + piece.completion_tokens) / piece.completion_tokens
         of_completion = half * 2 * shape.attention + int(seen * half * 2 * shape.attention)
-    return norms + mlp + out + of_prompt, norms + mlp + out + of_completion
+    return of_prompt, of_completion
 
 
-def _casts(shape: ModelShape, half: int) -> int:
-    """Return the bytes of weights as autocast keeps them for a phase."""
-    return _matrices(shape) * half if half == HALF else 0
+def _casts(shape: ModelShape, half: int, adapter: AdapterSize | None) -> int:
+    """Return the bytes of weights as autocast keeps them for a phase: of those that are trained."""
+    return half * (_matrices(shape) if adapter is None else adapter.weights) if half == HALF else 0
+
+
+def _casts_in_graph(shape: ModelShape, half: int, adapter: AdapterSize | None, *, padded: bool) -> int:
+    """Return the bytes of further casts that a pass keeps for its backward pass.
+
+    A frozen matrix without an adapter is in fp32, and cast anew by each product with it: of prompts and of completions, where
+    these are padded.
+    """
+    if half != HALF or adapter is None:
+        return 0
+    return half * (1 + padded) * max(0, _matrices(shape) - adapter.adapted)
 
 
 def _matrices(shape: ModelShape) -> int:

@@ -1,6 +1,7 @@
 """What is checked before a run has a folder, a flow or an MLflow run: all that is cheap, so that one look shows all mistakes.
 
-Interpreter, model, first rows, reward functions, disk and memory of this machine. Nothing is loaded, downloaded or made.
+Interpreter, model, adapter, first rows, reward functions, disk and memory of this machine. Nothing is loaded, downloaded or
+made.
 """
 
 import os
@@ -16,10 +17,12 @@ from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
+from grpo_core.run.adapter_check import adapter_faults, adapter_warnings, layer_faults
 from grpo_core.run.announce import require_disk
-from grpo_core.run.disk_need import count_parameters, shown_bytes
+from grpo_core.run.disk_need import kept_weights, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
+from grpo_core.run.model_shape import ModelShape
 from grpo_core.run.rehearsing import rehearsing
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
@@ -50,11 +53,25 @@ def check_start(config: RunConfig, folders: Sequence[str], run_path: Path | None
         no_python = f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
         return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
     with rehearsing(config, folders) as rehearsal:  # beside the rest
-        fit = None if (shape := shape_for(config)) is None else fit_of(config, shape)
+        shape = shape_for(config)
+        fit = None if shape is None else fit_of(config, shape)
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
-        own = [*no_gpu, *_sampler_faults(config), *_model_faults(config), *_disk_faults(config, run_path), *memory_faults(fit)]
-        faults = (*own, *rehearsal.faults())
-    return Preflight(faults=faults, warnings=() if fit is None else fit.warnings())
+        own = [*no_gpu, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
+        faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
+    return Preflight(faults=faults, warnings=(*adapter_warnings(config), *(() if fit is None else fit.warnings())))
+
+
+def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:
+    """Return what is wrong with a run that is to start on another machine: what the configuration and the shape tell.
+
+    Args:
+        config: of the run.
+        shape: of its model, if it is known.
+        fit: of the run to the other machine, if it is known.
+    """
+    lora = config.model.lora
+    layers = () if lora is None or shape is None else layer_faults(lora, shape.linear_layers)
+    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=() if fit is None else fit.warnings())
 
 
 def require_start(config: RunConfig, folders: Sequence[str], run_path: Path | None = None) -> tuple[str, ...]:
@@ -89,15 +106,15 @@ def _model_faults(config: RunConfig) -> Iterator[str]:
 
 def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
     model = model_here(config.model.source)
-    num_parameters = None if model is None else count_parameters(model)
-    if num_parameters is None:  # printed and checked once the model is here
+    weights = None if model is None else kept_weights(config, model)
+    if weights is None:  # printed and checked once the model is here
         return
     folder = run_path or RUNS_FOLDER
     # A server keeps artifacts on a disk of its own.
     tracked_here = urlsplit(config.tracking.uri or os.environ.get(TRACKING_VARIABLE) or "").scheme in ("", "file", "sqlite")
     beside = folder if run_path is None else folder.parent
     try:
-        require_disk(config, num_parameters, folder, beside / "mlartifacts" if tracked_here else None)
+        require_disk(config, weights, folder, beside / "mlartifacts" if tracked_here else None)
     except GrpoError as error:
         yield str(error)
 

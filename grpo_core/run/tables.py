@@ -1,6 +1,6 @@
 """A journal as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas
 
@@ -17,6 +17,8 @@ SYNC_COLUMNS: dict[str, type[int] | type[float] | type[str]] = {
     "param_distance": float,
     "cause": str,
 }
+OF_ADAPTERS = ("compression_error", "compression_bound")
+"""Columns more where the reference is an average of adapters."""
 
 
 def step_table(records: Sequence[Record]) -> pandas.DataFrame:
@@ -28,17 +30,19 @@ def step_table(records: Sequence[Record]) -> pandas.DataFrame:
 def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     """Return one row a reference sync: step, alpha, sync_count, kl_before, kl_after, param_distance, cause.
 
+    Where the reference is an average of adapters, also compression_error and compression_bound.
+
     Raises:
         JournalError: the record of a sync lacks one of them.
     """
-    return pandas.DataFrame(
-        [_sync(record) for record in records if record.kind == "ref_sync"], columns=list(SYNC_COLUMNS)
-    ).astype(SYNC_COLUMNS)
+    syncs = [record for record in records if record.kind == "ref_sync"]
+    columns = SYNC_COLUMNS | {name: float for name in OF_ADAPTERS if any(name in record.data for record in syncs)}
+    return pandas.DataFrame([_sync(record, columns) for record in syncs], columns=list(columns)).astype(columns)
 
 
-def _sync(record: Record) -> dict[str, float | str]:
-    fault = f"journal, line {record.seq + 1}: a ref_sync holds {', '.join(SYNC_COLUMNS)} ({{cause}})"
+def _sync(record: Record, columns: Mapping[str, type[int] | type[float] | type[str]]) -> dict[str, float | str]:
+    fault = f"journal, line {record.seq + 1}: a ref_sync holds {', '.join(columns)} ({{cause}})"
     data = {"cause": SCHEDULE, **record.data}  # an earlier version knew no other
     with raised_as(JournalError, fault, LookupError, TypeError, ValueError, OverflowError):
         # The journal writes NaN and infinities as text.
-        return {name: str(data[name]) if kind is str else kind(float(data[name])) for name, kind in SYNC_COLUMNS.items()}
+        return {name: str(data[name]) if kind is str else kind(float(data[name])) for name, kind in columns.items()}

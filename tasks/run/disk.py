@@ -6,10 +6,11 @@ from pathlib import Path
 from grpo_core.config import RunConfig
 from grpo_core.run.announce import announce_disk
 from grpo_core.run.disk_need import (
-    count_parameters,
+    KeptWeights,
     describe_need,
     disk_need,
     elsewhere,
+    kept_weights,
     refuse_too_little,
     savings,
     sweep_need,
@@ -45,24 +46,25 @@ def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
     Raises:
         JournalError: it will not fit.
     """
-    sizes = {config.model.source: _parameters_here(config) for config in plan.configs}
-    unknown = [source for source, size in sizes.items() if size is None]
-    if unknown:
-        say(f"disk: not known before the model {unknown[0]} is here; each run prints and checks what it needs")
+    kept = [_kept_weights(config) for config in plan.configs]
+    known = [weights for weights in kept if weights is not None]
+    if len(known) < len(kept):
+        unknown = plan.configs[kept.index(None)].model.source
+        say(f"disk: not known before the model {unknown} is here; each run prints and checks what it needs")
         return
-    needs = [disk_need(config, sizes[config.model.source] or 0) for config in plan.configs]
+    needs = [disk_need(config, weights) for config, weights in zip(plan.configs, known, strict=True)]
     need = sweep_need(needs, plan.num_runs, plan.sweep.runs.concurrency)
     uri = plan.configs[0].tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
     folder, beside = (sweep_path, sweep_path.parent) if sweep_path is not None else (RUNS_FOLDER, RUNS_FOLDER)
     what, disks = describe_need(need, folder, beside / "mlartifacts" if is_local(uri) else None)
-    remedies = savings(plan.configs[0], sizes[plan.configs[0].model.source] or 0, tracked_here=is_local(uri))
+    remedies = savings(plan.configs[0], known[0], tracked_here=is_local(uri))
     remedies = [*(f"for each run {remedy}" for remedy in remedies), *elsewhere(folder, "--sweep-dir", resumed=False)]
     refuse_too_little(f"disk: the sweep {what} ({plan.num_runs} runs)", disks, remedies)
     say(f"disk: {what} ({plan.num_runs} runs)")
 
 
-def _parameters_here(config: RunConfig) -> int | None:
+def _kept_weights(config: RunConfig) -> KeptWeights | None:
     from grpo_core.policy.sources.find import model_here
 
     folder = model_here(config.model.source)
-    return None if folder is None else count_parameters(folder)
+    return None if folder is None else kept_weights(config, folder)

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from grpo_core.run.journal import read_journal, read_records
+from grpo_core.run.tables import sync_table
 
 pytestmark = pytest.mark.proof
 LORA = ("model.lora.rank=4", "optimizer.lr=0.01", "reference.mixup_alpha=0.5", "training.checkpoint_every=2")
@@ -27,6 +28,7 @@ def trained(grpo: Any, tiny_yaml: Path, tmp_path_factory: pytest.TempPathFactory
 def test_figures_and_files_of_a_run_are_those_of_an_adapter(trained: Path) -> None:
     records = read_journal(trained / "journal.jsonl")
     syncs = [record for record in records if record.kind == "ref_sync"]
+    assert list(sync_table(records)["compression_error"]) == [0.0, 0.0]
     assert [(sync.data["compression_error"], sync.data["compression_bound"]) for sync in syncs] == [(0.0, 0.0)] * 2
     (step,) = (record for record in records if record.kind == "step" and record.step == 4)
     assert step.metrics["ref/compression_error"] == 0.0

@@ -1,5 +1,6 @@
 """What a run is said to need, against what a real one writes; and what it says and refuses."""
 
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ import pytest
 
 from grpo_core.errors import JournalError
 from grpo_core.machine.disk import folder_bytes
-from grpo_core.run.disk_need import count_parameters, disk_need
+from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.run.disk_need import disk_need, kept_weights
 from grpo_core.sweep.plan import load_sweep
 from grpo_core.training.__main__ import main
 from tasks.run.disk import check_disk, check_sweep_disk
@@ -34,12 +36,15 @@ def larger_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("changes", [{}, {"reference.sync_steps": None}, {"evaluation.every_steps": 2}], ids=str)
+ADAPTER = {"model.lora": {"rank": 64}}
+
+
+@pytest.mark.parametrize("changes", [{}, {"reference.sync_steps": None}, {"evaluation.every_steps": 2}, ADAPTER], ids=str)
 def test_a_real_run_writes_what_it_was_said_to_need(tiny_run: Any, larger_model: Path, changes: dict[str, Any]) -> None:
     run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1, **changes})
-    parameters = count_parameters(larger_model)
-    assert parameters is not None
-    need = disk_need(run_dir.read_config(), parameters)
+    weights = kept_weights(run_dir.read_config(), larger_model)
+    assert weights is not None
+    need = disk_need(run_dir.read_config(), weights)
     before = folder_bytes(run_dir.path)
     assert main([str(run_dir.path)]) == 0
     written = folder_bytes(run_dir.path) - before
@@ -47,7 +52,24 @@ def test_a_real_run_writes_what_it_was_said_to_need(tiny_run: Any, larger_model:
     best_is_newest = one if "evaluation.every_steps" in changes else 0
     assert need.lasting - TEXTS - best_is_newest <= written <= need.lasting
     finished = [folder_bytes(path) for path in run_dir.checkpoints.iterdir()]
-    assert disk_need(run_dir.read_config(), parameters, from_step=4, present=finished).most < TEXTS
+    assert disk_need(run_dir.read_config(), weights, from_step=4, present=finished).most < TEXTS
+
+
+@pytest.mark.parametrize("rank", [16, 48], ids=["of low rank", "with some whole matrices"])
+def test_the_last_average_of_adapters_is_as_large_as_was_said(tiny_run: Any, larger_model: Path, rank: int) -> None:
+    """Each sync adds the adapter's rank, so that earlier checkpoints are smaller."""
+    changes = {"model.lora": {"rank": rank}, "reference.mixup_alpha": 0.5, "reference.sync_steps": 1}
+    run_dir = tiny_run({"model.source": str(larger_model), "training.checkpoint_every": 1, **changes})
+    weights = kept_weights(run_dir.read_config(), larger_model)
+    assert weights is not None
+    need = disk_need(run_dir.read_config(), weights)
+    assert main([str(run_dir.path)]) == 0
+    newest = max(run_dir.checkpoints.glob("step_*"))
+    stored = stored_tensors(newest / "reference.safetensors")
+    sizes = {name: math.prod(tensor.shape) for name, tensor in stored.items()}
+    assert sum(size for name, size in sizes.items() if not name.endswith(".scale")) == weights.reference
+    assert {name.rpartition(".")[2] for name in sizes} == ({"weight", "scale"} if rank == 16 else {"weight", "scale", "delta"})
+    assert folder_bytes(newest) <= need.most - need.lasting + TEXTS
 
 
 def tracked(tmp_path: Path) -> TrackedRun:

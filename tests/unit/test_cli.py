@@ -1,5 +1,6 @@
 """The `grpo` command in a process of its own: what it prints, and its exit codes."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,6 +49,25 @@ def test_check_prints_each_warning() -> None:
     assert done.stdout.count("warning: ") == 2
     assert "warning: reference.sync_steps: 5000 is beyond training.steps" in done.stdout
     assert "2 warning(s)" in done.stdout
+
+
+def test_check_prints_how_large_an_adapter_is() -> None:
+    """32 x 28 layers x (2 x 3072 of queries and outputs, 2 x 1792 of keys and values, 3 x 10496 of the MLP) = 36,929,536."""
+    asked = ("check", "gsm8k_qwen25_1.5b_80gb", "--device-memory", "80", "optimizer.lr=1e-5")
+    done = grpo(*asked, "model.lora.rank=32", "reference.sync_steps=5", "reference.mixup_alpha=0.5", "model.lora.alpha=16")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "\nadapter: 36,929,536 weights are trained, 2.39 % of the model's (148 MB); scale 0.5 = alpha 16 / rank 32; "
+        in done.stdout
+    )
+    assert "reference of rank 128 at most" in done.stdout
+    assert "weights of the adapter x 4 (policy, initial policy, two moments of AdamW) + reference" in done.stdout
+    as_json = json.loads(grpo(*asked, "model.lora.rank=32", "--json").stdout)["adapter"]
+    assert (as_json["weights"], as_json["bytes"], as_json["scale"]) == (36_929_536, 4 * 36_929_536, 2.0)
+    assert json.loads(grpo(*asked, "--json").stdout)["adapter"] is None
+    refused = grpo(*asked, "model.lora.rank=300")
+    assert refused.returncode == 2
+    assert "model.lora.rank: 300 is more than 256, the smaller side of model.layers.0.self_attn.k_proj" in refused.stderr
 
 
 @pytest.mark.parametrize("verb", ["check", "train"])

@@ -56,6 +56,7 @@ def test_the_defaults_have_no_warnings() -> None:
         ("lsos", {"beta": 0.1}, "loss"),
         ("rewards", [{"fn": "format", "wieght": 2}], "rewards.0.weight"),
         ("beta", 0.1, "loss.beta"),
+        ("model.lora.rnk", 8, "model.lora.rank"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, value: Any, nearest: str) -> None:
@@ -338,6 +339,7 @@ def test_known_keys_are_the_keys_of_the_resolved_configuration() -> None:
     assert generic <= known_keys()
 
 
+AVERAGED = {"reference.sync_steps": 10, "reference.mixup_alpha": 0.5, "optimizer.lr": 1e-4}
 ERRORS = [
     ({"loss.minibatches": 100}, ["loss.minibatches", "100", "64"]),
     ({"loss.clip_eps": None, "loss.clip_eps_high": 0.3}, ["loss.clip_eps_high", "0.3", "loss.clip_eps null"]),
@@ -411,6 +413,14 @@ ERRORS = [
     ({"advantage.scale": "none", "advantage.advantage_eps": 0.01}, ["advantage.advantage_eps: 0.01", "advantage.scale none"]),
     ({"loss.sampler_bound": 3.0}, ["loss.sampler_bound: 3.0", "loss.sampler_correction none"]),
     ({"probe.num_prompts": 4}, ["probe.num_prompts: 4", "probe.every_steps is null"]),
+    (
+        {"model.lora": {"rank": 8, "reference_rank": 7}, **AVERAGED},
+        ["model.lora.reference_rank: 7 is below model.lora.rank 8", "raise it to 8"],
+    ),
+    (
+        {"model.lora": {"rank": 8, "reference_rank": 16}, "optimizer.lr": 1e-4},
+        ["model.lora.reference_rank: 16 has no effect while the reference stays the initial policy", "reference.sync_steps"],
+    ),
 ]
 
 ACCEPTED = [
@@ -420,6 +430,8 @@ ACCEPTED = [
     {"advantage.reward_norm": "batch", "advantage.scale": "none"},
     {"loss.ratio": "sequence", "loss.minibatches": 2, "loss.kl_correction": "importance"},
     {"loss.clip_eps": 0.3, "loss.dual_clip": 1.4, "loss.epochs_per_rollout": 2, "loss.kl_correction": "importance"},
+    {"model.lora": {"rank": 16, "alpha": 32.0}, "rollout.engine": "vllm", "optimizer.lr": 1e-4},
+    {"model.lora": {"rank": 8, "reference_rank": 8}, **AVERAGED},
 ]
 
 WARNINGS = [
@@ -455,6 +467,11 @@ WARNINGS = [
     (
         {"training.max_tokens": 1_638_400, "optimizer.schedule": "cosine"},
         ["optimizer.schedule: cosine", "training.steps 100", "training.max_tokens 1638400"],
+    ),
+    ({"model.lora.rank": 8}, ["optimizer.lr: 1e-06 is low for model.lora", "10 times"]),
+    (
+        {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
+        ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
     ),
     ({"optimizer.warmup_steps": 200}, ["optimizer.warmup_steps: 200", "100 optimizer steps", "100/200 of optimizer.lr"]),
 ]

@@ -9,9 +9,10 @@ import pytest
 
 from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
-from grpo_core.run.disk_need import DiskNeed, count_parameters, disk_need, refuse_too_little, savings, sweep_need
+from grpo_core.run.disk_need import DiskNeed, KeptWeights, disk_need, refuse_too_little, savings, sweep_need
+from grpo_core.run.model_shape import count_parameters
 
-SMOLLM2_135M = 134_515_008
+SMOLLM2_135M = KeptWeights(policy=134_515_008, reference=134_515_008)
 
 
 def test_the_quickstart_keeps_what_was_measured() -> None:
@@ -29,7 +30,7 @@ def make(**training: Any) -> RunConfig:
 def weights(config: RunConfig, **more: Any) -> tuple[float, float]:
     """(most, lasting) in models of fp32, of a model so large that nothing else counts."""
     size = 10**12
-    need = disk_need(config, size, **more)
+    need = disk_need(config, KeptWeights(policy=size, reference=size), **more)
     return round(need.most / size / 4), round(need.lasting / size / 4)
 
 

@@ -12,7 +12,8 @@ from grpo_core.config.presets import preset_names
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.run import memory_fit
 from grpo_core.run.memory_fit import SETTINGS, fit_of, shape_for
-from grpo_core.run.memory_need import KNOWN_SHAPES, ModelShape, Piece, kept_bytes, memory_need, shape_of, states_bytes
+from grpo_core.run.memory_need import Piece, kept_bytes, memory_need, states_of
+from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_of
 
 ROOT = Path(__file__).parents[2]
 GSM8K = [name for name in preset_names() if name.startswith("gsm8k_qwen25")]
@@ -41,9 +42,9 @@ def test_there_is_a_preset_for_each_size_of_gpu():
 
 
 def test_states_are_those_of_three_models_and_two_moments_once_the_reference_moves():
-    assert states_bytes(config(reference__sync_steps=None), SMALL) == 4 * 10**6 * (2 + 2)
-    assert states_bytes(config(reference__sync_steps=10**6), SMALL) == 4 * 10**6 * (2 + 2)
-    assert states_bytes(config(reference__sync_steps=10), SMALL) == 4 * 10**6 * (3 + 2)
+    assert states_of(config(reference__sync_steps=None), SMALL).bytes == 4 * 10**6 * (2 + 2)
+    assert states_of(config(reference__sync_steps=10**6), SMALL).bytes == 4 * 10**6 * (2 + 2)
+    assert states_of(config(reference__sync_steps=10), SMALL).bytes == 4 * 10**6 * (3 + 2)
 
 
 @pytest.mark.parametrize(("limit", "rows"), [(1, 1), (70, 1), (84, 2), (196, 8), (300, 12), (100_000, 12)])
@@ -118,7 +119,7 @@ def test_gradient_checkpointing_is_proposed_where_it_makes_the_update_fit():
         "gsm8k_qwen25_0.5b_1gpu", {"training.microbatch_tokens": 16384, "training.gradient_checkpointing": True}
     )
     assert fit_of(checkpointed, shape, 24 * 10**9).warnings() == ()
-    assert memory_need(checkpointed, shape, padded=True).update > states_bytes(checkpointed, shape) + 4 * shape.parameters
+    assert memory_need(checkpointed, shape, padded=True).update > states_of(checkpointed, shape).bytes + 4 * shape.parameters
     few = fit_of(asked, shape, 16 * 10**9)
     tokens = few.checkpointed_tokens
     assert tokens is not None

@@ -18,7 +18,7 @@ from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.policy.snapshot import SnapshotMemory
 from grpo_core.policy.trainable import Trainable
-from grpo_core.run.disk_need import checkpoint_bytes
+from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes
 from grpo_core.training import saving
 from grpo_core.training.saving import CheckpointWriter
 from tests.policies import policy_of
@@ -111,7 +111,8 @@ def test_the_memory_of_a_copy_is_known_beforehand(tiny_model, tiny_values, sync_
     train(live, 1, alpha=None if sync_steps is None else 0.25)
     weights = list(live.policy.parameters())
     counters = 4 * len(weights)  # AdamW counts the steps of each parameter
-    expected = checkpoint_bytes(config, sum(parameter.numel() for parameter in weights)) + counters
+    size = sum(parameter.numel() for parameter in weights)
+    expected = checkpoint_bytes(config, KeptWeights(policy=size, reference=size)) + counters
     assert live.contents().copied_bytes() == expected
 
 

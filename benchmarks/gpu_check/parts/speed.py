@@ -110,6 +110,6 @@ def _row(steps: tuple[TimedStep, ...]) -> tuple[Figure, ...]:
 
 
 def _weights(folder: Path) -> int:
-    from grpo_core.run.disk_need import count_parameters
+    from grpo_core.run.model_shape import count_parameters
 
     return count_parameters(folder) or 0

@@ -91,12 +91,7 @@ IGNORED = (
         """actor_train.model_args.model_type actor_train.model_args.num_labels actor_train.model_args.model_config_kwargs
         actor_train.model_args.model_config_kwargs.* actor_train.model_args.moe_aux_loss_coef""",
     ),
-    group(
-        "no LoRA here; see lora_target",
-        """actor_train.model_args.lora_rank actor_train.model_args.lora_alpha actor_train.model_args.lora_dropout
-        actor_train.model_args.additional_target actor_train.model_args.autocast_adapter_dtype
-        actor_train.model_args.adapter_name_or_path""",
-    ),
+    group("an adapter's weights are float32 here in any case", "actor_train.model_args.autocast_adapter_dtype"),
     group(
         "model.dtype is the compute type",
         "actor_train.training_args.bf16 actor_train.training_args.fp16 actor_train.training_args.tf32",

@@ -9,6 +9,7 @@ from grpo_core.interop.records import Rule, System, no_counterpart
 from grpo_core.interop.roll import batches, derived
 from grpo_core.interop.roll.engine import ENGINE
 from grpo_core.interop.roll.ignored import DEAD, IGNORED
+from grpo_core.interop.roll.lora import LORA
 from grpo_core.interop.rules import (
     ALL_KEPT,
     NO_SCHEDULE,
@@ -165,11 +166,11 @@ MODEL_DATA_REWARDS = (
     Rule(f"{TRAIN}.model_args.model_name_or_path", optional(text), None, derived.model, "model.source",
          "pretrain overrides it unless actor_train, actor_infer and reference all have one"),
     renamed(f"{TRAIN}.model_args.dtype", "model.dtype", choice("fp32", "bf16", "fp16", None), "bf16", DTYPES,
-            "weights and optimizer state are float32 here in any case",
-            remarks=dict.fromkeys(DTYPES, "weights are float32 here in any case"),
+            "trained weights and optimizer state are float32 here in any case",
+            remarks=dict.fromkeys(DTYPES, "trained weights are float32 here in any case"),
             otherwise="no float16 here; model.dtype bfloat16 is nearest"),
-    feature(f"{TRAIN}.model_args.lora_target", anything, None, "no LoRA here: every weight is trained"),
-    feature(f"{TRAIN}.model_args.freeze_module_prefix", anything, None, "every weight is trained here"),
+    *LORA,
+    feature(f"{TRAIN}.model_args.freeze_module_prefix", anything, None, "every weight is trained here, or an adapter"),
     Rule(f"{TRAIN}.data_args.file_name", optional(texts), None, derived.data_file, "data.source",
          "one .jsonl, .parquet or .csv file here", unset=no_counterpart("names no file; set data.source")),
     copied(f"{TRAIN}.data_args.messages", "data.prompt_column", optional(text), None,

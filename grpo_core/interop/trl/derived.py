@@ -89,8 +89,11 @@ def reference_sync(settings: Settings, key: str) -> Conclusion:
         return mapped({"reference.sync_steps": None})
     steps, remark = in_steps(settings["ref_model_sync_steps"], read_batch(settings).updates, "a sync")
     differs = "rounded" in remark
-    if settings["beta"] == 0:
-        remark = "; ".join(filter(None, (remark, "TRL itself refuses it with beta 0")))
+    there = {
+        "TRL itself refuses it with beta 0": settings["beta"] == 0,
+        "TRL itself has no reference model to synchronise with use_peft": settings["use_peft"],
+    }
+    remark = "; ".join(filter(None, (remark, *(reason for reason, holds in there.items() if holds))))
     alpha = {"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {}
     return mapped({"reference.sync_steps": steps, **alpha}, remark, differs=differs)
 
@@ -111,7 +114,7 @@ def dtype(settings: Settings, key: str) -> Conclusion:
     """Convert the compute type: bfloat16 autocast, or weights of that type."""
     is_mixed = settings["bf16"] if settings["bf16"] is not None else not settings["fp16"]
     has_low_weights = settings["dtype"] == "bfloat16"
-    remark = "TRL keeps the weights themselves in bfloat16, here they are float32" if has_low_weights else ""
+    remark = "TRL keeps the weights themselves in bfloat16, here those that are trained are float32" if has_low_weights else ""
     if key == "dtype" and settings[key] not in ("float32", "bfloat16", None):
         nearest = "bfloat16" if is_mixed else "float32"
         return no_counterpart(f"set model.dtype to float32 or bfloat16; it is {nearest}", differs=True)

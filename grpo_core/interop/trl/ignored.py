@@ -48,23 +48,21 @@ IGNORED = (
     ),
     group("the device is training.device (auto, cpu, cuda)", "use_cpu"),
     group("runs repeat bitwise; training.seed and data.seed are the only seeds", "full_determinism data_seed"),
-    group("dropout is off here in any case", "disable_dropout"),
     group(
         "prompts are frozen once and read in an order that is a function of seed and step",
         """dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
         dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns
         label_names train_sampling_strategy length_column_name dataset_streaming streaming""",
     ),
-    group("the optimizer is AdamW over every weight", "optim_args optim_target_modules"),
+    group("the optimizer is AdamW over every weight that is trained", "optim_args optim_target_modules"),
     group(
         "a parameter of an objective or bonus that does not exist here; see loss_type and entropy_coef",
         """sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
         entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target""",
     ),
     group(
-        "no LoRA and no quantisation here; see use_peft and load_in_4bit",
-        """lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type
-        use_rslora use_dora bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage""",
+        "no quantised weights here; see load_in_4bit",
+        "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
     ),
     group("a debugging aid of transformers", "debug"),
     group("environment variables of TRL's command line; set them in the shell", "env"),

@@ -40,6 +40,7 @@ from grpo_core.interop.rules import (
 )
 from grpo_core.interop.trl import batches, derived
 from grpo_core.interop.trl.ignored import DEAD, IGNORED
+from grpo_core.interop.trl.lora import LORA
 from grpo_core.interop.trl.older import ALIASES, OLDER, OLDER_IGNORED
 from grpo_core.interop.trl.vllm import VLLM
 
@@ -152,22 +153,21 @@ TRAINING = (
 
 PRECISION = (
     Rule("bf16", optional(flag), None, derived.dtype, "model.dtype",
-         "null = true unless fp16; weights and optimizer state are float32 here in any case",
+         "null = true unless fp16; trained weights and optimizer state are float32 here in any case",
          export=named("model.dtype", {True: "bfloat16", False: "float32"})),
     feature("fp16", flag, False, "no float16 here; model.dtype bfloat16 is nearest"),
+    feature("disable_dropout", flag, False, "dropout is off here in any case", off=(), differs=False),
 )  # fmt: skip
 
 SCRIPT = (
     Rule("dtype", optional(text), "float32", derived.dtype, "model.dtype",
-         "type of the weights there; here they are float32 and this is the compute type"),
+         "type of the weights there; here those that are trained are float32 and this is the compute type"),
     copied("trust_remote_code", "model.trust_remote_code", flag, False),
     copied("model_name_or_path", "model.source", optional(text), None, "a folder or a hub id, as here", report="",
            unset=no_counterpart(OFF)),
     feature("model_revision", text, "main", "the default revision is loaded here; give a local folder for another"),
     feature("model_init_kwargs", anything, None, "models are loaded without further arguments here", off=(None, {})),
-    feature("use_peft", flag, False, "no LoRA here: every weight is trained"),
-    feature("load_in_8bit", flag, False, "no quantised training here"),
-    feature("load_in_4bit", flag, False, "no quantised training here"),
+    *LORA,
     Rule("reward_funcs", optional(texts), None, derived.rewards, "rewards[].fn, filtering.overlong_buffer_tokens",
          "TRL's own functions as `trl.rewards:<name>` (they need trl installed), get_soft_overlong_punishment as "
          "filtering.overlong_buffer_tokens; `a.b.c` is `a.b:c` here; `grpo check` refuses any other until it is written",

@@ -7,11 +7,13 @@ images, which this project does not have yet; a run is still worth translating f
 from dataclasses import replace
 from pathlib import PurePath
 
+from grpo_core.interop import lora
 from grpo_core.interop.records import Conclusion, Group, Rule, Settings, System, dead, mapped, no_counterpart
 from grpo_core.interop.rewards import Counterpart, convert_rewards, none
 from grpo_core.interop.rules import OFF, copied, flag, group, number, optional, positive, text, texts, with_defaults, with_rules
 from grpo_core.interop.trl import batches
 from grpo_core.interop.trl.keys import BATCH, BATCH_REMARK, TRL
+from grpo_core.interop.trl.lora import PEFT, adapter
 from grpo_core.interop.trl.versions import TRL_0_17
 
 IGNORED_THERE = "VLM-R1's trainer never reads it"
@@ -91,9 +93,24 @@ NEVER_READ = {
     "reward_weights": "every weight was 1",
     "temperature": "it is 1 whatever is given",
     "max_prompt_length": "there is no limit",
+    "disable_dropout": "",
     "use_vllm": "completions came from transformers, in the training process; embedded is the counterpart",
 }
 """Arguments that VLM-R1 overrides or never reads: {key: what happens instead}."""
+HEAD_TOO = "VLM-R1 adapts every linear layer of the language model with its vocabulary head; here the head gets no adapter"
+
+
+def adapter_of_all(settings: Settings, key: str) -> Conclusion:
+    """Convert whether an adapter is trained, and of which layers."""
+    found = adapter(settings, key)
+    return replace(found, remark=HEAD_TOO, differs=True) if settings[key] else found
+
+
+def own_targets(_settings: Settings, _key: str) -> Conclusion:
+    """Return what becomes of the modules that a command names."""
+    return dead("VLM-R1 overwrites it with every linear layer of the language model")
+
+
 BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
@@ -115,6 +132,11 @@ OWN = (
          "file:<path>; several, separated by `:`, there, one here", unset=no_counterpart(OFF)),
     Rule("dataset_name", optional(text), None, unread_dataset, "", "not read beside data_file_paths",
          unset=no_counterpart(OFF)),
+    Rule("use_peft", flag, False, adapter_of_all, "model.lora", HEAD_TOO),
+    Rule("lora_target_modules", optional(texts), None, own_targets, "",
+         "VLM-R1 overwrites it with every linear layer of the language model"),
+    Rule("lora_dropout", number, 0.05, lora.converted_dropout, lora.DROPOUT, f"0 alone; {lora.NO_DROPOUT}", needs=PEFT,
+         reports_default=True),
     copied("val_split_ratio", "data.eval_fraction", number, 0.0),
 )  # fmt: skip
 

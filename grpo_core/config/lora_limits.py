@@ -1,0 +1,37 @@
+"""What of `model.lora` contradicts other keys, does nothing with them, or is seldom meant."""
+
+from grpo_core.config.derived import reference_moves
+from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.schema import RunConfig
+
+LEAST_RATE = 1e-5
+
+
+def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
+    """Return the findings about an adapter."""
+    lora, mixup = config.model.lora, config.reference.mixup_alpha
+    if lora is None:
+        return ()
+    most = lora.reference_rank
+    moves = reference_moves(config)
+    return (
+        error_if(
+            most is not None and most < lora.rank,
+            f"model.lora.reference_rank: {most} is below model.lora.rank {lora.rank}: an average needs at least the policy's "
+            f"rank; raise it to {lora.rank} or more, or leave it out",
+        ),
+        error_if(
+            most is not None and not moves,
+            f"model.lora.reference_rank: {most} has no effect while the reference stays the initial policy; set "
+            "reference.sync_steps, or leave it out",
+        ),
+        warning_if(
+            most is not None and moves and mixup == 1,
+            f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
+        ),
+        warning_if(
+            config.optimizer.lr < LEAST_RATE,
+            f"optimizer.lr: {config.optimizer.lr:g} is low for model.lora: an adapter usually needs at least 10 times the rate "
+            "with which all weights are trained (Schulman et al. 2025, LoRA Without Regret)",
+        ),
+    )
