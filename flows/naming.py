@@ -68,6 +68,12 @@ def name_evaluation_run(given: dict[str, Any]) -> str:
 
 
 @_from_parameters
+def name_export(given: dict[str, Any]) -> str:
+    """`export of runs/20261121-101500-quickstart`."""
+    return f"export of {given['run']}"
+
+
+@_from_parameters
 def name_sweep(given: dict[str, Any]) -> str:
     """`beta_group_sync_tiny`."""
     return Path(given["sweep"]).stem

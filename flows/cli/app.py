@@ -11,6 +11,7 @@ import typer
 
 from flows.cli.clean import clean
 from flows.cli.compare import compare
+from flows.cli.export import export
 from flows.cli.folders import print_how_to_resume
 from flows.cli.init import init
 from flows.cli.look import check, runs, status
@@ -35,6 +36,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "reproduce": reproduce,
     "compare": compare,
+    "export": export,
     "check": check,
     "track": track,
     "import-config": import_settings,

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from grpo_core.errors import FolderError, shown
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
 
-Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison"]
+Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]
 MARKER_FILE = ".grpo-folder"
 FORMAT = 1
 
@@ -28,7 +28,7 @@ class Marker:
     """What the marker of a folder holds."""
 
     kind: str
-    """`run`, `evaluation`, `reproduction`, `sweep` or `comparison`."""
+    """`run`, `evaluation`, `reproduction`, `sweep`, `comparison` or `export`."""
     format: Count = FORMAT
     """Version of the folder's layout."""
     created: str = ""

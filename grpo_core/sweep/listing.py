@@ -49,7 +49,7 @@ class Listed:
 def list_folders(folder: Path) -> list[Listed]:
     """Return what lies in a folder of runs, the newest first; of the folder of a sweep, its runs.
 
-    Only folders with our marker are looked into; comparisons are left out.
+    Only folders with our marker are looked into; comparisons and exports are left out.
     """
     inside = folder / "runs" if (folder / SWEEP_FILE).is_file() else folder
     listed = [_read(found) for found in _marked(inside)]
@@ -74,12 +74,12 @@ def _marked(folder: Path) -> list[Listed]:
 
 
 def _found(path: Path) -> Listed | None:
-    """Return what the marker of a folder shows; None where it is not ours, or a comparison."""
+    """Return what the marker of a folder shows; None where it is not ours, a comparison or an export."""
     try:
         marker = FlowDir(path).marker()
     except GrpoError as error:  # of a newer version
         return Listed(path=path, kind="unknown", bytes=folder_bytes(path), started=_started(path, ""), fault=cause(error))
-    if marker is None or marker.kind == "comparison":
+    if marker is None or marker.kind in ("comparison", "export"):
         return None
     return Listed(path=path, kind=marker.kind, bytes=folder_bytes(path), started=_started(path, marker.created))
 

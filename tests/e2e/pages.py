@@ -52,6 +52,8 @@ RULES = (
     Rule(pattern=r"grpo compare .*--watch", not_run="ends with the runs that it watches"),
     Rule(pattern=r"grpo compare .*", phrase="html", instead={RUN: "runs/one", "runs/<other>": STOPPED}),
     Rule(pattern=r"grpo evaluate .*", phrase=r"greedy_accuracy: [01]\.", instead={RUN: "runs/one"}),
+    Rule(pattern=r"grpo export .*--(best|step).*", not_run="a run of another length; tests/integration/test_export.py"),
+    Rule(pattern=r"grpo export .*", phrase="exported: ", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo reproduce \S+ training\.seed=1", phrase="not identical|differs", code=4, instead={RUN: "runs/one"}),
     Rule(
         pattern=r"grpo reproduce .*",

@@ -124,6 +124,18 @@ def test_an_evaluation_of_a_run_in_mlflow_on_other_data(project: Project, finish
     assert [metric.step for metric in history] == [4]
 
 
+def test_an_export_that_is_registered_in_the_stack_s_mlflow(project: Project, finished: str) -> None:
+    from mlflow import MlflowClient
+
+    run_dir = project.run_dir(finished)
+    run_id = project.start("grpo-export/export", f'run="runs/{run_dir.name}"', "register_as=sums", 'to="runs/exports/sums"')
+    assert project.finished(run_id)["state_type"] == "COMPLETED"
+    assert (project.folder / "runs" / "exports" / "sums" / "README.md").is_file()
+    tracked = json.loads((run_dir / "tracking.json").read_text())
+    (version,) = MlflowClient(tracking_uri=tracked["uri"]).search_model_versions("name = 'sums'")
+    assert version.run_id == tracked["run_id"]
+
+
 @pytest.mark.slow  # test_queues.py shows the same of a sweep's runs
 def test_two_deployments_started_together_on_one_slot_run_one_after_the_other(project: Project) -> None:
     started = [project.start("grpo/train", "config=tiny", f"seed={seed}") for seed in (1, 2)]

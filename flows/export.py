@@ -1,0 +1,58 @@
+"""Flow "grpo-export": a folder of a run's policy that transformers, PEFT, vLLM and TRL load, with a model card.
+
+find_exported_run - write_export - register_export - report_export
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from prefect import flow
+
+from flows.form import form
+from flows.naming import name_export
+from flows.parameters import Name, PositiveInt
+from flows.signals import ends_when_asked
+from grpo_core.export.choice import ExportWish
+from tasks.run.exporting import (
+    ExportSummary,
+    find_exported_run,
+    register_export,
+    report_export,
+    summarize_export,
+    write_export,
+)
+
+
+@form()
+@flow(name="grpo-export", flow_run_name=name_export)
+def grpo_export(
+    *,
+    run: Name,
+    step: PositiveInt | None = None,
+    best: bool = False,
+    form: Literal["adapter", "merged"] | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    to: Name | None = None,
+    register_as: Name | None = None,
+) -> ExportSummary:
+    """Export a policy of a run: a folder that other libraries load, with a model card; and register it in MLflow.
+
+    Args:
+        run: A run dir, or an MLflow run id whose folder is on the worker's machine.
+        step: The checkpoint after this step. Left out, the newest.
+        best: The checkpoint with the best held-out accuracy instead.
+        form: The LoRA adapter alone, or merged weights. Left out, what was trained: the adapter, or all weights.
+        dtype: Of merged weights.
+        to: Folder of the export; left out, one under `runs/exports/` that is named after run, step and form.
+        register_as: Name of the registered model in MLflow that it becomes a version of. Left out, it is not registered.
+    """
+    wish = ExportWish(step=step, best=best, form=form, dtype=dtype)
+    return _export(run, wish, Path(to) if to else None, register_as)
+
+
+@ends_when_asked
+def _export(run: str, wish: ExportWish, folder: Path | None, register_as: str | None) -> ExportSummary:
+    run_dir, tracked = find_exported_run(run, folder, register_as)
+    exported = write_export(run_dir, wish, folder)
+    registered = register_export(exported, tracked, register_as) if tracked is not None and register_as else None
+    return report_export(summarize_export(exported, tracked, registered), exported.card.title)

@@ -1,0 +1,249 @@
+"""The model card of an export: front matter for the hub, and what is known of the policy, every figure with its error.
+
+All text of users, models and data is shown as text (`plain_text.py`), without passwords and without folders of this machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from grpo_core.config import Origin, RunConfig, changes_between, run_name
+from grpo_core.config.origin import flatten
+from grpo_core.evaluation.statistics import Estimate
+from grpo_core.export.choice import ExportPlan
+from grpo_core.export.facts import Drift, Evaluated, drift_of, evaluations_of, mean_kl, paired_of
+from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
+from grpo_core.plain_text import for_code, for_markdown, markdown_table
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record
+
+CARD_FILE = "README.md"
+TASK = "text-generation"
+MOST_CHARACTERS = 300
+"""Of a value in a table."""
+HIDDEN_KEYS = ("tracking.uri", "tracking.parent", "rollout.vllm.url")
+"""Places, and what only this machine's MLflow knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A model card, and the figures in it for whoever registers the policy."""
+
+    text: str
+    title: str
+    drift: tuple[Drift, ...]
+    evaluations: tuple[Evaluated, ...]
+    digests: Mapping[str, str]
+    """Of data, base and configuration."""
+
+
+def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]) -> Card:
+    """Return the card of an export.
+
+    Args:
+        plan: the export.
+        history: of the run's journal.
+        notes: what its user has to know.
+    """
+    run_dir, step = plan.run_dir, plan.step
+    origin, facts = run_dir.read_origin(), run_dir.read_provenance()
+    title = f"{run_name(plan.config, origin)}, step {step}"
+    drift, evaluations = drift_of(history, step), evaluations_of(history, step)
+    sections = {
+        "What it is": _what(plan, origin),
+        "Use": _use(plan, notes),
+        "Evaluation": _evaluation(run_dir, evaluations, step),
+        "Drift": _drift(plan, history, drift),
+        "Configuration": _configuration(plan.config, origin),
+        "Data and weights": _digests(plan, facts),
+        "Reproduce": _reproduce(run_dir, facts),
+        "Versions": _versions(facts),
+    }
+    body = [f"# {for_markdown(public_text(title))}"]
+    for heading, lines in sections.items():
+        body += ["", f"## {heading}", "", *lines]
+    keys = ("data_digest", "model_digest", "config_digest")
+    return Card(
+        text="\n".join([front_matter(plan), *body, ""]),
+        title=public_text(title),
+        drift=tuple(drift),
+        evaluations=tuple(evaluations),
+        digests={key: str(facts[key]) for key in keys if facts.get(key)},
+    )
+
+
+def front_matter(plan: ExportPlan) -> str:
+    """Return the YAML block by which the hub files a model."""
+    base, data = hub_id(plan.config.model.source), hub_data(plan.config.data.source)
+    is_adapter = plan.form == "adapter"
+    facts: dict[str, Any] = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": TASK}
+    if base is not None:
+        facts |= {"base_model": base, "base_model_relation": "adapter" if is_adapter else "finetune"}
+    if data is not None:
+        facts["datasets"] = [data]
+    facts["tags"] = ["grpo", "grpo-flow", "reinforcement-learning", *(["lora"] if plan.config.model.lora else [])]
+    return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---\n"
+
+
+def _what(plan: ExportPlan, origin: Origin) -> list[str]:
+    config, state = plan.config, plan.state
+    trained = "a LoRA adapter" if config.model.lora else "all weights"
+    form = (
+        "the adapter alone"
+        if plan.form == "adapter"
+        else f"merged weights in {plan.dtype}"
+        if config.model.lora
+        else (f"weights in {plan.dtype}")
+    )
+    best = state.best_step == state.step and state.best_accuracy is not None
+    lines = [
+        f"A policy trained with GRPO (arXiv:2402.03300) by grpo-flow: {_code(public_source(config.model.source))} "
+        f"on {_code(public_source(config.data.source))}, preset {_text(origin.preset)}.",
+        "",
+        f"- saved after step {state.step} of {config.training.steps} ({state.optimizer_step} optimizer steps, "
+        f"{state.tokens} completion tokens){'; the best of the evaluated steps so far' if best else ''}",
+        f"- trained: {trained}; exported: {form}",
+        f"- {state.sync_count} reference synchronisation(s)"
+        + (f", the last after step {state.last_sync_step}" if state.sync_count else ""),
+        "- " + "rewards: " + ", ".join(f"{_code(reward.fn)} (weight {reward.weight:g})" for reward in config.rewards),
+    ]
+    labels = config.tracking.labels
+    return [*lines, *(f"- {_text(key)}: {_text(value)}" for key, value in labels.items())]
+
+
+def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
+    base = hub_id(plan.config.model.source) or "FOLDER_OF_THE_BASE"
+    if plan.form == "adapter":
+        code = [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+            'model = PeftModel.from_pretrained(base, "FOLDER")',
+        ]
+        serve = f"vllm serve {base} --enable-lora --lora-modules grpo=FOLDER"
+    else:
+        code = [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("FOLDER", dtype="auto")',
+        ]
+        serve = "vllm serve FOLDER"
+    code.append('tokenizer = AutoTokenizer.from_pretrained("FOLDER")')
+    template = (
+        "with the tokenizer's chat template" if plan.config.data.chat_template else "as plain text, without a chat template"
+    )
+    system = " and a system prompt (below)" if plan.config.data.system_prompt else ""
+    return [
+        *("```python", *code, "```", ""),
+        f"Prompts were given {template}{system}; sampling was at temperature "
+        f"{plan.config.rollout.temperature:g}, computed in {plan.config.model.dtype}. vLLM: {for_code(serve)}.",
+        *(["", *(f"- **{_text(note)}**" for note in notes)] if notes else []),
+    ]
+
+
+def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) -> list[str]:
+    if all(figure.policy is None for figure in evaluations):
+        missing = f"The policy after step {step} was not evaluated."
+        return [missing] if not evaluations else [missing, "", *_evaluation_table(evaluations, step)]
+    paired = paired_of(run_dir, step)
+    lines = _evaluation_table(evaluations, step)
+    if paired is not None:
+        lines += ["", f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}."]
+    return [*lines, "", "In brackets: 95 % intervals over prompts."]
+
+
+def _evaluation_table(evaluations: Sequence[Evaluated], step: int) -> list[str]:
+    rows = [
+        [
+            _code(figure.set_name),
+            "" if figure.num_prompts is None else str(figure.num_prompts),
+            _code(figure.key.rpartition("/")[2]),
+            _figure(figure.base),
+            _figure(figure.policy),
+        ]
+        for figure in evaluations
+    ]
+    return [markdown_table(["Set", "Prompts", "Figure", "Base", f"Step {step}"], rows)]
+
+
+def _figure(value: Estimate | float | None) -> str:
+    if value is None:
+        return "not evaluated"
+    return str(value) if isinstance(value, Estimate) else f"{value:.3f}"
+
+
+def _drift(plan: ExportPlan, history: Sequence[Record], drift: Sequence[Drift]) -> list[str]:
+    if not drift:
+        return ["Not measured."]
+    rows = [
+        [_code(one.key), one.what, f"{one.value:.4g}", "" if one.error is None else f"{one.error:.2g}", str(one.policy_step)]
+        for one in drift
+    ]
+    table = markdown_table(["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"], rows)
+    lines = [table, ""]
+    if mean := mean_kl(history, plan.step):
+        lines.append(f"Mean of `kl/ref/k3` over steps {mean[0]} to {mean[1]}: {mean[2]:.4g}.")
+    if not any(one.key == "kl/init/k3" for one in drift) and not plan.state.sync_count:
+        lines.append("No synchronisation had taken place: the reference is the initial policy.")
+    if not any(one.key == "kl/probe/full" for one in drift):
+        lines.append("The exact KL on fixed prompts was not measured (`probe.every_steps`).")
+    return [*lines, "Each step is measured before its update, on completions of the policy that the step before has left."]
+
+
+def _configuration(config: RunConfig, origin: Origin) -> list[str]:
+    defaults, values = flatten(RunConfig()), flatten(config)
+    rows = []
+    for key in dict.fromkeys((*changes_between(RunConfig(), config), *origin.changes)):
+        if key in HIDDEN_KEYS or key.startswith("tracking.labels") or key not in values:
+            continue
+        preset = origin.changes[key][0] if key in origin.changes else values[key]
+        rows.append([for_code(key), _cell(key, values[key]), _cell(key, preset), _cell(key, defaults.get(key))])
+    head = ["Key", "This run", f"Preset {_text(origin.preset)}", "Default"]
+    return [markdown_table(head, rows)] if rows else ["Every key has its default."]
+
+
+def _cell(key: str, value: Any) -> str:
+    text = public_value(key, value)
+    return for_markdown(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}… ({len(text)} characters)")
+
+
+def _digests(plan: ExportPlan, facts: Mapping[str, Any]) -> list[str]:
+    config = plan.config
+    return [
+        f"- data: {_code(public_source(config.data.source))}, SHA-256 of the frozen prompts {_digest(facts, 'data_digest')}",
+        f"- base: {_code(public_source(config.model.source))}, SHA-256 of its weights {_digest(facts, 'model_digest')}",
+        f"- configuration: SHA-256 {_digest(facts, 'config_digest')}",
+        "- this folder: SHA-256 of each file in `grpo_export.json`",
+    ]
+
+
+def _digest(facts: Mapping[str, Any], key: str) -> str:
+    return _code(str(facts[key])) if facts.get(key) else "not recorded"
+
+
+def _reproduce(run_dir: RunDir, facts: Mapping[str, Any]) -> list[str]:
+    commit, diff = facts.get("git_commit"), facts.get("git_diff_digest")
+    changes = f", with uncommitted changes (SHA-256 {_code(str(diff))})" if diff else ""
+    code = f"grpo-flow at git commit {_code(str(commit))}{changes}" if commit else "grpo-flow; its git commit was not recorded"
+    command = for_code(f"grpo reproduce {public_text(run_dir.path.resolve().name)}")
+    return [f"- code: {code}", f"- in the folder that holds the run: {command}, which compares every figure"]
+
+
+def _versions(facts: Mapping[str, Any]) -> list[str]:
+    packages = facts.get("packages") or {}
+    rows = [["python", _text(str(facts["python"]))]] if facts.get("python") else []
+    rows += [[_text(name), _text(str(version))] for name, version in packages.items()]
+    gpus = ", ".join(map(str, facts.get("gpus") or [])) or facts.get("processor")
+    rows += [["hardware", _text(str(gpus))]] if gpus else []
+    return [markdown_table(["Package", "Version"], rows)] if rows else ["Not recorded."]
+
+
+def _text(text: str) -> str:
+    return for_markdown(public_text(text))
+
+
+def _code(text: str) -> str:
+    return for_code(public_text(text))

@@ -1,0 +1,124 @@
+"""What a card says of a policy, read from its run's journal: how far it has drifted, and how it was evaluated."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, facts_file
+from grpo_core.evaluation.statistics import Estimate
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record
+from grpo_core.run.summary import BeforeAfter, compare_evaluations
+
+KL = (
+    ("kl/ref/k3", "kl/ref/se", "to the reference, k3"),
+    ("kl/init/k3", "kl/init/se", "to the initial policy, k3"),
+    ("kl/probe/full", "kl/probe/se", "to the reference, exact, on the probe prompts"),
+    ("kl/probe/full_init", "kl/probe/se_init", "to the initial policy, exact, on the probe prompts"),
+)
+"""(figure, its standard error, what it is)."""
+LAST_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """One KL, in nats a token."""
+
+    key: str
+    what: str
+    value: float
+    error: float | None
+    """Its standard error."""
+    policy_step: int
+    """The policy that was measured: the one after this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One figure of one evaluation set, of the base and of the policy."""
+
+    key: str
+    set_name: str
+    num_prompts: int | None
+    base: Estimate | float | None
+    policy: Estimate | float | None
+
+
+def drift_of(history: Sequence[Record], step: int) -> list[Drift]:
+    """Return the newest measurement of each KL up to the policy after a step.
+
+    A step is measured before its update, so that of step k is of the policy after step k - 1: for a policy that the training
+    has gone on from, the next step has measured it.
+
+    Args:
+        history: of the run.
+        step: after which the policy was saved.
+    """
+    steps = [record for record in history if record.kind == "step" and record.step <= step + 1]
+    found = []
+    for key, error, what in KL:
+        record = next((record for record in reversed(steps) if key in record.metrics), None)
+        if record is not None:
+            values = record.metrics
+            found.append(Drift(key=key, what=what, value=values[key], error=values.get(error), policy_step=record.step - 1))
+    return found
+
+
+def mean_kl(history: Sequence[Record], step: int) -> tuple[int, int, float] | None:
+    """Return (first step, last step, mean of kl/ref/k3) over the last steps before a policy; None where there are none."""
+    records = [r for r in history if r.kind == "step" and r.step <= step and "kl/ref/k3" in r.metrics][-LAST_STEPS:]
+    if not records:
+        return None
+    return records[0].step, records[-1].step, sum(record.metrics["kl/ref/k3"] for record in records) / len(records)
+
+
+def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
+    """Return the figures of a policy's evaluations beside those of the base on the same set; only of this very step."""
+    base, policy = (_evaluations(history, wanted) for wanted in (0, step))
+    keys = dict.fromkeys(key for name in (HELD_OUT, HELD_OUT_SAMPLE, *policy, *base) for key in _keys(name, policy, base))
+    return [
+        Evaluated(
+            key=figure,
+            set_name=name,
+            num_prompts=_count(policy.get(name) or base.get(name)),
+            base=_estimate(base.get(name), figure),
+            policy=_estimate(policy.get(name), figure),
+        )
+        for name, figure in keys
+    ]
+
+
+def paired_of(run_dir: RunDir, step: int) -> BeforeAfter | None:
+    """Return the comparison with the base on the same prompts; None where the final evaluation is not of this step."""
+    try:
+        final = read_json(facts_file(run_dir, "final"))["step"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return compare_evaluations(run_dir) if final == step else None
+
+
+def _evaluations(history: Sequence[Record], step: int) -> dict[str, Record]:
+    """Return {evaluation set: its newest record} of a step."""
+    return {str(record.data.get("set")): record for record in history if record.kind == "eval" and record.step == step}
+
+
+def _keys(name: str, *evaluations: Mapping[str, Record]) -> Iterator[tuple[str, str]]:
+    for found in evaluations:
+        yield from ((name, key) for key in (found[name].metrics if name in found else ()))
+
+
+def _count(record: Record | None) -> int | None:
+    count: Any = None if record is None else record.data.get("num_prompts")
+    return count if isinstance(count, int) else None
+
+
+def _estimate(record: Record | None, key: str) -> Estimate | float | None:
+    """Return a figure with its interval; alone where the record holds none."""
+    if record is None or key not in record.metrics:
+        return None
+    try:
+        facts = record.data["estimates"][key]
+        return Estimate(value=float(facts["value"]), low=float(facts["low"]), high=float(facts["high"]))
+    except (LookupError, TypeError, ValueError):
+        return record.metrics[key]

@@ -1,0 +1,264 @@
+"""An export in MLflow: a model of the run that it is of, and a version of a registered model.
+
+Its description (`MLmodel`) is the one of MLflow's `transformers` flavour, written here: `mlflow.transformers.save_model` copies
+the weights first, and fails on a folder with transformers 5.23, whose table of pipelines holds names in place of classes.
+An adapter alone, and a model with Python files, have a description that only names their files: they are downloaded.
+"""
+
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_core.config.section import refuse_credentials
+from grpo_core.errors import ConfigError, TrackingError, cause, shown
+from grpo_core.evaluation.statistics import Estimate
+from grpo_core.export.card import TASK, Card
+from grpo_core.export.place import MANIFEST_FILE
+from grpo_core.export.policy_folder import Exported
+from grpo_core.export.public import hub_id, public_source
+from grpo_core.machine.disk import folder_bytes, sha256_of
+from grpo_core.plain_text import for_markdown
+from grpo_core.run.folder import RunDir
+from grpo_core.run.provenance import installed_versions
+from grpo_core.run.resuming import path_argument
+from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
+
+MODEL_FOLDER, MODEL_FILE = "model", "MLmodel"
+FILES_FLAVOUR = "grpo_export"
+"""Of a model that is downloaded and loaded by hand."""
+DIGEST_TAG = "grpo.export"
+"""SHA-256 of an export's manifest: by it a version is found again."""
+VERSIONS_TAG = "mlflow.modelVersions"
+"""Of a logged model: MLflow's pages link it to its registered versions by it."""
+MOST_DESCRIPTION = 5000
+"""Characters that MLflow's databases hold."""
+REQUIRED = ("mlflow", "transformers", "torch", "accelerate", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """A version of a registered model."""
+
+    name: str
+    version: str
+    is_pipeline: bool
+    """Whether MLflow loads it; else its files are downloaded."""
+    was_there: bool = False
+    """Whether the same export of the same run had been registered before."""
+
+    def __str__(self) -> str:
+        """Return it as one fact."""
+        return f"registered: {self.name}, version {self.version}{' (as before)' if self.was_there else ''}"
+
+    @property
+    def load_command(self) -> str:
+        """The Python expression that loads it."""
+        uri = f"models:/{self.name}/{self.version}"
+        call = "mlflow.transformers.load_model" if self.is_pipeline else "mlflow.artifacts.download_artifacts"
+        return f"{call}({uri!r})"
+
+
+def require_model_name(name: str) -> None:
+    """Refuse what cannot be the name of a registered model, before anything is written.
+
+    Raises:
+        ConfigError: says why.
+    """
+    refuse_credentials("--register", name)
+    if not name.strip() or any(character in name for character in "/:") or not name.isprintable() or len(name) > 256:
+        raise ConfigError(f"--register {shown(name)}: the name of a registered model is not empty and holds no / and no :")
+
+
+def find_tracked(run_dir: RunDir) -> TrackedRun:
+    """Return the MLflow run of a run, at the address where it is now.
+
+    Raises:
+        TrackingError: it was never tracked, was deleted, or MLflow does not answer or does not hold it.
+    """
+    known, failures = read_tracked(run_dir), []
+    for uri in dict.fromkeys((known.uri, tracking_uri(run_dir.read_config(), run_dir.path))):
+        try:
+            with short_retries():
+                run = make_client(uri, create=False).get_run(known.run_id)
+        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
+            failures.append(cause(error, most=120))
+            continue
+        if run.info.lifecycle_stage == "deleted":
+            failures.append("it was deleted")
+            continue
+        return replace(known, uri=uri)
+    raise TrackingError(
+        f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({'; '.join(failures)}); nothing was exported. "
+        "Start its server, set MLFLOW_TRACKING_URI to where it is, or leave out --register; where its store was replaced, "
+        f"`grpo track {path_argument(run_dir.path)}` logs it to the new one"
+    )
+
+
+def register_version(exported: Exported, tracked: TrackedRun, name: str, remedy: str) -> Registered:
+    """Log an export as a model of its MLflow run and register it; one that is registered already stays the only one.
+
+    Args:
+        exported: the export.
+        tracked: the MLflow run of its run, which goes on as it is: no other is made.
+        name: of the registered model, made where there is none.
+        remedy: what to do where MLflow fails, for the message.
+
+    Raises:
+        TrackingError: MLflow does not take it.
+    """
+    digest = sha256_of(exported.folder / MANIFEST_FILE)
+    with tracking_errors(f"--register {name}: the export cannot be registered in MLflow at {tracked.uri}", remedy):
+        client = make_client(tracked.uri, create=False)
+        known = _version_of(client, name, digest, tracked.run_id)
+        loadable = is_pipeline(exported)
+        if known is not None:
+            return Registered(name=name, version=str(known.version), is_pipeline=loadable, was_there=True)
+        tags = _tags(exported, digest)
+        logged = _logged_before(client, tracked, digest) or _log_model(client, exported, tracked, tags)
+        _ensure_registered_model(client, name)
+        version = client.create_model_version(
+            name,
+            source=logged.artifact_location,  # `models:/<id>` is looked up in the store of MLflow's global state
+            run_id=tracked.run_id,
+            model_id=logged.model_id,
+            tags=tags,
+            description=_description(exported.card),
+        )
+        link = json.dumps([{"name": name, "version": int(version.version)}])
+        client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: link})
+    return Registered(name=name, version=str(version.version), is_pipeline=loadable)
+
+
+def _version_of(client: Any, name: str, digest: str, run_id: str) -> Any:
+    """Return the version of a registered model that is this export of this run; None where there is none."""
+    quoted = name.replace("'", "''")
+    versions = client.search_model_versions(f"name = '{quoted}'")
+    return next((one for one in versions if one.tags.get(DIGEST_TAG) == digest and one.run_id == run_id), None)
+
+
+def _logged_before(client: Any, tracked: TrackedRun, digest: str) -> Any:
+    """Return the model of an attempt that uploaded this export and could not register it; None where there is none."""
+    wanted = f"source_run_id = '{tracked.run_id}' AND tags.`{DIGEST_TAG}` = '{digest}'"
+    models = client.search_logged_models(experiment_ids=[tracked.experiment_id], filter_string=wanted)
+    return next((model for model in models if str(model.status) == "READY"), None)
+
+
+def _ensure_registered_model(client: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _log_model(client: Any, exported: Exported, tracked: TrackedRun, tags: Mapping[str, str]) -> Any:
+    """Upload an export as a model of a run; return MLflow's record of it. One that cannot be finished is marked as failed."""
+    from mlflow.entities import LoggedModelOutput
+
+    plan = exported.plan
+    logged = client.create_logged_model(
+        tracked.experiment_id, name=f"step_{plan.step:06d}-{plan.form}", source_run_id=tracked.run_id, tags=dict(tags)
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="grpo-register-") as folder:
+            _describe(exported, Path(folder), logged, tracked.run_id)
+            client.log_model_artifacts(logged.model_id, folder)
+        client.log_model_artifacts(logged.model_id, str(exported.folder), MODEL_FOLDER)
+    except BaseException:
+        client.finalize_logged_model(logged.model_id, "FAILED")
+        raise
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.log_outputs(tracked.run_id, [LoggedModelOutput(logged.model_id, step=plan.step)])
+    return logged
+
+
+def _describe(exported: Exported, folder: Path, logged: Any, run_id: str) -> None:
+    """Write what MLflow wants beside the export: its description of a model, and the tokenizer as a part of its own."""
+    from mlflow.models import Model
+
+    model = Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id)
+    model.model_size_bytes = folder_bytes(exported.folder)
+    versions = installed_versions((*REQUIRED, "peft"))
+    if is_pipeline(exported):
+        _add_pipeline(model, exported, versions)
+        tokenizer = folder / "components" / "tokenizer"
+        tokenizer.mkdir(parents=True)
+        for file in exported.folder.iterdir():
+            if file.suffix in (".json", ".jinja", ".txt", ".model"):
+                shutil.copy(file, tokenizer)
+    else:
+        model.add_flavor(FILES_FLAVOUR, data=MODEL_FOLDER, form=exported.plan.form)
+    requirements = sorted(f"{name}=={version.partition('+')[0]}" for name, version in versions.items())
+    (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
+    model.save(str(folder / MODEL_FILE))
+
+
+def is_pipeline(exported: Exported) -> bool:
+    """Return whether MLflow may load an export as a pipeline.
+
+    Not an adapter, whose base is elsewhere; nor a model with Python files: MLflow would run them without being told to.
+    """
+    return exported.plan.form == "merged" and not exported.plan.config.model.trust_remote_code
+
+
+def _add_pipeline(model: Any, exported: Exported, versions: Mapping[str, str]) -> None:
+    """Describe an export as `mlflow.transformers.save_model` does, with transformers' automatic classes.
+
+    By their names no code of a model is run, and a tokenizer is found whatever the installed transformers calls its class.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+
+    plan = exported.plan
+    text = Schema([ColSpec(DataType.string)])
+    model.signature = ModelSignature(inputs=text, outputs=text)
+    model.add_flavor(
+        "transformers",
+        transformers_version=versions["transformers"],
+        code=None,
+        task=TASK,
+        instance_type="TextGenerationPipeline",
+        torch_dtype=f"torch.{plan.dtype}",
+        pipeline_model_type="AutoModelForCausalLM",
+        source_model_name=hub_id(plan.config.model.source) or public_source(plan.config.model.source),
+        model_binary=MODEL_FOLDER,
+        components=["tokenizer"],
+        tokenizer_type="AutoTokenizer",
+    )
+    model.add_flavor("python_function", loader_module="mlflow.transformers", python_version=platform.python_version())
+
+
+def _tags(exported: Exported, digest: str) -> dict[str, str]:
+    """Return what a version is found and chosen by: step, form, figures with their intervals."""
+    plan, card = exported.plan, exported.card
+    figures = {f"{one.key}": _shown(one.policy) for one in card.evaluations if one.policy is not None}
+    base = {f"base/{one.key}": _shown(one.base) for one in card.evaluations if one.base is not None}
+    drift = {one.key: _with_error(one.value, one.error) for one in card.drift}
+    about = {"step": str(plan.step), "form": plan.form, "dtype": plan.dtype, DIGEST_TAG: digest, **card.digests}
+    return {**about, **figures, **base, **drift}
+
+
+def _shown(value: Estimate | float) -> str:
+    return str(value) if isinstance(value, Estimate) else f"{value:.3f}"
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
+
+
+def _description(card: Card) -> str:
+    """Return a version's description, in Markdown: what it is, and its figures against the base's."""
+    lines = [f"**{for_markdown(card.title)}**", ""]
+    for one in card.evaluations:
+        base = "not evaluated" if one.base is None else _shown(one.base)
+        policy = "not evaluated" if one.policy is None else _shown(one.policy)
+        lines.append(f"- `{one.key}`: {policy} (base: {base})")
+    lines += [f"- `{one.key}`: {_with_error(one.value, one.error)}, policy after step {one.policy_step}" for one in card.drift]
+    return "\n".join(lines)[:MOST_DESCRIPTION]

@@ -1,0 +1,397 @@
+"""A policy that was exported: loaded by transformers and PEFT, trained on, refused, replaced, and described."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from grpo_core import train
+from grpo_core.config import apply_overrides, validate_config
+from grpo_core.data.frozen import load_frozen
+from grpo_core.errors import ConfigError, FolderError, JournalError, ModelError
+from grpo_core.export.card import CARD_FILE, write_card
+from grpo_core.export.choice import ExportWish, plan_export
+from grpo_core.export.contents import write_policy
+from grpo_core.export.place import MANIFEST_FILE, placed_whole
+from grpo_core.export.policy_folder import Exported, export_policy
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.machine.disk import sha256_of
+from grpo_core.machine.marker import write_marker
+from grpo_core.policy.opening import open_policy
+from grpo_core.policy.saved import list_checkpoints
+from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.preflight import check_start
+
+TIE = 1e-3
+"""Two logits that are closer may change places between two orders of the same sums."""
+HOSTILE = "</td><script>alert(1)</script> | [x](http://evil/x) ![](http://evil/y)\n# big\n---\nlicense: mit\n```"
+OBSERVED = {
+    "training.checkpoint_every": 2,
+    "training.keep_checkpoints": 3,
+    "probe.every_steps": 2,
+    "probe.num_prompts": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def make(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDir]:
+    """Return a function that trains the tiny model with overrides, and evaluates it before and after."""
+
+    def trained(overrides: dict[str, Any], name: str) -> RunDir:
+        config = validate_config(apply_overrides(tiny_values, {**OBSERVED, **overrides}))
+        folder = tmp_path_factory.mktemp(name) / "one"
+        train(config, run_dir=folder, progress=False)
+        return RunDir(folder)
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def full(make: Callable[..., RunDir]) -> RunDir:
+    """A run of all weights, evaluated every two steps, whose texts are a stranger's."""
+    texts = {"data.system_prompt": HOSTILE, "tracking.labels": {"arm": HOSTILE}, "tracking.run_name": HOSTILE}
+    return make({**texts, "evaluation.every_steps": 2, "rollout.max_prompt_tokens": 220}, "full")
+
+
+@pytest.fixture(scope="module")
+def adapted(make: Callable[..., RunDir]) -> RunDir:
+    """A run of an adapter, with a rate at which it moves far."""
+    return make({"model.lora.rank": 4, "optimizer.lr": 0.05}, "adapted")
+
+
+@pytest.fixture
+def copied(full: RunDir, tmp_path: Path) -> RunDir:
+    """A copy of the run of all weights, to be changed."""
+    shutil.copytree(full.path, tmp_path / "copied")
+    return RunDir(tmp_path / "copied")
+
+
+def text_of(exported: Exported) -> str:
+    return (exported.folder / CARD_FILE).read_text()
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {path.name: sha256_of(path) for path in folder.iterdir()}
+
+
+def greedy_by_us(run_dir: RunDir, num_prompts: int = 4) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Return (prompt, greedy completion) of the newest checkpoint's policy, by the run's own sampler."""
+    config = validate_config(apply_overrides(run_dir.read_config().model_dump(mode="json"), {"model.dtype": "float32"}))
+    policy = open_policy(list_checkpoints(run_dir.checkpoints)[-1] / "policy", config)
+    prompts = load_frozen(run_dir.data)[1][:num_prompts]
+    settings = replace(SamplingSettings.of(config.rollout), group_size=1, temperature=0.0)
+    sampled = policy.sample(prompts, settings, RandomKey(seed=0, stream=Stream.EVAL, step=0))
+    rows = zip(sampled.completion_ids, sampled.completion_mask, strict=True)
+    return [(prompt.token_ids, ids[keep].tolist()) for prompt, (ids, keep) in zip(prompts, rows, strict=True)]
+
+
+def assert_same_tokens(model: Any, expected: list[tuple[tuple[int, ...], list[int]]]) -> None:
+    """Compare greedy completions of transformers with others, up to the first place where two tokens are as likely."""
+    compared = 0
+    for prompt, completion in expected:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=len(completion), do_sample=False
+        )[0, len(prompt) :].tolist()
+        logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        top = logits.topk(2).values
+        for place, token in enumerate(completion):
+            if top[place, 0] - top[place, 1] < TIE:
+                break
+            assert made[place] == token
+            compared += 1
+    assert compared > len(expected)
+
+
+def test_transformers_gives_the_tokens_of_the_policy(full: RunDir, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exported = export_policy(full, ExportWish(), tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(exported.folder, dtype="auto").eval()
+    assert model.dtype == torch.float32
+    with torch.no_grad():
+        assert_same_tokens(model, greedy_by_us(full))
+    prompt = load_frozen(full.data)[1][0]
+    tokenizer = AutoTokenizer.from_pretrained(exported.folder)
+    assert tokenizer(prompt.text, add_special_tokens=False)["input_ids"] == list(prompt.token_ids)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks a model for it
+def test_an_adapter_is_peft_s_and_merged_it_is_what_peft_merges(adapted: RunDir, tiny_model_dir: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    adapter = export_policy(adapted, ExportWish(), tmp_path / "adapter")
+    merged = export_policy(adapted, ExportWish(form="merged"), tmp_path / "merged")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    by_peft = PeftModel.from_pretrained(base, adapter.folder).merge_and_unload().state_dict()
+    model = AutoModelForCausalLM.from_pretrained(merged.folder, dtype="auto").eval()
+    ours = model.state_dict()
+    assert ours.keys() == by_peft.keys()
+    assert all(torch.equal(ours[name], by_peft[name]) for name in ours)
+    assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 0.1
+    with torch.no_grad():
+        assert_same_tokens(model, greedy_by_us(adapted))
+    assert yaml.safe_load(text_of(adapter).split("---")[1])["library_name"] == "peft"
+    assert any("is no model of the hub" in note for note in adapter.notes)
+    assert "lora" in yaml.safe_load(text_of(merged).split("---")[1])["tags"]
+
+
+def test_an_adapter_is_not_merged_with_another_base(make: Callable[..., RunDir], adapted: RunDir, tmp_path: Path) -> None:
+    source = Path(adapted.read_config().model.source) / "model.safetensors"
+    content = source.read_bytes()
+    try:
+        source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(
+            ModelError, match=r"model\.source .*: has other weights than those on which the adapter was trained"
+        ):
+            export_policy(adapted, ExportWish(form="merged"), tmp_path / "out")
+    finally:
+        source.write_bytes(content)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("run", ["full", "adapted"])
+def test_bfloat16_is_named_in_the_configuration_and_on_the_card(
+    run: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    exported = export_policy(request.getfixturevalue(run), ExportWish(form="merged", dtype="bfloat16"), tmp_path / "out")
+    assert AutoModelForCausalLM.from_pretrained(exported.folder, dtype="auto").dtype == torch.bfloat16
+    assert "rounded to bfloat16: every figure here is of the weights in float32" in text_of(exported)
+
+
+def test_another_run_starts_from_an_export(
+    full: RunDir, tiny_config: Callable[..., Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    exported = export_policy(full, ExportWish(), tmp_path / "out")
+    config = tiny_config(
+        {"model.source": str(exported.folder), "training.steps": 1, "evaluation.samples": 0, "evaluation.k": []}
+    )
+    assert check_start(config, ()).faults == ()
+    train(config, run_dir=tmp_path / "next", evaluate=False, progress=False)
+    assert [record.step for record in check_run(RunDir(tmp_path / "next")).history if record.kind == "step"] == [1]
+
+
+def test_a_step_or_the_best_is_chosen_and_one_that_is_not_there_is_named(full: RunDir, adapted: RunDir, tmp_path: Path) -> None:
+    assert export_policy(full, ExportWish(step=2), tmp_path / "two").plan.step == 2
+    best = export_policy(full, ExportWish(best=True), tmp_path / "best")
+    assert best.plan.step == best.plan.state.best_step
+    with pytest.raises(ModelError, match="has no checkpoint of step 3; there are those of step 2, 4"):
+        export_policy(full, ExportWish(step=3), tmp_path / "three")
+    with pytest.raises(ModelError, match=r"no step of it was evaluated \(evaluation\.every_steps\)"):
+        export_policy(adapted, ExportWish(best=True), tmp_path / "none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "two"]
+
+
+@pytest.mark.parametrize(
+    ("run", "wish", "fault"),
+    [
+        ("full", ExportWish(form="adapter"), "--adapter: the run .* trained all weights"),
+        ("full", ExportWish(step=2, best=True), "--best and --step 2"),
+        ("adapted", ExportWish(dtype="bfloat16"), "--dtype bfloat16: an adapter is exported as it was trained"),
+    ],
+)
+def test_what_contradicts_the_run_is_refused(
+    run: str, wish: ExportWish, fault: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        export_policy(request.getfixturevalue(run), wish, tmp_path / "out")
+
+
+def test_a_damaged_checkpoint_leaves_the_earlier_export_as_it_was(copied: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    export_policy(copied, ExportWish(), target)
+    before = files_of(target)
+    weights = list_checkpoints(copied.checkpoints)[-1] / "policy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ModelError, match=r"step_000004: the SHA-256 of policy/model.safetensors is not the manifest's"):
+        export_policy(copied, ExportWish(), target)
+    assert files_of(target) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copied", "out"]
+
+
+def test_a_checkpoint_that_its_training_removes_meanwhile_is_named(copied: RunDir, tmp_path: Path) -> None:
+    checkpoint = copied.checkpoints / "step_000002"
+    with pytest.raises(ModelError, match=r"step_000002: .* a training that is under way may have removed it: export again"):
+        export_policy(copied, ExportWish(step=2), tmp_path / "out", report=lambda _: shutil.rmtree(checkpoint))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_export_of_ours_is_never_overwritten(full: RunDir, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "notes.txt").write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    write_marker(run, "run")
+    (tmp_path / "file").write_text("")
+    inside = full.path / "exported"
+    for place, fault in {
+        theirs: "is neither empty nor an export of grpo-flow .* it holds notes.txt",
+        run: "is the folder of a run",
+        tmp_path / "file": "is a file",
+        inside: "lies inside the run",
+    }.items():
+        with pytest.raises(FolderError, match=fault):
+            export_policy(full, ExportWish(), place)
+    assert (theirs / "notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run", "theirs"]
+
+
+def test_an_export_is_replaced_unless_somebody_has_changed_it(full: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    first = export_policy(full, ExportWish(step=2), target)
+    assert export_policy(full, ExportWish(), target).plan.step == 4
+    assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 4
+    assert export_policy(full, ExportWish(step=2), target).card == first.card
+    (target / "mine.txt").write_text("notes")
+    (target / CARD_FILE).write_text("edited")
+    before = files_of(target)
+    with pytest.raises(FolderError, match=r"changed since \(README.md, mine.txt\)\. Nothing was changed"):
+        export_policy(full, ExportWish(), target)
+    assert files_of(target) == before
+
+
+def test_two_exports_to_one_folder_do_not_mix(full: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with placed_whole(target, {}, 1) as scratch:
+        with pytest.raises(FolderError, match=r"process \d+ writes an export there"):
+            export_policy(full, ExportWish(), target)
+        (scratch / "first.txt").write_text("1")
+    assert sorted(path.name for path in target.iterdir()) == [".grpo-folder", "first.txt", MANIFEST_FILE]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_export_left_is_cleared_and_what_it_moved_aside_comes_back(full: RunDir, tmp_path: Path) -> None:
+    target, partial = tmp_path / "out", tmp_path / ".out.partial"
+    export_policy(full, ExportWish(step=2), target)
+    partial.mkdir()
+    write_marker(partial, "export")
+    (partial / "model.safetensors").write_text("half")
+    target.rename(tmp_path / ".out.replaced")
+    with pytest.raises(RuntimeError, match="stopped"), placed_whole(target, {}, 1):
+        raise RuntimeError("stopped")
+    assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    export_policy(full, ExportWish(), target)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", [".out.partial", ".out.replaced"])
+def test_a_folder_of_somebody_else_in_the_place_of_a_start_is_refused(name: str, full: RunDir, tmp_path: Path) -> None:
+    theirs = tmp_path / name
+    theirs.mkdir()
+    (theirs / "thesis.txt").write_text("mine")
+    with pytest.raises(FolderError, match="is not the start of an export"):
+        export_policy(full, ExportWish(), tmp_path / "out")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == [name, f"{name}/thesis.txt"]
+
+
+def test_too_little_disk_is_said_before_anything_is_written(
+    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=1, f_blocks=10**6))
+    with pytest.raises(JournalError, match=r"export folder .*: needs 1 MB; .* too little disk"):
+        export_policy(full, ExportWish(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_has_every_figure_of_this_step_and_none_of_another(full: RunDir, tmp_path: Path) -> None:
+    exported = export_policy(full, ExportWish(), tmp_path / "out")
+    text, history = text_of(exported), check_run(full).history
+    for name in ("base", "final"):
+        for key, estimate in json.loads((full.eval / f"{name}.json").read_text())["estimates"].items():
+            assert f"`{key.rpartition('/')[2]}`" in text
+            assert f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]" in text
+    last = next(record for record in reversed(history) if record.kind == "step").metrics
+    for key, error in (("kl/ref/k3", "kl/ref/se"), ("kl/init/k3", "kl/init/se"), ("kl/probe/full", "kl/probe/se")):
+        assert re.search(rf"`{key}` \|.*\| {re.escape(f'{last[key]:.4g}')} \| {re.escape(f'{last[error]:.2g}')} \| 3 \|", text)
+    early = export_policy(full, ExportWish(step=2), tmp_path / "early")
+    rows = [line for line in text_of(early).splitlines() if line.startswith("| `heldout` ")]
+    assert rows
+    assert all(row.endswith("| not evaluated |") for row in rows)  # the run's final evaluation is of step 4
+    third = next(record for record in history if record.kind == "step" and record.step == 3)
+    assert f"| {third.metrics['kl/ref/k3']:.4g} | {third.metrics['kl/ref/se']:.2g} | 2 |" in text_of(early)
+
+
+def test_a_policy_that_was_not_evaluated_says_so(adapted: RunDir, tmp_path: Path) -> None:
+    exported = export_policy(adapted, ExportWish(step=2), tmp_path / "out")
+    assert "The policy after step 2 was not evaluated." in text_of(exported)
+    assert "the policy after step 2 was not evaluated" in exported.facts
+
+
+def test_text_of_a_stranger_is_text_on_the_card(full: RunDir, tmp_path: Path) -> None:
+    exported = export_policy(full, ExportWish(), tmp_path / "out")
+    _, front, body = text_of(exported).split("---\n", 2)
+    assert set(yaml.safe_load(front)) == {"library_name", "pipeline_tag", "tags"}
+    assert "alert(1)" in body
+    assert "<script" not in body
+    assert not re.search(r"(?<!\\)\]\(", body)
+    assert "\n---" not in body
+    assert [
+        line for line in body.splitlines() if line.startswith("#") and "big" in line and not line.startswith("# &lt;")
+    ] == []
+    assert [line for line in body.splitlines() if line.startswith("```")] == ["```python", "```"]
+
+
+def test_no_folder_of_this_machine_and_no_password_leaves_it(
+    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "alert(1)-is-a-secret-of-the-environment")
+    exported = export_policy(full, ExportWish(), tmp_path / "out")
+    texts = [path.read_text() for path in exported.folder.iterdir() if path.suffix != ".safetensors"]
+    for place in (full.path.parent, Path(full.read_config().model.source).parent, tmp_path):
+        assert all(str(place) not in text for text in texts)
+    assert "`…/tiny`" in text_of(exported)
+
+
+def with_code(checkpoint: Path) -> None:
+    """Let a checkpoint name Python code, and hold some, as that of a model from the hub does."""
+    policy = checkpoint / "policy"
+    config = json.loads((policy / "config.json").read_text())
+    auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    (policy / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
+    (policy / "modeling_evil.py").write_text("raise SystemExit('ran')\n")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    names = ("policy/config.json", "policy/modeling_evil.py")
+    (checkpoint / "manifest.json").write_text(
+        json.dumps({**manifest, **{name: sha256_of(checkpoint / name) for name in names}})
+    )
+
+
+def test_code_of_a_model_is_left_out_unless_the_run_ran_it_and_then_the_card_says_so(copied: RunDir, tmp_path: Path) -> None:
+    with_code(list_checkpoints(copied.checkpoints)[-1])
+    plan = plan_export(copied, ExportWish())
+    for trusted in (False, True):
+        model = plan.config.model.model_copy(update={"trust_remote_code": trusted})
+        folder = tmp_path / str(trusted)
+        folder.mkdir()
+        now = replace(plan, config=plan.config.model_copy(update={"model": model}))
+        notes = write_policy(now, folder)
+        card = write_card(now, check_run(copied).history, notes).text
+        assert (folder / "modeling_evil.py").exists() is trusted
+        assert ("auto_map" in json.loads((folder / "config.json").read_text())) is trusted
+        wanted = "runs code: loading it needs trust\\_remote\\_code=True" if trusted else "left out: code of the model"
+        assert wanted.replace("\\_", "_") in "".join(notes)
+        assert "modeling" in card
+
+
+def test_a_file_that_the_manifest_does_not_name_is_not_exported(copied: RunDir, tmp_path: Path) -> None:
+    (list_checkpoints(copied.checkpoints)[-1] / "policy" / "modeling_evil.py").write_text("raise SystemExit('ran')\n")
+    exported = export_policy(copied, ExportWish(), tmp_path / "out")
+    assert not list(exported.folder.glob("*.py"))
