@@ -15,14 +15,15 @@ from grpo_core.export.public import hub_id
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
+from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
 from grpo_core.policy.loading import initial_digest
 from grpo_core.policy.saved import MANIFEST_FILE
 from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.weights_file import ADAPTER_FILE, WEIGHTS_FILE, Weights, save_weights
-from grpo_core.run.disk_need import BYTES_PER_WEIGHT, count_parameters
+from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
+from grpo_core.run.disk_need import BYTES_PER_WEIGHT
+from grpo_core.run.model_shape import count_parameters
 
-ADAPTER_SETTINGS = "adapter_config.json"
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Of a `*config.json`: the Python code that loading the model runs where its user trusts it."""
 BLOCK = 2**22
@@ -100,7 +101,7 @@ def _write_merged(plan: ExportPlan, folder: Path) -> None:
     policy = open_policy(plan.checkpoint / POLICY_FOLDER, in_float32)
     policy.model.save_pretrained(folder, state_dict={})  # all but the weights
     for name, sha256 in _policy_files(plan).items():
-        if name not in (ADAPTER_FILE, ADAPTER_SETTINGS):
+        if name not in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
             _copy(plan.checkpoint / POLICY_FOLDER / name, folder / name, sha256)
     _save(as_on_hub(policy.model, dict(policy.merged_weights())), plan, folder)
     _set_dtype(plan, folder)
