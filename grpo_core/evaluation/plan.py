@@ -151,8 +151,9 @@ def _model_keys(subject: Subject) -> dict[str, Any]:
     model = None if subject.config is None else subject.config.model
     if model is None or model.lora is None:
         return {"model.source": subject.source}
-    lora = {**model.lora.model_dump(mode="json"), "init_from": subject.source}
-    return {"model.source": model.source, "model.trust_remote_code": model.trust_remote_code, "model.lora": lora}
+    # The rank of a reference, and the engine, are none of an evaluation's; whether code is trusted is its own configuration's.
+    lora = {**model.lora.model_dump(mode="json"), "init_from": subject.source, "reference_rank": None}
+    return {"model.source": model.source, "model.lora": lora, "training.engine": "native"}
 
 
 def data_facts(plan: EvaluationPlan) -> list[str]:

@@ -17,7 +17,11 @@ def server_faults(uri: str | None) -> Iterator[str]:
     Args:
         uri: `tracking.uri`, or what stands for it; None, a database or a file is no server.
     """
-    parts = urlsplit(uri or "")
+    try:
+        parts = urlsplit(uri or "")
+    except ValueError as error:
+        yield f"tracking.uri {kept_uri(str(uri))}: is no address ({error})"
+        return
     if parts.scheme not in PORTS or not parts.hostname:
         return
     if getproxies().get(parts.scheme) and not proxy_bypass(parts.hostname):

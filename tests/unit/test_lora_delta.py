@@ -88,3 +88,11 @@ def test_what_is_applied_is_the_matrix():
     x, delta = torch.randn(5, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(9)), low_rank(4)
     torch.testing.assert_close(delta.applied(x), x @ delta.dense().T)
     torch.testing.assert_close(Full(matrix=delta.dense()).applied(x), x @ delta.dense().T)
+
+
+def test_the_distance_of_large_matrices_is_not_lost_in_single_precision():
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(*shape, generator=generator) for shape in ((4, 1536), (4096, 4)))
+    nothing = LowRank(a=torch.zeros_like(a), b=b)
+    exact = float((b.double() @ a.double()).square().sum())
+    assert squared_distance(LowRank(a=a, b=b), nothing) == pytest.approx(exact, rel=1e-5)

@@ -38,14 +38,14 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
     _check_targets(model, lora)
     config = PeftConfig(
         r=lora.rank,
-        lora_alpha=lora.rank * lora.scale,  # type: ignore[arg-type]
+        lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
         target_modules=ALL if lora.target_modules is None else list(lora.target_modules),
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,
     )
     with raised_as(ModelError, "model.lora: {cause}", ValueError), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # PEFT draws A on the CPU
         inject_adapter_in_model(config, model, ADAPTER)
     _check_layers(model, lora)
     for name, parameter in model.named_parameters():

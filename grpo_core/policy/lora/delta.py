@@ -20,6 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from grpo_core.policy.weights import squared_difference
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowRank:
@@ -120,5 +122,4 @@ def compressed(delta: LowRank, rank: int) -> Averaged:
 @torch.no_grad()
 def squared_distance(one: Delta, other: Delta) -> float:
     """Return the squared Frobenius norm of the difference."""
-    difference = one.dense() - other.dense()
-    return float(difference.flatten().dot(difference.flatten()))
+    return squared_difference(one.dense(), other.dense())
