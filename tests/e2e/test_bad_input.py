@@ -10,6 +10,7 @@ import yaml
 from mlflow import MlflowClient
 
 from grpo_core.run.journal import read_journal
+from grpo_core.run.preflight import CHECKED_VARIABLE
 
 pytestmark = pytest.mark.proof
 OBJECTIVE = {"metric": "reward/mean", "last_steps": 1}
@@ -119,7 +120,7 @@ def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(
 def test_a_start_that_fails_while_it_is_prepared_leaves_no_folder_and_no_mlflow_run(
     refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path, finished_run: Any
 ) -> None:
-    """That every prompt is the same is seen where they are split, after the flow has begun."""
+    """The checks before the start, which would see that every prompt is the same, are left out: the flow has begun then."""
     (tmp_path / "rows.jsonl").write_text((json.dumps({"question": "1 + 1 =", "answer": "2"}) + "\n") * 20)
     overrides = (
         "data.source=file:rows.jsonl",
@@ -129,7 +130,7 @@ def test_a_start_that_fails_while_it_is_prepared_leaves_no_folder_and_no_mlflow_
     )
     experiment = f"tracking.experiment={tmp_path.name}"
     for folder in (("--run-dir", "given"), ()):
-        done = refused("train", str(tiny_yaml), *overrides, experiment, *folder, cwd=tmp_path)
+        done = refused("train", str(tiny_yaml), *overrides, experiment, *folder, cwd=tmp_path, **{CHECKED_VARIABLE: "1"})
         expect(done, 2, "data.eval_fraction: 0.2 of 1 distinct prompts")
         assert not (tmp_path / "given").exists()
         assert [path.name for path in (tmp_path / "runs").glob("*/")] == []
