@@ -4,6 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import for_code, for_markdown
@@ -16,6 +17,9 @@ from grpo_core.run.summary import RunStatus, compare_evaluations, describe_resul
 from tasks.run.markdown import markdown_report, table, whereabouts
 from tasks.tracking.later import track_report
 from tasks.tracking.store import TrackedRun, read_tracked
+
+if TYPE_CHECKING:
+    import pandas
 
 REPORT_FILE = "report.md"
 """In `report/`; a flow that has written it is complete."""
@@ -88,7 +92,7 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
         alerts=alerts,
         sections={
             "Alerts": [f"- {for_markdown(alert)}" for alert in alerts] or ["None."],
-            "Reference syncs": table(list(syncs.columns), syncs.round(4).astype(str).to_numpy().tolist()),
+            "Reference syncs": table(list(syncs.columns), _rounded(syncs).astype(str).to_numpy().tolist()),
         },
         figures=figures,
         undrawn=f"{for_code(f'grpo report {path_argument(run_dir.path)}')} draws them.",
@@ -119,3 +123,10 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
 
 def _embedded(figure: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}"
+
+
+def _rounded(syncs: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Round to 4 decimals, but errors of compression: they are small, and 0 means that nothing was left out."""
+    from grpo_core.run.tables import OF_ADAPTERS
+
+    return syncs.round({name: 4 for name in syncs.columns if name not in OF_ADAPTERS})
