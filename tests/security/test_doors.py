@@ -13,6 +13,7 @@ from socket import create_connection
 import httpx
 import psutil
 import pytest
+import yaml
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -169,7 +170,8 @@ def test_the_ui_asks_once_for_the_secret(stack_door: Door, browser: Browser, pro
     enter(browser, stack_door.secret)
     browser.wait_for("document.body.innerText.includes('Dashboard')")
     browser.open(stack_door.address + "/v2/deployments")
-    browser.wait_for("document.body.innerText.includes('6 Deployments')")
+    deployments = len(yaml.safe_load((project.folder / "prefect.yaml").read_text())["deployments"])
+    browser.wait_for(f"document.body.innerText.includes('{deployments} Deployments')")
     assert "the browser asks once for the secret in .grpo/prefect/secret" in (project.folder / "up.txt").read_text()
 
 
