@@ -30,6 +30,12 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
             f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
         ),
         warning_if(
+            config.rollout.engine == "vllm" and config.model.dtype == "bfloat16",
+            "rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded: where the adapter adds less than half "
+            "of a weight's last place, nothing is left of it; with model.dtype float32 or the embedded sampler it is kept "
+            "(docs/adapters.md)",
+        ),
+        warning_if(
             config.optimizer.lr < LEAST_RATE,
             f"optimizer.lr: {config.optimizer.lr:g} is low for model.lora: an adapter usually needs at least 10 times the rate "
             "with which all weights are trained (Schulman et al. 2025, LoRA Without Regret)",

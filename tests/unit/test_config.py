@@ -470,6 +470,10 @@ WARNINGS = [
     ),
     ({"model.lora.rank": 8}, ["optimizer.lr: 1e-06 is low for model.lora", "10 times"]),
     (
+        {"model.lora": {"rank": 8}, "optimizer.lr": 1e-4, "rollout.engine": "vllm", "model.dtype": "bfloat16"},
+        ["rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded", "model.dtype float32"],
+    ),
+    (
         {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
         ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
     ),
