@@ -31,8 +31,8 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
         ),
         warning_if(
             config.rollout.engine == "vllm" and config.model.dtype == "bfloat16",
-            "rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded: where the adapter adds less than half "
-            "of a weight's last place, nothing is left of it; with model.dtype float32 or the embedded sampler it is kept "
+            "rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded: where the adapter adds less than "
+            "half of a weight's last place, nothing is left of it; with model.dtype float32 or the embedded sampler it is kept "
             "(docs/adapters.md)",
         ),
         warning_if(

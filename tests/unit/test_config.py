@@ -470,10 +470,6 @@ WARNINGS = [
     ),
     ({"model.lora.rank": 8}, ["optimizer.lr: 1e-06 is low for model.lora", "10 times"]),
     (
-        {"model.lora": {"rank": 8}, "optimizer.lr": 1e-4, "rollout.engine": "vllm", "model.dtype": "bfloat16"},
-        ["rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded", "model.dtype float32"],
-    ),
-    (
         {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
         ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
     ),
@@ -491,6 +487,13 @@ def test_a_contradiction_is_refused_with_keys_and_values(overrides: dict[str, An
 def test_a_doubtful_combination_is_said_with_keys_and_values(overrides: dict[str, Any], parts: list[str]) -> None:
     (warning,) = check_consistency(load_config(None, overrides))
     assert [part for part in parts if part not in warning] == []
+
+
+@pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", False), ("bfloat16", True)])
+def test_an_adapter_that_is_rounded_away_on_a_server_is_said(dtype: str, is_rounded: bool) -> None:
+    overrides = {"model.lora": {"rank": 8}, "optimizer.lr": 1e-4, "rollout.engine": "vllm", "model.dtype": dtype}
+    warnings = check_consistency(load_config(None, overrides))
+    assert any("vllm gets the sum of matrix and adapter, in bfloat16 rounded" in said for said in warnings) == is_rounded
 
 
 @pytest.mark.parametrize("overrides", ACCEPTED, ids=str)
