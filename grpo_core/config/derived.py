@@ -32,6 +32,11 @@ def reference_moves(config: RunConfig) -> bool:
     return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
 
 
+def takes_full_kl(config: RunConfig) -> bool:
+    """Return whether an update needs the reference's distribution at each token."""
+    return config.loss.kl_estimator == "full" and config.loss.beta > 0
+
+
 def has_sync_rule(config: RunConfig) -> bool:
     """Return whether a rule of the monitor may synchronise the reference."""
     return any(rule.action == "sync" for rule in config.monitor.rules)

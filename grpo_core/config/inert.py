@@ -197,6 +197,10 @@ def inert_kl(config: RunConfig) -> list[Finding]:
             "are the trainer's up to rounding",
         ),
         warning_if(
+            reference.offload and config.training.device == "cpu",
+            "reference.offload: true has no effect with training.device cpu: all weights are in host memory",
+        ),
+        warning_if(
             sync is not None and loss.beta == 0,
             f"reference.sync_steps: {sync} changes only what is measured with loss.beta 0",
         ),

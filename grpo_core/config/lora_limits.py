@@ -25,6 +25,11 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
             f"model.lora.reference_rank: {most} has no effect while the reference stays the initial policy; set "
             "reference.sync_steps, or leave it out",
         ),
+        error_if(
+            config.reference.offload,
+            "reference.offload: true has no effect with model.lora: reference and initial policy share the policy's base; "
+            "leave it out",
+        ),
         warning_if(
             most is not None and moves and mixup == 1,
             f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",

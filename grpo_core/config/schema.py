@@ -210,6 +210,8 @@ class ReferenceConfig(Section):
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
     distance_every: Steps = 1
     """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""
+    offload: bool = False
+    """On a GPU, reference and initial policy wait in host memory and are copied over for their passes."""
 
 
 class OptimizerConfig(Section):

@@ -418,6 +418,10 @@ ERRORS = [
         ["model.lora.reference_rank: 7 is below model.lora.rank 8", "raise it to 8"],
     ),
     (
+        {"model.lora": {"rank": 8}, "optimizer.lr": 1e-4, "reference.offload": True},
+        ["reference.offload: true has no effect with model.lora", "share the policy's base"],
+    ),
+    (
         {"model.lora": {"rank": 8, "reference_rank": 16}, "optimizer.lr": 1e-4},
         ["model.lora.reference_rank: 16 has no effect while the reference stays the initial policy", "reference.sync_steps"],
     ),
@@ -467,6 +471,10 @@ WARNINGS = [
     (
         {"training.max_tokens": 1_638_400, "optimizer.schedule": "cosine"},
         ["optimizer.schedule: cosine", "training.steps 100", "training.max_tokens 1638400"],
+    ),
+    (
+        {"reference.offload": True, "training.device": "cpu"},
+        ["reference.offload: true has no effect with training.device cpu", "host memory"],
     ),
     ({"model.lora.rank": 8}, ["optimizer.lr: 1e-06 is low for model.lora", "10 times"]),
     (

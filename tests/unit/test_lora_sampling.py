@@ -66,7 +66,7 @@ Q_WIDTH = 32
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("targets", [None, ["q_proj", "up_proj"]], ids=["all", "some"])
 def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, monkeypatch, least, packed, targets):
-    for module in ("lean_decoding", "packed"):
+    for module in ("products", "packed"):
         monkeypatch.setattr(f"grpo_core.policy.{module}.LEAST_WEIGHTS", least)
     policy = opened({"model.lora.target_modules": targets})
     layer = LeanDecoding.of(policy.model, torch.bfloat16, packed=packed).layers[0]
