@@ -9,6 +9,7 @@ from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError
 from grpo_core.policy.adapter_folder import read_adapter
 from grpo_core.policy.device import pick_device
+from grpo_core.policy.fused import compiled
 from grpo_core.policy.grouped import why_padded
 from grpo_core.policy.lean_decoding import why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
@@ -40,6 +41,7 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
 
 def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:
     plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
+    decoded_plainly_because = why_not_lean(model, config.model.dtype, packed=plain_because is None)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -48,10 +50,19 @@ def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: 
         temperature=config.rollout.temperature,
         passes=Passes(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
         plain_because=plain_because,
-        decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
+        decoded_plainly_because=decoded_plainly_because,
+        uncompiled_because=_uncompiled_because(model, config, decoded_plainly_because, packed=plain_because is None),
         padded_because=why_padded(model, config.model.dtype),
         recomputed=config.training.gradient_checkpointing,
     )
+
+
+def _uncompiled_because(
+    model: PreTrainedModel, config: RunConfig, decoded_plainly_because: str | None, *, packed: bool
+) -> str | None:
+    if not config.training.compile_sampling:
+        return "training.compile_sampling is off"
+    return decoded_plainly_because or why_not_lean(model, config.model.dtype, packed=packed, fused=compiled())
 
 
 def _adapted(

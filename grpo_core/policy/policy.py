@@ -20,6 +20,7 @@ from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.decoding import Decoding, PlainDecoding
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
+from grpo_core.policy.fused import EAGER, compiled
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.lean_decoding import LeanDecoding
@@ -77,6 +78,8 @@ class Policy:
     """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
     decoded_plainly_because: str | None = "not asked for"
     """Why transformers' layers are run for each token that is sampled; None = `lean_decoding.py` does it."""
+    uncompiled_because: str | None = "not asked for"
+    """Why what is between the products of such a layer is not compiled; None = it is (`fused.py`)."""
     padded_because: str | None = "not asked for"
     """Why completions of different lengths are padded in a forward pass; None = they are not (`grouped.py`)."""
 
@@ -174,7 +177,8 @@ class Policy:
         """Prepare the weights as they are now for many tokens."""
         packed, dtype = self.plain_because is None, attention_dtype(self.model, self.dtype)
         if self.decoded_plainly_because is None:
-            yield LeanDecoding.of(self.model, dtype, packed=packed)
+            fused = compiled() if self.uncompiled_because is None else EAGER
+            yield LeanDecoding.of(self.model, dtype, packed=packed, fused=fused)
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
                 yield PlainDecoding(model=self.model, dtype=dtype)

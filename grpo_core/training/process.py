@@ -186,6 +186,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "repeats": repeatability(config).what,
         "weights": _unless("packed", "plain", policy.plain_because),
         "decoding": _unless("lean", "plain", policy.decoded_plainly_because),
+        "kernels": _unless("compiled", "torch's", policy.uncompiled_because),
         "completions": _unless("without padding", "padded", policy.padded_because),
         PASSES_FIELD: sizes.as_json(),
         "memory": _estimate(

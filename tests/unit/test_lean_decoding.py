@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy import lean_decoding, products
 from grpo_core.policy.device import attention_dtype, compute_in
+from grpo_core.policy.fused import EAGER
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.types import Prompt
 from tests.policies import policy_of
@@ -92,12 +93,11 @@ def test_scaled_positions_are_those_of_the_model():
     assert torch.equal(lean.completion_ids, plain.completion_ids)
 
 
-def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
+def test_layers_that_are_wrong_here_are_not_used(tiny_model):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
     assert "has other layers" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
-    right = lean_decoding._rotate
-    monkeypatch.setattr(lean_decoding, "_rotate", lambda states, rotation: right(states, rotation[::-1]))
-    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
+    wrong = replace(EAGER, rotated=lambda states, cosine, sine, dtype: EAGER.rotated(states, sine, cosine, dtype))
+    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False, fused=wrong)
 
 
 def test_layers_that_transformers_has_renamed_are_left_to_it(monkeypatch):
