@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from grpo_core.errors import InitialPolicyError
 from grpo_core.machine.disk import flush, whole_or_gone
+from grpo_core.policy.saved import INITIAL_FILE
 from grpo_core.policy.weights_file import Weights, content_of, save_weights
 
-INITIAL_FILE = "initial.safetensors"
 PARTIAL_FILE = ".initial.safetensors.partial"
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, cause, few_names, name_of
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, read_adapter
+from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
 from grpo_core.policy.sources.find import model_here
 from grpo_core.run.adapter_size import is_target, layers_with_adapter
 from grpo_core.run.model_shape import ModelShape, Sides
@@ -102,6 +102,8 @@ def _start_faults(lora: LoraConfig, start: str, layers: Mapping[str, Sides]) -> 
             f"model.lora.alpha: {own} here is a scale of {lora.scale:g}, {what} has {facts.alpha_scale:g} "
             f"({facts.scale_formula}); set it to {facts.alpha!r}"
         )
+    if (fault := not_finite(folder)) is not None:
+        yield f"{what}: {fault}"
     yield from _module_faults(lora, facts, what, layers)
 
 

@@ -86,7 +86,7 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
             if user is None:
                 items.append(item)
             else:
-                skipped.append(f"{item.path}: it is the model of {user}, which cannot be resumed or reproduced without it")
+                skipped.append(f"{item.path}: it is the {user}, which cannot be resumed or reproduced without it")
     older = 0 if runs else sum(1 for path in folder.glob("*/journal.jsonl") if not _is_marked(FlowDir(path.parent)))
     if older:
         skipped.append(f"{older} folder(s) of runs of an older version in {folder}: they have no {MARKER_FILE}")
@@ -173,17 +173,21 @@ def _places_of(run: Path) -> tuple[Path, Path]:
     return resolved.parent, resolved.parents[min(2, len(resolved.parents) - 1)]
 
 
-def _used_policies(folders: Iterable[Path]) -> dict[Path, Path]:
-    """Return {policy that lies in a folder: a run whose model it is}, of all runs in folders and in the sweeps there.
+def _used_policies(folders: Iterable[Path]) -> dict[Path, str]:
+    """Return {policy that lies in a folder: whose model or adapter it is}, of all runs in folders and in the sweeps there.
 
     An evaluation is done with its policy. Runs of an older version, which have no marker, count as well.
     """
     used = {}
     for file in (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern)):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
-            source = Path(read_json(file)["model"]["source"]).expanduser()
-            if source.is_dir() and RunDir(file.parent).read_origin().preset != "evaluation":
-                used[source.resolve()] = file.parent
+            if RunDir(file.parent).read_origin().preset == "evaluation":
+                continue
+            model = read_json(file)["model"]
+            adapter = (model.get("lora") or {}).get("init_from")
+            for kind, source in (("model", model["source"]), ("adapter at the start", adapter)):
+                if source is not None and (policy := Path(source).expanduser()).is_dir():
+                    used[policy.resolve()] = f"{kind} of {file.parent}"
     return used
 
 
