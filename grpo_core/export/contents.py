@@ -140,8 +140,8 @@ def _about_base(plan: ExportPlan) -> Iterator[str]:
     )
     if folder_of(source) is not None:
         yield (
-            f"{ADAPTER_CONFIG} has a folder of this machine as base_model_name_or_path: before you publish the adapter, replace "
-            "it by the id on the hub under which others find the base"
+            f"{ADAPTER_CONFIG} has a folder of this machine as base_model_name_or_path: before you publish the adapter, "
+            "replace it by the id on the hub under which others find the base"
         )
 
 

@@ -22,6 +22,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_journal
 from grpo_core.run.journal import last_event
 from grpo_core.run.repair import ASIDE
+from grpo_core.run.start_weights import BASE, START, start_places
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
@@ -32,6 +33,8 @@ KINDS = {
 """What can go, by the name with which it is chosen."""
 RUNS_IN = ("*/config.json", "*/runs/*/config.json")
 """Configurations of the runs in a folder, and of the runs of its sweeps."""
+WEIGHTS = {BASE: "model", START: "first adapter"}
+"""What a policy is for a run that begins with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +187,10 @@ def _used_policies(folders: Iterable[Path]) -> dict[Path, str]:
             if RunDir(file.parent).read_origin().preset == "evaluation":
                 continue
             model = read_json(file)["model"]
-            adapter = (model.get("lora") or {}).get("init_from")
-            for kind, source in (("model", model["source"]), ("adapter at the start", adapter)):
+            named = {BASE: model["source"], START: (model.get("lora") or {}).get("init_from")}
+            for key, source in (*named.items(), *start_places(RunDir(file.parent)).items()):
                 if source is not None and (policy := Path(source).expanduser()).is_dir():
-                    used[policy.resolve()] = f"{kind} of {file.parent}"
+                    used[policy.resolve()] = f"{WEIGHTS[key]} of {file.parent}"
     return used
 
 

@@ -84,12 +84,23 @@ def start_folders(config: RunConfig) -> dict[str, str]:
     return {key: str(folder.absolute()) for key, folder in folders.items() if folder is not None}
 
 
+def start_places(run_dir: RunDir) -> dict[str, str]:
+    """Return what `start_folders` gave when a run, or the one that it repeats, began.
+
+    Raises:
+        JournalError: the provenance was changed into something else.
+    """
+    facts = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
+    places = facts.get(FOLDERS)
+    return {key: str(places[key]) for key in (BASE, START) if key in places} if isinstance(places, dict) else {}
+
+
 def config_here(run_dir: RunDir) -> RunConfig:
     """Return the configuration of a run as it works from any folder.
 
     Model and adapter that are no folders here are looked for where they lay when the run began: a path may be a relative one.
     """
-    config, places = run_dir.read_config(), _places(run_dir)
+    config, places = run_dir.read_config(), start_places(run_dir)
     lacking = {key for key, source in sources_of(config).items() if folder_of(source) is None}
     moved = {key: place for key, place in places.items() if key in lacking and Path(place).is_dir()}
     return validate_config(apply_overrides(config.model_dump(mode="json"), moved)) if moved else config
@@ -110,15 +121,8 @@ def find_model(run_dir: RunDir) -> Path:
 
 def where_it_was(run_dir: RunDir, key: str) -> str:
     """Return how a message about what a run lacks ends: with the folder that it was when the run began, if it was one."""
-    place = _places(run_dir).get(key)
+    place = start_places(run_dir).get(key)
     return "" if place is None else f". When this run began it was {place}, which is gone: put it back"
-
-
-def _places(run_dir: RunDir) -> dict[str, str]:
-    """Return what `start_folders` gave when a run, or the one that it repeats, began."""
-    facts = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
-    places = facts.get(FOLDERS)
-    return {key: str(places[key]) for key in (BASE, START) if key in places} if isinstance(places, dict) else {}
 
 
 def told_apart(facts: Mapping[str, Any], config: RunConfig, found: StartWeights) -> Mapping[str, Any]:
