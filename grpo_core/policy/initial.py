@@ -56,8 +56,8 @@ def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
     if stored is None:
         what = "damaged" if (folder / INITIAL_FILE).exists() else "missing"
         raise InitialPolicyError(
-            f"{folder / INITIAL_FILE}: the initial policy is {what}, which {checkpoint.name} needs, and what model.source, or "
-            "model.lora.init_from with an adapter, names is no longer it; put one of the two back"
+            f"{folder / INITIAL_FILE}: the initial policy is {what}, which {checkpoint.name} needs, and model.source (with an "
+            "adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
         )
     return stored
 

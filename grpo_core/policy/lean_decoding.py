@@ -27,15 +27,14 @@ from grpo_core.policy.attention import flash_attention, has_full_attention
 from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
 from grpo_core.policy.device import Dtype, attention_dtype, is_out_of_memory
 from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
-from grpo_core.policy.linear import linear_bias, linear_weight
-from grpo_core.policy.packed import LEAST_WEIGHTS, packed_product
+from grpo_core.policy.linear import base_layer
+from grpo_core.policy.packed import packed_product
+from grpo_core.policy.products import Products, joined_products
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
 Product = Callable[[Tensor], Tensor]
-Products = Callable[[Tensor], Sequence[Tensor]]
-"""Of the same rows with several matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,7 +130,7 @@ class LeanDecoding:
         """
 
         def product(*parts: Sequence[nn.Linear]) -> Products:
-            return _product(parts, dtype, packed=packed)
+            return joined_products(parts, dtype, packed=packed)
 
         head, inner = model.get_output_embeddings(), _inner(model)
         return cls(
@@ -158,28 +157,6 @@ class LeanDecoding:
         return LeanDecoder(self, prefix, most_tokens)
 
 
-def _product(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *, packed: bool) -> Products:
-    """Return the products of rows with the matrices of modules: a result for each part, modules of a part side by side."""
-    modules = [module for part in parts for module in part]
-    acting = [linear_weight(module) for module in modules]
-    weights = [weight.to(dtype) for weight in acting]
-    biases = [None if (bias := linear_bias(module)) is None else bias.detach().to(dtype) for module in modules]
-    is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
-    if is_large and not packed and acting[0].dtype == dtype:
-        given = iter(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
-        pairs = [[next(given) for _ in part] for part in parts]
-
-        def apart(rows: Tensor) -> list[Tensor]:
-            found = [[functional.linear(rows, *pair) for pair in part] for part in pairs]
-            return [part[0] if len(part) == 1 else torch.cat(part, dim=-1) for part in found]
-
-        return apart
-    known = [bias for bias in biases if bias is not None]
-    joined = packed_product(torch.cat(weights), torch.cat(known) if known else None, packed=packed)
-    widths = [sum(module.out_features for module in part) for part in parts]
-    return lambda rows: torch.split(joined(rows), widths, dim=-1)
-
-
 def _inner(model: PreTrainedModel) -> Any:
     """Return the backbone, whose parts no type names."""
     return backbone(model)
@@ -188,8 +165,8 @@ def _inner(model: PreTrainedModel) -> Any:
 def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     return Layer(
-        heads=attention.q_proj.out_features // attention.head_dim,
-        kv_heads=attention.k_proj.out_features // attention.head_dim,
+        heads=base_layer(attention.q_proj).out_features // attention.head_dim,
+        kv_heads=base_layer(attention.k_proj).out_features // attention.head_dim,
         scale=attention.scaling,
         dtype=dtype,
         before_attention=Norm.of(module.input_layernorm),

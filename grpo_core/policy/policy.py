@@ -24,6 +24,7 @@ from grpo_core.policy.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.lean_decoding import LeanDecoding
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
+from grpo_core.policy.offload import on_device, to_host
 from grpo_core.policy.packed import prepared_weights
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.recompute import recomputing
@@ -81,11 +82,17 @@ class Policy:
 
     recomputed: bool = False
     """Whether a layer keeps its input alone for the backward pass, which computes it again (`recompute.py`)."""
+    used_on: torch.device | None = None
+    """Where its passes run, if its weights wait in host memory between them (`offload.py`)."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model and every tensor of its completions are."""
-        return torch.device(self.model.device)
+        """Where every tensor of its completions is."""
+        return torch.device(self.model.device) if self.used_on is None else self.used_on
+
+    def ready(self) -> contextlib.AbstractContextManager[None]:
+        """Have the weights where its passes run while inside; they may not change there."""
+        return on_device(self.model, self.device)
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield what is trained."""
@@ -94,6 +101,12 @@ class Policy:
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+
+    def offloaded(self) -> "Policy":
+        """Return the same policy; its weights wait in host memory from now on; so do those of its copies."""
+        used_on = self.device
+        to_host(self.model)
+        return replace(self, used_on=used_on)
 
     def weights(self) -> Weights:
         """Return what one policy differs from another in, in its memory: each weight once, by its name."""
@@ -121,7 +134,7 @@ class Policy:
             if share == 1:
                 own.copy_(parameter)
             else:
-                own.lerp_(parameter, share)
+                own.lerp_(parameter.to(own.device), share)
         return None
 
     @torch.no_grad()
@@ -153,7 +166,7 @@ class Policy:
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
-        with self._decoding() as decoding:
+        with self.ready(), self._decoding() as decoding:
             return sample_completions(self, decoding, prompts, settings, key)
 
     @contextlib.contextmanager
@@ -185,12 +198,13 @@ class Policy:
             at_once = tokens_at_once(len(hidden), copies * self.model.config.get_text_config().vocab_size)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
             if reference is not None:
-                with torch.no_grad():
-                    ref_hidden = reference._hidden(completions, rows)
-                ref_head = vocabulary_head(reference.model)
-                per_token = token_full_kl(
-                    hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
-                )
+                with reference.ready():
+                    with torch.no_grad():
+                        ref_hidden = reference._hidden(completions, rows)
+                    ref_head = vocabulary_head(reference.model)
+                    per_token = token_full_kl(
+                        hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
+                    )
                 exact = scatter(per_token, mask, width)
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
 
@@ -206,7 +220,8 @@ class Policy:
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
         """Return what `forward` gives for all rows, in passes of `passes.microbatch_tokens`, without gradient."""
         pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
-        return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
+        with self.ready(), contextlib.nullcontext() if reference is None else reference.ready():
+            return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

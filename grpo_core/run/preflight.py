@@ -148,9 +148,12 @@ def _tracking_uri(config: RunConfig) -> str | None:
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:
-    """Yield a refusal where the states alone do not fit: no setting of a step makes them smaller."""
+    """Yield a refusal where the states alone do not fit: no size of a pass makes them smaller."""
     if fit is not None and fit.available is not None and fit.need.states > fit.available:
+        offloaded = fit.offloaded_states
+        helps = offloaded is not None and offloaded <= fit.available
+        remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), " if offloaded is not None and helps else ""
         yield (
             f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
-            "take a smaller model, or a machine with more memory"
+            f"{remedy}take a smaller model, or a machine with more memory"
         )

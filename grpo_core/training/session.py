@@ -168,7 +168,8 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
-    live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+    reference = Reference(policy, offload=config.reference.offload)
+    live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
     return Session(
         config=config,
         run_dir=run_dir,

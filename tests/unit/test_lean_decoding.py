@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import lean_decoding
+from grpo_core.policy import lean_decoding, products
 from grpo_core.policy.device import attention_dtype, compute_in
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.types import Prompt
@@ -133,14 +133,15 @@ def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
 def test_plain_large_weights_are_not_copied(fitting, monkeypatch):
     policy = policy_of(fitting)
     expected = sampled(policy)
-    monkeypatch.setattr(lean_decoding, "LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1000)
     own = {parameter.data_ptr() for parameter in fitting.parameters()}
 
     def product(weight, bias, **_):
         assert weight.data_ptr() in own
         return lambda rows: torch.nn.functional.linear(rows, weight, bias)
 
-    monkeypatch.setattr(lean_decoding, "packed_product", product)
+    for module in (lean_decoding, products):
+        monkeypatch.setattr(module, "packed_product", product)
     found = sampled(replace(policy, decoded_plainly_because=None))
     assert torch.equal(found.completion_ids, expected.completion_ids)
 
@@ -152,7 +153,8 @@ def test_a_packed_product_is_used_where_it_is_asked_for(monkeypatch):
         made.append((tuple(weight.shape), packed))
         return right(weight, bias, packed=packed)
 
-    monkeypatch.setattr(lean_decoding, "packed_product", noted)
+    for module in (lean_decoding, products):
+        monkeypatch.setattr(module, "packed_product", noted)
     model = FITTING["llama"]().eval()
     LeanDecoding.of(model, attention_dtype(model, "float32"), packed=True)
     heads = 4 + 2 * 2

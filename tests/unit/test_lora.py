@@ -207,6 +207,10 @@ def test_what_it_stores_is_what_it_loads(opened, tmp_path):
     assert restored.misfit({name: list(tensor.shape) for name, tensor in stored.items()}) is None
     restored.load(stored)
     assert torch.equal(logits(restored.model), logits(reference.model))
+    shapes = {name: list(tensor.shape) for name, tensor in stored.items()}
+    scaled = [name for name in shapes if name.endswith(".scale")]
+    assert len(scaled) == len(layers) - 1
+    assert "has no scale" in restored.misfit({name: shape for name, shape in shapes.items() if name != scaled[-1]})
 
 
 def test_another_adapter_is_refused_by_the_layer(opened, tmp_path, tiny_model_dir):
