@@ -120,11 +120,13 @@ def _about_figures(plan: ExportPlan) -> Iterator[str]:
         if plan.dtype != "float32":
             yield f"rounded to {plan.dtype}: every figure here is of the weights in float32"
         return
-    weights = "the weights" if plan.config.model.lora is None else "base and adapter"
-    yield (
-        f"the run computed in {computed}: every figure here is of {weights} rounded to it for each product"
-        f"{'' if plan.dtype == computed else '; exported is what was trained, in float32'}"
-    )
+    is_adapted = plan.config.model.lora is not None
+    weights, exported = "base and adapter" if is_adapted else "the weights", ""
+    if plan.dtype == "float32":
+        exported = "; exported is what was trained, in float32"
+    elif is_adapted:
+        exported = "; exported is their sum, rounded, in which a small adapter can be lost"
+    yield f"the run computed in {computed}: every figure here is of {weights} rounded to it for each product{exported}"
 
 
 def _about_base(plan: ExportPlan) -> Iterator[str]:

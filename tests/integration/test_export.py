@@ -182,7 +182,11 @@ def test_bfloat16_is_named_in_the_configuration_and_on_the_card(
     [
         ({}, "float32", "of the weights rounded to it for each product; exported is what was trained, in float32"),
         ({}, "bfloat16", "every figure here is of the weights rounded to it for each product**"),
-        ({"model.lora.rank": 2}, "bfloat16", "every figure here is of base and adapter rounded to it for each product**"),
+        (
+            {"model.lora.rank": 2},
+            "bfloat16",
+            "every figure here is of base and adapter rounded to it for each product; exported is their sum, rounded",
+        ),
     ],
 )
 def test_figures_of_a_run_in_bfloat16_are_of_rounded_weights(
