@@ -5,6 +5,8 @@ from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.schema import RunConfig
 
 LEAST_RATE = 1e-5
+SCALES = 1e-3, 1e3
+"""Beyond these an adapter adds next to nothing, or so much that one update is the end of the policy."""
 
 
 def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
@@ -33,6 +35,11 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
         warning_if(
             most is not None and moves and mixup == 1,
             f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
+        ),
+        warning_if(
+            not SCALES[0] <= lora.scale <= SCALES[1],
+            f"model.lora.alpha: {lora.alpha} is a scale of {lora.scale:g} (alpha / rank), where 1 or 2 is usual; leave it "
+            "out for 2",
         ),
         warning_if(
             config.rollout.engine == "vllm" and config.model.dtype == "bfloat16",

@@ -2,12 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError
-from grpo_core.policy.adapter_folder import read_adapter
+from grpo_core.policy.adapter_folder import not_finite, read_adapter
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fused import compiled
 from grpo_core.policy.grouped import why_padded
@@ -17,13 +19,21 @@ from grpo_core.policy.packed import why_plain
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.recompute import refuse_other_layers
-from grpo_core.policy.sources.find import resolve_adapter, resolve_model
+from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
+
+if TYPE_CHECKING:
+    from grpo_core.policy.lora.adapted import AdaptedPolicy
 
 
-def open_policy(folder: Path, config: RunConfig) -> Policy:
+def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
     With `model.lora`, a model gets the adapter with which a training begins.
+
+    Args:
+        folder: of the policy.
+        config: how it is used.
+        stored_initial: copy of that adapter, as a run has stored it, for where `model.lora.init_from` is gone.
 
     Raises:
         ModelError: it cannot be loaded or used.
@@ -36,7 +46,18 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         refuse_other_layers(model)
     if config.model.lora is None:
         return _policy(model, tokenizer, config)
-    return _adapted(model, tokenizer, config, config.model.lora, folder if is_adapter else None)
+    policy = _adapted(model, tokenizer, config, config.model.lora)
+    start = config.model.lora.init_from
+    if is_adapter:
+        _load(policy, folder, config.model.lora)
+    elif start is not None and stored_initial is not None and model_here(start) is None:
+        policy.load(load_file(stored_initial))  # whoever has stored it knows its digest
+    elif start is not None:
+        own = resolve_adapter(start)
+        _load(policy, own, config.model.lora)
+        if (fault := not_finite(own)) is not None:
+            raise ModelError(f"model.lora.init_from {start}: {fault}")
+    return policy
 
 
 def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:
@@ -66,21 +87,27 @@ def _uncompiled_because(
 
 
 def _adapted(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig, folder: Path | None
-) -> Policy:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig
+) -> "AdaptedPolicy":
     from grpo_core.policy.lora.adapted import AdaptedPolicy  # here: most runs need no PEFT, whose import takes a second
     from grpo_core.policy.lora.adding import add_adapter
-    from grpo_core.policy.lora.folder import read_factors
 
     add_adapter(model, lora, seed=config.training.seed, dtype=config.model.dtype, source=config.model.source)
-    policy = AdaptedPolicy(**vars(_policy(model, tokenizer, config)), most_rank=lora.most_rank)
-    start = resolve_adapter(lora.init_from) if folder is None and lora.init_from is not None else folder
-    if start is not None:
-        facts, factors = read_adapter(start), read_factors(start)
-        if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
-            raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {start} is {facts.scale_formula}")
-        fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
-        if fault is not None:
-            raise ModelError(f"model.lora: {start} holds another adapter: {fault}")
-        policy.load(factors)
-    return policy
+    return AdaptedPolicy(**vars(_policy(model, tokenizer, config)), most_rank=lora.most_rank)
+
+
+def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:
+    """Give a policy the adapter in a folder.
+
+    Raises:
+        ModelError: it cannot be read, or is another one than the configuration's.
+    """
+    from grpo_core.policy.lora.folder import read_factors
+
+    facts, factors = read_adapter(folder), read_factors(folder)
+    if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
+        raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {folder} is {facts.scale_formula}")
+    fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
+    if fault is not None:
+        raise ModelError(f"model.lora: {folder} holds another adapter: {fault}")
+    policy.load(factors)

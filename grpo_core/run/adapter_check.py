@@ -8,9 +8,9 @@ from pathlib import Path
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, cause, few_names, name_of
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, read_adapter
+from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.adapter_size import is_target, layers_with_adapter
+from grpo_core.run.adapter_size import adapter_size, is_target, layers_with_adapter
 from grpo_core.run.model_shape import ModelShape, Sides
 
 TARGETS, START = "model.lora.target_modules", "model.lora.init_from"
@@ -37,9 +37,20 @@ def adapter_faults(config: RunConfig, shape: ModelShape | None) -> Iterator[str]
         yield from _start_faults(lora, lora.init_from, layers)
 
 
-def adapter_warnings(config: RunConfig) -> Iterator[str]:
-    """Yield what is doubtful about the adapter that a run begins with."""
+def adapter_warnings(config: RunConfig, shape: ModelShape | None) -> Iterator[str]:
+    """Yield what is doubtful about the adapter of a run, and about the one that it begins with.
+
+    Args:
+        config: of the run.
+        shape: of its model; None where its files do not tell, or are not here.
+    """
     lora, source = config.model.lora, config.model.source
+    size = None if shape is None else adapter_size(config, shape.linear_layers)
+    if lora is not None and size is not None and size.weights >= size.adapted > 0:
+        yield (
+            f"model.lora.rank: {lora.rank} makes the adapter ({size.weights:,} weights) no smaller than the matrices that have "
+            f"one ({size.adapted:,}); training all weights (model.lora: null) costs no more"
+        )
     folder = None if lora is None or lora.init_from is None else model_here(lora.init_from)
     if lora is None or folder is None:
         return
@@ -102,6 +113,8 @@ def _start_faults(lora: LoraConfig, start: str, layers: Mapping[str, Sides]) -> 
             f"model.lora.alpha: {own} here is a scale of {lora.scale:g}, {what} has {facts.alpha_scale:g} "
             f"({facts.scale_formula}); set it to {facts.alpha!r}"
         )
+    if (fault := not_finite(folder)) is not None:
+        yield f"{what}: {fault}"
     yield from _module_faults(lora, facts, what, layers)
 
 

@@ -67,7 +67,7 @@ def check_start(
         own = [*no_gpu, *no_server, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
         faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
     of_fit = () if fit is None else fit.warnings()
-    return Preflight(faults=faults, warnings=(*adapter_warnings(config), *of_fit, *rehearsal.warnings))
+    return Preflight(faults=faults, warnings=(*adapter_warnings(config, shape), *of_fit, *rehearsal.warnings))
 
 
 def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:

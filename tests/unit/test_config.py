@@ -477,6 +477,7 @@ WARNINGS = [
         ["reference.offload: true has no effect with training.device cpu", "host memory"],
     ),
     ({"model.lora.rank": 8}, ["optimizer.lr: 1e-06 is low for model.lora", "10 times"]),
+    ({"model.lora": {"rank": 8, "alpha": 1e-30}, "optimizer.lr": 1e-4}, ["model.lora.alpha: 1e-30 is a scale of 1.25e-31"]),
     (
         {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
         ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
