@@ -10,7 +10,7 @@ from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.evaluation.results import facts_file
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run

@@ -15,8 +15,8 @@ from grpo_core.export.public import hub_id
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.saved import MANIFEST_FILE
 from grpo_core.policy.sources.find import folder_of, model_here
 from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights

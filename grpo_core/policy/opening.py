@@ -9,12 +9,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError
-from grpo_core.policy.adapter_folder import not_finite, read_adapter
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fused import compiled
 from grpo_core.policy.grouped import why_padded
 from grpo_core.policy.lean_decoding import why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.lora.facts import not_finite, read_adapter
 from grpo_core.policy.packed import why_plain
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
@@ -93,7 +93,7 @@ def _adapted(
     from grpo_core.policy.lora.adding import add_adapter
 
     add_adapter(model, lora, seed=config.training.seed, dtype=config.model.dtype, source=config.model.source)
-    return AdaptedPolicy(**vars(_policy(model, tokenizer, config)), most_rank=lora.most_rank)
+    return AdaptedPolicy.of(_policy(model, tokenizer, config), most_rank=lora.most_rank)
 
 
 def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:

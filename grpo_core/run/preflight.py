@@ -16,9 +16,10 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, listed, shown
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
+from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
-from grpo_core.run.adapter_check import adapter_faults, adapter_warnings, layer_faults
+from grpo_core.run.adapter_check import adapter_faults, adapter_warnings
 from grpo_core.run.announce import require_disk
 from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import kept_weights, shown_bytes

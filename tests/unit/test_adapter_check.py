@@ -13,7 +13,7 @@ import torch
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.weights import named_weights
 from grpo_core.run.adapter_check import adapter_faults, adapter_warnings

@@ -250,8 +250,8 @@ def test_more_layers_than_are_adapted_here_are_refused(opened, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"model.lora.target_modules": ["q_prj"]}, r"q_prj is no linear layer of this model, .*did you mean q_proj\?"),
-        ({"model.lora.target_modules": ["lm_head"]}, r"lm_head is no linear layer of this model, the vocabulary head aside"),
+        ({"model.lora.target_modules": ["q_prj"]}, r"q_prj is no linear layer of this model; did you mean q_proj\?"),
+        ({"model.lora.target_modules": ["lm_head"]}, r"lm_head is the vocabulary head, which gets no adapter here"),
         ({"model.lora.target_modules": ["embed_tokens"]}, r"embed_tokens is no linear layer"),
         (
             {"model.lora.rank": 17},

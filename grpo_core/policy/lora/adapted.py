@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from grpo_core.errors import ModelError, name_of
-from grpo_core.policy.adapter_folder import ADAPTER_WEIGHTS, read_adapter
 from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
+from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS, read_adapter
 from grpo_core.policy.lora.folder import read_factors, save_adapter, without_prefix
 from grpo_core.policy.lora.layers import (
     ADAPTER,
@@ -45,6 +45,11 @@ class AdaptedPolicy(Policy):
 
     most_rank: int
     """Of a reference that is an average."""
+
+    @classmethod
+    def of(cls, policy: Policy, *, most_rank: int) -> "AdaptedPolicy":
+        """Return a policy whose model has an adapter as one of which that alone is trained."""
+        return cls(**vars(policy), most_rank=most_rank)
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield the adapter's weights; a frozen copy has none."""

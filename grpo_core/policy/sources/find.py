@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo_core.errors import ModelError, cause, shown
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.sources import bundled, scratch
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
