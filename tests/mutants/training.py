@@ -126,6 +126,15 @@ MUTATIONS = (
         "Sampler, server and exported model would be other policies than the one that is trained.",
     ),
     Mutation(
+        "sampled-without-scale",
+        DELTA,
+        "LowRank.factors",
+        "self.b * self.scale",
+        "self.b",
+        ("test_lora_sampling",),
+        "In bfloat16 the rollouts would be those of a policy with half of the adapter.",
+    ),
+    Mutation(
         "compression-error-is-a-sum",
         DELTA,
         "compressed",
