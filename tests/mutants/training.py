@@ -89,6 +89,25 @@ MUTATIONS = (
         ("test_reference",),
         "ref/param_distance would be another quantity.",
     ),
+    # References that wait in host memory
+    Mutation(
+        "pass-of-a-reference-in-host-memory",
+        POLICY,
+        "Policy.measure",
+        "self.ready()",
+        "contextlib.nullcontext()",
+        ("test_offload",),
+        "On a GPU the first pass of an offloaded reference would fail.",
+    ),
+    Mutation(
+        "reference-leaves-before-the-backward-pass",
+        UPDATE,
+        "Updater._optimizer_step",
+        "reference.ready()",
+        "contextlib.nullcontext()",
+        ("test_offload",),
+        "With the exact KL, an offloaded reference's head would be gone when the gradient needs it.",
+    ),
     # References of adapters
     Mutation(
         "shares-of-adapters-exchanged",

@@ -51,6 +51,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 1e-12, "window": 3, "action": "sync"}],
         "evaluation.every_steps": 3,
     },
+    "compiled": {
+        "training.compile_sampling": True,
+        "training.checkpoint_every": 2,
+        "reference.sync_steps": 3,
+        "evaluation.every_steps": 3,
+    },
     "lora-copy": {
         "model.lora.rank": 4,
         "optimizer.lr": 0.01,
