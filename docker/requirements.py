@@ -1,4 +1,4 @@
-"""Print what pyproject.toml asks for: `python requirements.py EXTRA ...`; the empty name stands for the project's own dependencies.
+"""Print what pyproject.toml asks for: `python requirements.py EXTRA ...`; an empty name: its own dependencies.
 
 An image installs these before the sources are copied, so that a change of the code does not install them again.
 """

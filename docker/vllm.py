@@ -12,7 +12,7 @@ KEY = Path("/run/secrets/vllm_key")
 ADDRESS = "http://127.0.0.1:8000"
 OPTIONS = {
     "--served-model-name": "policy",
-    "--host": "0.0.0.0",  # noqa: S104  # the other containers' network
+    "--host": "0.0.0.0",  # the other containers' network
     "--port": "8000",
     "--middleware": "grpo_vllm.guard.RequireKey",
     "--weight-transfer-config": '{"backend": "grpo_file"}',

@@ -1,4 +1,4 @@
-"""Automations of a stack's Prefect, as its API takes them: what the server does by itself when an event comes, or stays away."""
+"""Automations of a stack's Prefect, as its API takes them: what the server does by itself when events come, or stay away."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """What a container of docker-compose.yml runs: `python -m flows.stack.cluster ROLE`.
 
-Commands and variables are those of `grpo up` (`commands`); this adds the addresses of the other containers and the secrets, which
-are files. It becomes the command that it starts, so that the container's signals reach that.
+Commands and variables are those of `grpo up` (`commands`); this adds the addresses of the other containers and the secrets,
+which are files. It becomes the command that it starts, so that the container's signals reach that.
 """
 
 import os
@@ -25,7 +25,7 @@ WORKER_VARIABLE = "GRPO_WORKER"
 PREFECT, MLFLOW = "prefect-server:4200", "mlflow-server:5000"
 POSTGRES, REDIS, OBJECTS = "postgres:5432", "redis:6379", "s3:7070"
 USER, BUCKET = "grpo", "mlflow"
-AUTH_FILE = Path("/tmp/mlflow-auth.ini")  # noqa: S108  # of a container, whose only user is ours
+AUTH_FILE = Path("/tmp/mlflow-auth.ini")  # of a container, whose only user is ours
 SHORTEST = 16
 REQUEST_SECONDS, RETRIES = 30.0, 10
 EXAMPLES = ("change-me", "changeme", "example", "password", "secret")

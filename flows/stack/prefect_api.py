@@ -3,14 +3,13 @@
 import contextlib
 import signal
 from collections import Counter
-from typing import Any
 
 import httpx
 import psutil
 
-from flows.stack.prefect_setup import UNDER_WAY, set_up
-from flows.stack.processes import marked_processes, send_signal
 from flows.stack.commands import POOL
+from flows.stack.prefect_setup import UNDER_WAY, runs_in, set_up
+from flows.stack.processes import marked_processes, send_signal
 from flows.stack.services import Worker, mark, stack_environment
 from flows.stack.state import Stack, prefect_client
 from grpo_core.errors import StackError
@@ -48,7 +47,7 @@ def forget_worker(stack: Stack, worker: Worker) -> None:
 def count_flow_runs(stack: Stack) -> Counter[str] | None:
     """Return how many runs of the pool there are in each state that is not final; None while the API is away."""
     with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
-        return Counter(run["state_type"] for run in _runs(client, (*UNDER_WAY, *WAITING)))
+        return Counter(run["state_type"] for run in runs_in(client, (*UNDER_WAY, *WAITING)))
     return None
 
 
@@ -80,7 +79,7 @@ def settle_lost_runs(stack: Stack) -> int:
     alive, lost = set(run_processes(stack).values()), 0
     crashed = {"type": "CRASHED", "name": "Crashed", "message": "its process was gone when the stack was started"}
     with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
-        for run in _runs(client, UNDER_WAY):
+        for run in runs_in(client, UNDER_WAY):
             if run["id"] not in alive:
                 client.post(f"/flow_runs/{run['id']}/set_state", json={"state": crashed, "force": True})
                 lost += 1
@@ -111,17 +110,12 @@ def _cancel(stack: Stack) -> dict[str, bool]:
     accepted: dict[str, bool] = {}
     wanted = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
-        for run in _runs(client, UNDER_WAY):
+        for run in runs_in(client, UNDER_WAY):
             accepted[run["id"]] = False
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 answer = client.post(f"/flow_runs/{run['id']}/set_state", json=wanted).raise_for_status().json()
                 accepted[run["id"]] = answer["status"] == "ACCEPT" or run["state_type"] == "CANCELLING"
     return accepted
-
-
-def _runs(client: httpx.Client, states: tuple[str, ...]) -> list[dict[str, Any]]:
-    wanted = {"flow_runs": {"state": {"type": {"any_": list(states)}}}, "work_pools": {"name": {"any_": [POOL]}}}
-    return list(client.post("/flow_runs/filter", json=wanted).raise_for_status().json())
 
 
 def _parent(process: ProcessId) -> int | None:

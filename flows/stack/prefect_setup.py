@@ -1,4 +1,4 @@
-"""What a stack's Prefect is given, whoever runs it: work pool, queues, deployments and automations; and what it is asked about runs."""
+"""What a stack's Prefect is given, whoever runs it: work pool, queues, deployments, automations; and its runs under way."""
 
 import json
 import subprocess
