@@ -26,6 +26,7 @@ PREFECT, MLFLOW = "prefect-server:4200", "mlflow-server:5000"
 POSTGRES, REDIS, OBJECTS = "postgres:5432", "redis:6379", "s3:7070"
 USER, BUCKET = "grpo", "mlflow"
 AUTH_FILE = Path("/tmp/mlflow-auth.ini")  # of a container, whose only user is ours
+PAGES = "/tmp/prefect-pages"  # likewise; Prefect writes them anew at each start
 SHORTEST = 16
 REQUEST_SECONDS, RETRIES = 30.0, 10
 EXAMPLES = ("change-me", "changeme", "example", "password", "secret")
@@ -93,7 +94,8 @@ def run_prefect_server() -> None:
     ours = loopback_hosts(_port(PREFECT_PORT_VARIABLE, 4200)).split(",")
     remedy = "set PREFECT_API_AUTH_STRING to what secrets/prefect_auth_string holds"
     guard = commands.prefect_server_variables([PREFECT, *ours], ours, read_secret("prefect_auth_string"), remedy)
-    _become(commands.prefect_server("0.0.0.0", 4200), prefect_variables() | guard | {"PREFECT__SERVER_WEBSERVER_ONLY": "1"})
+    here = {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT_UI_STATIC_DIRECTORY": PAGES}
+    _become(commands.prefect_server("0.0.0.0", 4200), prefect_variables() | guard | here)
 
 
 def run_prefect_services() -> None:

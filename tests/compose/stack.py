@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import yaml
 
 from tests.compose.machine import build_mounts
 
@@ -20,6 +23,8 @@ PREFECT_PORT, MLFLOW_PORT = 14200, 15000
 """Not the usual ones: a stack of this machine may have those."""
 LASTING = ("postgres", "redis", "s3", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker")
 POLL_SECONDS = 1.0
+START_SECONDS = 120.0
+"""For one service to become what another waits for."""
 
 
 class ComposeStack:
@@ -40,10 +45,10 @@ class ComposeStack:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(self.folder)], check=True)
         subprocess.run([sys.executable, "docker/make_secrets.py"], cwd=self.folder, check=True)
 
-    def compose(self, *arguments: str, check: bool = True, seconds: float = 900) -> str:
-        """Run podman-compose and return what it writes."""
+    def compose(self, *arguments: str, first: tuple[str, ...] = (), check: bool = True, seconds: float = 900) -> str:
+        """Run podman-compose, with options `first` before its command, and return what it writes."""
         files = [word for file in self.files for word in ("--file", file)]
-        command = [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files, *arguments]
+        command = [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files, *first, *arguments]
         ports = {"GRPO_PREFECT_PORT": str(PREFECT_PORT), "GRPO_MLFLOW_PORT": str(MLFLOW_PORT)}
         environment = {**os.environ, **ports, "BUILDAH_FORMAT": "docker", "PODMAN_COMPOSE_WARNING_LOGS": "false"}
         done = subprocess.run(
@@ -54,18 +59,50 @@ class ComposeStack:
 
     def build(self) -> None:
         """Build the images, with this machine's settings for pip."""
-        # The stages of one image are those of the next: one after the other, the second finds them made.
-        for service in ("check", "worker"):
-            self.compose("build", f"--podman-build-args=--network=host {' '.join(build_mounts())}", service, seconds=1800)
+        settings = f"--podman-build-args=--network=host {' '.join(build_mounts())}"
+        for service in ("check", "worker"):  # one after the other: the second finds the stages that both have
+            self.compose("build", service, first=(settings,), seconds=1800)
 
     def up(self, *services: str) -> float:
         """Start everything; return the seconds until every container that lasts is healthy."""
         began = time.monotonic()
-        self.compose("up", "--detach", "--no-build", *services)
+        for service in self._in_order(services or tuple(self.described())):
+            for needed, how in self.described()[service].get("depends_on", {}).items():
+                self._await(needed, how["condition"])
+            self.compose("up", "--detach", "--no-build", "--no-deps", service)
         self.wait_healthy(services or LASTING)
         return time.monotonic() - began
 
-    def wait_healthy(self, services: tuple[str, ...] = LASTING, seconds: float = 300) -> None:
+    @cache  # noqa: B019  # of a few objects
+    def described(self) -> dict[str, Any]:
+        """Return the services that are in no profile, as the files describe them."""
+        found: dict[str, Any] = {}
+        for file in self.files:
+            found |= yaml.safe_load((self.folder / file).read_text())["services"]
+        return {name: service for name, service in found.items() if "profiles" not in service}
+
+    def _in_order(self, services: tuple[str, ...]) -> list[str]:
+        """Return services, each behind those that it depends on."""
+        graph = {name: set(self.described()[name].get("depends_on", {})) & set(services) for name in services}
+        return list(TopologicalSorter(graph).static_order())
+
+    def _await(self, service: str, condition: str) -> None:
+        """Wait for what a service needs of another.
+
+        podman-compose leaves that to podman, and Debian 12's does not know it: such a wait is refused, or ignored.
+        """
+        if condition == "service_healthy":
+            wait_for(lambda: self.health(service) == "healthy", START_SECONDS, self.conditions)
+            return
+        state = wait_for(lambda: (state := self.state(service)).get("Status") == "exited" and state, START_SECONDS)
+        assert state["ExitCode"] == 0, f"{service} has failed: {self.log(service)}"
+
+    def log(self, service: str) -> str:
+        """Return what a container has written."""
+        done = subprocess.run(["podman", "logs", self.container(service)], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    def wait_healthy(self, services: tuple[str, ...] = LASTING, seconds: float = 240) -> None:
         """Wait until the containers of these services are healthy."""
         wait_for(lambda: all(self.health(service) == "healthy" for service in services), seconds, self.conditions)
 
@@ -74,11 +111,15 @@ class ComposeStack:
         return {service: self.health(service) for service in LASTING}
 
     def health(self, service: str) -> str:
-        """Return `healthy`, another health, or the status of a container that does not run."""
+        """Return `healthy`, `unhealthy`, or the status of a container that does not run.
+
+        The check of the file is run now: podman leaves that to systemd's timers, which a container's machine may not have.
+        """
         state = self.state(service)
         if not state or state["Status"] != "running":
             return state["Status"] if state else "absent"
-        return str((state.get("Health") or state.get("Healthcheck") or {}).get("Status"))
+        look = ["podman", "healthcheck", "run", self.container(service)]
+        return "unhealthy" if subprocess.run(look, capture_output=True, check=False).returncode else "healthy"
 
     def state(self, service: str) -> dict[str, Any]:
         """Return podman's state of a service's container, {} where there is none."""
