@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from flows.stack import commands
@@ -120,15 +120,31 @@ def run_mlflow_server() -> None:
         "MLFLOW_AUTH_CONFIG_PATH": str(AUTH_FILE),
         "MLFLOW_AUTH_ADMIN_PASSWORD": read_secret("mlflow_password"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": read_secret("mlflow_session_key"),
+        **store_variables(),
+    }
+    ensure_bucket()
+    ours = loopback_hosts(_port(MLFLOW_PORT_VARIABLE, 5000)).split(",")
+    options = {"--app-name": "basic-auth", "--artifacts-destination": f"s3://{BUCKET}"}
+    _become(commands.mlflow_server("0.0.0.0", 5000, [MLFLOW, *ours], ours, options), variables)
+
+
+def upgrade_mlflow() -> None:
+    """Bring MLflow's two databases to the version that is installed; the server must not run meanwhile."""
+    from mlflow.server.auth.db.utils import migrate
+    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine
+
+    _upgrade_db(create_sqlalchemy_engine(_database("postgresql+psycopg", "mlflow")))
+    migrate(create_sqlalchemy_engine(_database("postgresql+psycopg", "mlflow", "mlflow_auth")), "head")
+
+
+def store_variables() -> dict[str, str]:
+    """Return what a client of the artifact store needs, under the names that MLflow and boto3 know."""
+    return {
         "MLFLOW_S3_ENDPOINT_URL": f"http://{OBJECTS}",
         "AWS_ACCESS_KEY_ID": USER,
         "AWS_SECRET_ACCESS_KEY": read_secret("s3_secret_key"),
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    _ensure_bucket(variables)
-    ours = loopback_hosts(_port(MLFLOW_PORT_VARIABLE, 5000)).split(",")
-    options = {"--app-name": "basic-auth", "--artifacts-destination": f"s3://{BUCKET}"}
-    _become(commands.mlflow_server("0.0.0.0", 5000, [MLFLOW, *ours], ours, options), variables)
 
 
 def run_setup() -> None:
@@ -157,6 +173,7 @@ ROLES: dict[str, Callable[[], None]] = {
     "prefect-server": run_prefect_server,
     "prefect-services": run_prefect_services,
     "mlflow-server": run_mlflow_server,
+    "mlflow-upgrade": upgrade_mlflow,
     "setup": run_setup,
     "worker": run_worker,
     "sweep-worker": run_sweep_worker,
@@ -214,24 +231,35 @@ def _port(variable: str, usual: int) -> int:
     return int(value)
 
 
-def _ensure_bucket(variables: dict[str, str]) -> None:
-    """Make the bucket of the artifacts, unless it is there."""
+def objects_client() -> Any:
+    """Return a client of the artifact store."""
     import boto3
-    from botocore.exceptions import ClientError
 
-    store = boto3.client(
+    variables = store_variables()
+    return boto3.client(
         "s3",
         endpoint_url=variables["MLFLOW_S3_ENDPOINT_URL"],
         aws_access_key_id=variables["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
         region_name=variables["AWS_DEFAULT_REGION"],
     )
+
+
+def ensure_bucket() -> None:
+    """Make the bucket of the artifacts, unless it is there.
+
+    Raises:
+        ClusterError: the store refuses.
+    """
+    from botocore.exceptions import ClientError
+
+    client = objects_client()
     try:
-        store.head_bucket(Bucket=BUCKET)
+        client.head_bucket(Bucket=BUCKET)
     except ClientError as error:
         if error.response["Error"]["Code"] not in ("404", "NoSuchBucket"):
             raise ClusterError(f"the artifact store refuses the bucket {BUCKET}: {error}") from error
-        store.create_bucket(Bucket=BUCKET)
+        client.create_bucket(Bucket=BUCKET)
 
 
 def _become(command: list[str], variables: dict[str, str]) -> None:

@@ -3,6 +3,8 @@
 import base64
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -39,6 +41,7 @@ class ComposeStack:
             files: what podman-compose reads, the later over the earlier.
         """
         self.folder, self.project, self.files = folder, project, files
+        self.seconds_to_healthy: float | None = None
 
     def clone(self) -> None:
         """Clone the repository into the folder, with new secrets."""
@@ -47,14 +50,35 @@ class ComposeStack:
 
     def compose(self, *arguments: str, first: tuple[str, ...] = (), check: bool = True, seconds: float = 900) -> str:
         """Run podman-compose, with options `first` before its command, and return what it writes."""
+        return self._shell(shlex.join([*self._podman_compose(), *first, *arguments]), check, seconds)
+
+    def documented(self, page: str, heading: str) -> None:
+        """Run the commands that a page of docs/ gives below a heading, `docker compose` being podman-compose."""
+        text = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
+            if started := re.fullmatch(r"docker compose up --detach(?: --build)?((?: [\w-]+)*)", line):
+                self.up(*started[1].split())
+            else:
+                self._shell(line.replace("docker compose", shlex.join(self._podman_compose())))
+
+    def _podman_compose(self) -> list[str]:
         files = [word for file in self.files for word in ("--file", file)]
-        command = [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files, *first, *arguments]
+        return [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files]
+
+    def _shell(self, line: str, check: bool = True, seconds: float = 900) -> str:
         ports = {"GRPO_PREFECT_PORT": str(PREFECT_PORT), "GRPO_MLFLOW_PORT": str(MLFLOW_PORT)}
         environment = {**os.environ, **ports, "BUILDAH_FORMAT": "docker", "PODMAN_COMPOSE_WARNING_LOGS": "false"}
         done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            ["bash", "-c", f"set -eo pipefail; {line}"],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
-        assert not check or done.returncode == 0, (arguments, done.stdout[-3000:], done.stderr[-3000:])
+        assert not check or done.returncode == 0, (line, done.stdout[-3000:], done.stderr[-3000:])
         return done.stdout + done.stderr
 
     def build(self) -> None:
