@@ -130,11 +130,9 @@ def run_mlflow_server() -> None:
 
 def upgrade_mlflow() -> None:
     """Bring MLflow's two databases to the version that is installed; the server must not run meanwhile."""
-    from mlflow.server.auth.db.utils import migrate
-    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine
+    from tasks.tracking.schema import upgrade_schema
 
-    _upgrade_db(create_sqlalchemy_engine(_database("postgresql+psycopg", "mlflow")))
-    migrate(create_sqlalchemy_engine(_database("postgresql+psycopg", "mlflow", "mlflow_auth")), "head")
+    upgrade_schema(_database("postgresql+psycopg", "mlflow"), _database("postgresql+psycopg", "mlflow", "mlflow_auth"))
 
 
 def store_variables() -> dict[str, str]:

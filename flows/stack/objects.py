@@ -1,6 +1,6 @@
 """Every object of the artifact store as a tar stream: `python -m flows.stack.objects save > FILE`, `... load < FILE`.
 
-Through the S3 protocol, since a store may keep parts of an object (type, checksum) beside the file; so another store can load it.
+Through the S3 protocol, since a store may keep parts of an object (type, checksum) beside the file; another store can load it.
 """
 
 import io
