@@ -94,7 +94,8 @@ def run_prefect_server() -> None:
     ours = loopback_hosts(_port(PREFECT_PORT_VARIABLE, 4200)).split(",")
     remedy = "set PREFECT_API_AUTH_STRING to what secrets/prefect_auth_string holds"
     guard = commands.prefect_server_variables([PREFECT, *ours], ours, read_secret("prefect_auth_string"), remedy)
-    here = {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT_UI_STATIC_DIRECTORY": PAGES}
+    # The pages ask the server that they came from, under whichever name and port that was.
+    here = {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT_UI_STATIC_DIRECTORY": PAGES, "PREFECT_UI_API_URL": "/api"}
     _become(commands.prefect_server("0.0.0.0", 4200), prefect_variables() | guard | here)
 
 

@@ -33,9 +33,8 @@ def load(stream: IO[bytes]) -> int:
         for member in archive:
             file = archive.extractfile(member)
             if file is not None:
-                with tempfile.SpooledTemporaryFile(
-                    IN_MEMORY_BYTES
-                ) as whole:  # the stream cannot be read again, as a repetition would
+                # Whole: a request that is repeated begins again, which the stream cannot.
+                with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as whole:
                     _copy(file, whole)
                     client.upload_fileobj(whole, BUCKET, member.name)
                 count += 1

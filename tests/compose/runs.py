@@ -8,7 +8,6 @@ TINY = {
     "data.eval_fraction": 0.0,
     "rollout.num_prompts_per_step": 8,
     "rollout.group_size": 4,
-    "evaluation.num_prompts": 0,
     "training.checkpoint_every": 2,
     "training.completions_every": 1,
     "tracking.log_policy": False,

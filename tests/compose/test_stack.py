@@ -54,8 +54,8 @@ def test_a_browser_is_let_in_with_the_right_secret_alone(stack: ComposeStack, tm
         assert "Experiments" not in browser.text()
         browser.open(f"{stack.prefect_address}/")
         browser.enter_secret("a-wrong-secret-of-some-length")
-        browser.wait_for("document.querySelector('input[type=password]') !== null")
-        assert "Dashboard" not in browser.text()
+        browser.wait_for("document.body.innerText.includes('Invalid credentials')")
+    with running_browser() as browser:
         browser.log_in(stack.prefect_address, stack.secret("prefect_auth_string"))
         browser.screenshot(tmp_path / "prefect.png")
         named = stack.mlflow_address.replace("//", f"//grpo:{stack.secret('mlflow_password')}@")
@@ -91,7 +91,7 @@ def test_a_sweep_of_4_runs_through_its_deployment(stack: ComposeStack) -> None:
     stack.run_in("sweep-worker", "sh", "-c", "cat > /app/runs/four.yaml", stdin=json.dumps(sweep))
     run = stack.finished(stack.start_run("grpo-sweep/sweep", sweep="runs/four.yaml", sweep_dir="runs/four"), 900)
     assert run["state_name"] == "Completed", run["state"]
-    arms = sorted((volume(stack, "runs") / "four" / "runs").iterdir())
+    arms = sorted(path for path in (volume(stack, "runs") / "four" / "runs").iterdir() if path.is_dir())
     assert len(arms) == 4
     for arm in arms:
         assert problems(stack, run_dir_of(stack, str(arm.relative_to(volume(stack, "runs")))), 3) == []
@@ -152,6 +152,5 @@ def test_a_dump_brings_everything_back_and_a_run_goes_on(stack: ComposeStack) ->
 
 
 def test_the_repository_alone_is_in_the_images(stack: ComposeStack) -> None:
-    listed = stack.run_in("worker", "sh", "-c", "ls -A /app; find / -name secrets -not -path '/proc/*' -maxdepth 4 2>/dev/null")
-    assert ".git" not in listed.split()
+    assert {*stack.run_in("worker", "ls", "-A", "/app").split()} == {"built_from.json", "configs", "prefect.yaml", "runs"}
     assert subprocess.run(["podman", "exec", stack.container("worker"), "which", "git"], check=False).returncode != 0
