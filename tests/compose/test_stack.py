@@ -87,6 +87,7 @@ def test_a_sweep_of_4_runs_through_its_deployment(stack: ComposeStack) -> None:
         "axes": {"loss.beta": [0.01, 0.1, 0.5, 1.0]},
         "seeds": [0],
         "objective": {"metric": "reward/mean"},
+        "runs": {"where": "deployment", "concurrency": 4},
     }
     stack.run_in("sweep-worker", "sh", "-c", "cat > /app/runs/four.yaml", stdin=json.dumps(sweep))
     run = stack.finished(stack.start_run("grpo-sweep/sweep", sweep="runs/four.yaml", sweep_dir="runs/four"), 900)
