@@ -1,4 +1,4 @@
-"""What a team's stack loses: workers, servers, machines; and that no run is lost with them, no slot kept and no place taken twice."""
+"""What a stack loses: workers, servers, machines; and that no run is lost with them, no slot kept and no place taken twice."""
 
 import json
 import time
