@@ -6,6 +6,7 @@ which are files. It becomes the command that it starts, so that the container's 
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ AUTH_FILE = Path("/tmp/mlflow-auth.ini")  # of a container, whose only user is o
 PAGES = "/tmp/prefect-pages"  # likewise; Prefect writes them anew at each start
 SHORTEST = 16
 REQUEST_SECONDS, RETRIES = 30.0, 10
+ATTEMPTS, PAUSE_SECONDS = 5, 5.0
 EXAMPLES = ("change-me", "changeme", "example", "password", "secret")
 """What a password of an example contains."""
 FILES = (
@@ -147,12 +149,23 @@ def store_variables() -> dict[str, str]:
 
 
 def run_setup() -> None:
-    """Make pool, queues, deployments and automations, and end."""
+    """Make pool, queues, deployments and automations, and end; each of it can be repeated while the servers have just started."""
+    import httpx
+
     from flows.stack.prefect_setup import set_up
+    from grpo_core.errors import StackError
 
     environment = {**os.environ, **STACK_VARIABLES, **_client(), "PWD": str(Path.cwd())}
-    with prefect_client() as client:
-        set_up(client, None, environment)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with prefect_client() as client:
+                set_up(client, None, environment)
+            return
+        except (httpx.HTTPError, StackError) as error:
+            if attempt == ATTEMPTS:
+                raise ClusterError(f"Prefect cannot be set up: {error}") from error
+            print(f"attempt {attempt}: {type(error).__name__}: {error}", flush=True)  # noqa: T201
+            time.sleep(PAUSE_SECONDS)
 
 
 def run_worker() -> None:
