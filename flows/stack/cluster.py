@@ -149,7 +149,7 @@ def store_variables() -> dict[str, str]:
 
 
 def run_setup() -> None:
-    """Make pool, queues, deployments and automations, and end; each of it can be repeated while the servers have just started."""
+    """Make pool, queues, deployments and automations, and end; servers that have just started may need several attempts."""
     import httpx
 
     from flows.stack.prefect_setup import set_up

@@ -74,8 +74,8 @@ def test_runs_of_a_killed_worker_are_crashed_when_it_is_back_and_go_on(stack: Co
     stack.kill("worker")
     assert stack.flow_run(run_id)["state_name"] == "Running"
     stack.start("worker")
-    stack.wait_healthy(("worker",))
-    assert stack.flow_run(run_id)["state_name"] == "Crashed"
+    wait_for(lambda: stack.flow_run(run_id)["state_name"] == "Crashed", 60, lambda: stack.flow_run(run_id)["state"])
+    assert "worker@host-1 was started again" in stack.flow_run(run_id)["state"]["message"]
     assert under_way(stack) == []
     assert problems(stack, resumed(stack, "orphan"), STEPS) == []
 
