@@ -162,7 +162,7 @@ def _with_adapter(policy: Policy, config: RunConfig) -> Policy:
     from grpo_core.policy.lora.adding import add_adapter
 
     add_adapter(policy.model, config.model.lora, seed=0, dtype=policy.dtype, source="random weights")
-    return AdaptedPolicy(**vars(policy), most_rank=config.model.lora.most_rank)
+    return AdaptedPolicy.of(policy, most_rank=config.model.lora.most_rank)
 
 
 def peak_on_cpu(function: Callable[[], object]) -> int:

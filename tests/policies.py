@@ -23,4 +23,4 @@ def adapted(policy: Policy, lora: dict[str, Any], seed: int = 0) -> Policy:
 
     settings = LoraConfig.model_validate(lora)
     add_adapter(policy.model, settings, seed=seed, dtype=policy.dtype, source="a test")
-    return AdaptedPolicy(**vars(policy), most_rank=settings.most_rank)
+    return AdaptedPolicy.of(policy, most_rank=settings.most_rank)

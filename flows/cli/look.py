@@ -86,7 +86,7 @@ def _show_derived(config: RunConfig, adapter: "AdapterSummary | None", fit: "Fit
     echo(f"effective beta: {weight_of_kl(config)}")
     echo(f"repeats: {repeatability(config).what}")
     if config.model.lora is not None:
-        echo(f"adapter: {adapter or 'its size is not known: the model is not here'}")
+        echo(f"adapter: {adapter or ('its size is not known: the model is not here' if fit is None else 'no layer gets one')}")
     echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
     if fit is not None:
         echo(f"  states = {fit.states_formula}; docs/memory.md has the other formulas")

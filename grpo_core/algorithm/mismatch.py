@@ -5,7 +5,7 @@
     truncate: min(w, c)        TIS, Yao et al. 2025                         mask: w where w <= c, else 0 (IcePop, TRL `*_mask`)
 
 The same weights on paper; in floating point (another kernel, bfloat16, a quantised engine) they differ from 1. With the
-embedded sampler they are 1 to rounding; vLLM needs them, and adapters that are merged in bfloat16.
+embedded sampler they are 1 to rounding; vLLM needs them.
 """
 
 from typing import Literal

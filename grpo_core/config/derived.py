@@ -17,24 +17,24 @@ def is_changed(section: Section, key: str) -> bool:
     return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
 
 
-def samples_another_rounding(config: RunConfig) -> bool:
-    """Return whether the sampler's probabilities differ from the trainer's by more than the last digits.
-
-    In bfloat16 another engine's kernels do, and so does an adapter: the sampler rounds the sum of a matrix and its adapter, the
-    trainer rounds the two.
-    """
-    return config.model.dtype == "bfloat16" and (config.rollout.engine == "vllm" or config.model.lora is not None)
-
-
 def sampler_treatment(config: RunConfig) -> Literal["none", "truncate", "mask"]:
-    """Return how the loss treats the weights between sampler and trainer; null stands for what the sampler needs."""
-    return config.loss.sampler_correction or ("truncate" if samples_another_rounding(config) else "none")
+    """Return how the loss treats the weights between sampler and trainer; null stands for what the sampler needs.
+
+    In bfloat16 another engine's kernels give other probabilities than the trainer's, by more than the last digits.
+    """
+    differs = config.model.dtype == "bfloat16" and config.rollout.engine == "vllm"
+    return config.loss.sampler_correction or ("truncate" if differs else "none")
 
 
 def reference_moves(config: RunConfig) -> bool:
     """Return whether the reference may become another policy than the initial one during a run."""
     sync = config.reference.sync_steps
     return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
+
+
+def takes_full_kl(config: RunConfig) -> bool:
+    """Return whether an update needs the reference's distribution at each token."""
+    return config.loss.kl_estimator == "full" and config.loss.beta > 0
 
 
 def has_sync_rule(config: RunConfig) -> bool:

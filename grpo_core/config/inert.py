@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import has_sync_rule, is_changed, is_single_update, sampler_treatment, samples_another_rounding
+from grpo_core.config.derived import has_sync_rule, is_changed, is_single_update, sampler_treatment
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -192,9 +192,13 @@ def inert_kl(config: RunConfig) -> list[Finding]:
             for key in ("kl_estimator", "kl_correction")
         ),
         warning_if(
-            correction != "none" and config.rollout.engine == "embedded" and not samples_another_rounding(config),
+            correction != "none" and config.rollout.engine == "embedded",
             f"loss.sampler_correction: {correction} has next to no effect with the embedded sampler, whose log-probabilities "
             "are the trainer's up to rounding",
+        ),
+        warning_if(
+            reference.offload and config.training.device == "cpu",
+            "reference.offload: true has no effect with training.device cpu: all weights are in host memory",
         ),
         warning_if(
             sync is not None and loss.beta == 0,

@@ -5,6 +5,8 @@ from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.schema import RunConfig
 
 LEAST_RATE = 1e-5
+SCALES = 1e-3, 1e3
+"""Beyond these an adapter adds next to nothing, or so much that one update is the end of the policy."""
 
 
 def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
@@ -25,9 +27,25 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
             f"model.lora.reference_rank: {most} has no effect while the reference stays the initial policy; set "
             "reference.sync_steps, or leave it out",
         ),
+        error_if(
+            config.reference.offload,
+            "reference.offload: true has no effect with model.lora: reference and initial policy share the policy's base; "
+            "leave it out",
+        ),
         warning_if(
             most is not None and moves and mixup == 1,
             f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
+        ),
+        warning_if(
+            not SCALES[0] <= lora.scale <= SCALES[1],
+            f"model.lora.alpha: {lora.alpha} is a scale of {lora.scale:g} (alpha / rank), where 1 or 2 is usual; leave it "
+            "out for 2",
+        ),
+        warning_if(
+            config.rollout.engine == "vllm" and config.model.dtype == "bfloat16",
+            "rollout.engine: vllm gets the sum of matrix and adapter, in bfloat16 rounded: where the adapter adds less than "
+            "half of a weight's last place, nothing is left of it; with model.dtype float32 or the embedded sampler it is kept "
+            "(docs/adapters.md)",
         ),
         warning_if(
             config.optimizer.lr < LEAST_RATE,

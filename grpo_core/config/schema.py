@@ -177,7 +177,7 @@ class LossConfig(Section):
     """Where the advantage is negative, ratios above this add nothing; above 1 + clip_eps_high (ROLL: 1 + 2 clip_eps)."""
     sampler_correction: Literal["none", "truncate", "mask"] | None = None
     """Weights between the sampler's and the trainer's probabilities: none, truncated at `sampler_bound`, or 0 above it; null =
-    truncate in bfloat16 with vLLM or an adapter, else none."""
+    truncate in bfloat16 with vLLM, else none."""
     sampler_level: Literal["token", "sequence"] = "token"
     """One such weight for each token, or one for a completion."""
     sampler_bound: float = Field(default=2.0, ge=1, le=1e9)
@@ -210,6 +210,8 @@ class ReferenceConfig(Section):
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
     distance_every: Steps = 1
     """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""
+    offload: bool = False
+    """On a GPU, reference and initial policy wait in host memory and are copied over for their passes."""
 
 
 class OptimizerConfig(Section):
@@ -260,6 +262,9 @@ class TrainingConfig(Section):
     packed_weights: bool = True
     """Whether large matrices are packed for sampling, on a CPU with AVX-512: nearly twice as fast, with other roundings in the
     last digits. The journal's `start` record says whether they are."""
+    compile_sampling: bool = False
+    """Whether what a layer does between matrix products is compiled to one kernel each for sampling: half of the launches on a
+    GPU, for half a minute at the start; roundings differ in the last digits. The `start` record says whether it is."""
     checkpoint_every: Steps | None = 20
     """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_STEPS)

@@ -16,6 +16,7 @@ from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.pass_sizes import pass_plan
+from grpo_core.run.start_weights import config_here
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
 
     run_dir.require_ours()
     import_as_at_start(run_dir)
-    config = run_dir.read_config()
+    config = config_here(run_dir)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     if policy == "final":
         checkpoints = list_checkpoints(run_dir.checkpoints)

@@ -7,11 +7,11 @@ from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
-from grpo_core.policy.loading import initial_digest
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import last_event, read_records
 from grpo_core.run.process_state import read_process_state
+from grpo_core.run.start_weights import config_here, start_weights
 
 MODULE = "grpo_core.evaluation"
 """What evaluates, as a process."""
@@ -79,6 +79,6 @@ def was_cut_short(run_dir: RunDir) -> bool:
 
 
 def _identity(run_dir: RunDir, set_name: str, step: int, digest: Callable[[Path], str]) -> str | None:
-    config = run_dir.read_config()
+    config = config_here(run_dir)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    return evaluation_identity(run_dir, folder, initial_digest(config, folder, digest), set_name, step)
+    return evaluation_identity(run_dir, folder, start_weights(config, folder, digest).policy, set_name, step)

@@ -10,10 +10,11 @@ from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.evaluation.results import facts_file
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
+from grpo_core.run.start_weights import config_here
 
 POLICY_FOLDER = "policy"
 
@@ -66,7 +67,7 @@ def find_subject(policy: str) -> Subject:
 
 def subject_of_run(run_dir: RunDir, source: Path, step: int) -> Subject:
     """Return the policy in the folder `source`, made by a run."""
-    config, origin = run_dir.read_config(), run_dir.read_origin()
+    config, origin = config_here(run_dir), run_dir.read_origin()
     return Subject(
         name=f"{run_name(config, origin)}, step {step}",
         source=str(source),

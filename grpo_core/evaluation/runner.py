@@ -87,7 +87,7 @@ class Evaluator:
         of_prompts = [sampled[start : start + samples] for start in range(0, len(sampled), max(1, samples))]
         counts = [sum(row.correct for row in of_prompt) for of_prompt in of_prompts]
         for k in self.config.evaluation.k if samples else ():
-            estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in counts])
+            estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in counts], 0.0, 1.0)
         return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled), judged=tuple(judged))
 
     def _complete(

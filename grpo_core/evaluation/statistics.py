@@ -39,16 +39,22 @@ def proportion(successes: int, total: int) -> Estimate:
     return Estimate(value=share, low=low, high=1.0 if successes == total else centre + half)
 
 
-def mean_estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per prompt with its t interval; all-equal values have an interval of width 0."""
+def mean_estimate(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> Estimate:
+    """Return the mean of one value per prompt with its t interval; all-equal values have an interval of width 0.
+
+    Args:
+        values: one per prompt.
+        least: value that there can be; the interval ends there.
+        most: as well.
+    """
     array = np.asarray(values, dtype=float)
     centre = float(array.mean())
     if len(array) < 2:
-        return Estimate(value=centre, low=-math.inf, high=math.inf)
+        return Estimate(value=centre, low=least, high=most)
     from scipy import special
 
     half = float(special.stdtrit(len(array) - 1, 0.5 + CONFIDENCE / 2)) * float(array.std(ddof=1)) / math.sqrt(len(array))
-    return Estimate(value=centre, low=centre - half, high=centre + half)
+    return Estimate(value=centre, low=max(least, centre - half), high=min(most, centre + half))
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float]) -> Estimate:

@@ -18,6 +18,7 @@ from grpo_core.export.public import hub_data, hub_id, public_source, public_text
 from grpo_core.plain_text import for_code, for_markdown, markdown_table
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
+from grpo_core.run.start_weights import start_of
 
 CARD_FILE = "README.md"
 TASK = "text-generation"
@@ -36,7 +37,7 @@ class Card:
     drift: tuple[Drift, ...]
     evaluations: tuple[Evaluated, ...]
     digests: Mapping[str, str]
-    """Of data, base and configuration."""
+    """Of data, base, the adapter at the start if there was one, and configuration."""
 
 
 def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]) -> Card:
@@ -64,7 +65,7 @@ def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]
     body = [f"# {for_markdown(public_text(title))}"]
     for heading, lines in sections.items():
         body += ["", f"## {heading}", "", *lines]
-    keys = ("data_digest", "model_digest", "config_digest")
+    keys = ("data_digest", "model_digest", "adapter_digest", "config_digest")
     return Card(
         text="\n".join([front_matter(plan), *body, ""]),
         title=public_text(title),
@@ -211,13 +212,19 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _digests(plan: ExportPlan, facts: Mapping[str, Any]) -> list[str]:
-    config = plan.config
+    config, start = plan.config, start_of(plan.config)
+    began_with = [] if start is None else [f"- begun with the adapter {_named(start)} {_digest(facts, 'adapter_digest')}"]
     return [
         f"- data: {_code(public_source(config.data.source))}, SHA-256 of the frozen prompts {_digest(facts, 'data_digest')}",
-        f"- base: {_code(public_source(config.model.source))}, SHA-256 of its weights {_digest(facts, 'model_digest')}",
+        f"- base: {_named(config.model.source)} {_digest(facts, 'model_digest')}",
+        *began_with,
         f"- configuration: SHA-256 {_digest(facts, 'config_digest')}",
         "- this folder: SHA-256 of each file in `grpo_export.json`",
     ]
+
+
+def _named(source: str) -> str:
+    return f"{_code(public_source(source))}, SHA-256 of its weights"
 
 
 def _digest(facts: Mapping[str, Any], key: str) -> str:

@@ -9,6 +9,7 @@ from grpo_core.errors import ConfigError, JournalError, ModelError, few_names
 from grpo_core.policy.saved import TrainingState, checkpoint_name, find_best, list_checkpoints, read_state, step_of
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import is_evaluation
+from grpo_core.run.start_weights import config_here
 
 Form = Literal["adapter", "merged"]
 Dtype = Literal["float32", "bfloat16"]
@@ -62,7 +63,7 @@ def plan_export(run_dir: RunDir, wish: ExportWish) -> ExportPlan:
         ModelError: the run has no such checkpoint, or its counters cannot be read.
         JournalError: the folder holds no training.
     """
-    config = run_dir.read_config()
+    config = config_here(run_dir)
     if is_evaluation(run_dir):
         raise JournalError(
             f"run dir {run_dir.path}: holds an evaluation, which has no checkpoint; give the folder of a training"

@@ -15,14 +15,14 @@ from grpo_core.export.public import hub_id
 from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
-from grpo_core.policy.loading import initial_digest
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.saved import MANIFEST_FILE
-from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.find import folder_of, model_here
 from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
 from grpo_core.run.disk_need import BYTES_PER_WEIGHT
 from grpo_core.run.model_shape import count_parameters
+from grpo_core.run.start_weights import BASE, find_model, other_weights, weights_here
 
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Of a `*config.json`: the Python code that loading the model runs where its user trusts it."""
@@ -40,7 +40,7 @@ def export_bytes(plan: ExportPlan) -> int:
     policy = folder_bytes(plan.checkpoint / POLICY_FOLDER) + SMALL_BYTES
     if plan.config.model.lora is None or plan.form == "adapter":
         return policy
-    parameters = count_parameters(resolve_model(plan.config.model.source, plan.config.model.trust_remote_code)) or 0
+    parameters = count_parameters(find_model(plan.run_dir)) or 0
     return policy + BYTES_PER_WEIGHT * parameters
 
 
@@ -58,10 +58,9 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
             _write_merged(plan, folder)
         else:
             _write_copy(plan, folder)
-    rounded = f"rounded to {plan.dtype}: every figure here is of the weights in float32"
     return (
-        *([] if plan.dtype == "float32" else [rounded]),
-        *(_about_base(plan.config.model.source) if plan.form == "adapter" else ()),
+        *_about_figures(plan),
+        *(_about_base(plan) if plan.form == "adapter" else ()),
         *_settle_code(folder, trusted=plan.config.model.trust_remote_code),
     )
 
@@ -96,7 +95,8 @@ def _write_merged(plan: ExportPlan, folder: Path) -> None:
     # Where products are computed in bfloat16, the base is rounded to it; here nothing is computed, and fp32 is what it is.
     model = config.model.model_copy(update={"dtype": "float32"})
     training = config.training.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
-    _require_same_base(plan)
+    if (fault := _why_other_base(plan, find_model(plan.run_dir))) is not None:
+        raise ModelError(f"{fault}; merged with them it would be another policy: restore them")
     in_float32 = config.model_copy(update={"model": model, "training": training})
     policy = open_policy(plan.checkpoint / POLICY_FOLDER, in_float32)
     policy.model.save_pretrained(folder, state_dict={})  # all but the weights
@@ -107,23 +107,44 @@ def _write_merged(plan: ExportPlan, folder: Path) -> None:
     _set_dtype(plan, folder)
 
 
-def _require_same_base(plan: ExportPlan) -> None:
-    model = plan.config.model
-    trained_on = plan.run_dir.read_provenance().get("model_digest")
-    if trained_on and initial_digest(plan.config, resolve_model(model.source, model.trust_remote_code)) != trained_on:
-        raise ModelError(
-            f"model.source {model.source}: has other weights than those on which the adapter was trained (SHA-256 "
-            f"{trained_on[:12]}); merged with them it would be another policy"
-        )
+def _why_other_base(plan: ExportPlan, folder: Path) -> str | None:
+    """Return that a model has other weights than the one on which the adapter was trained, with both digests; else None."""
+    now = weights_here(plan.config, folder)
+    return other_weights(plan.run_dir.read_provenance(), plan.config, now, "on which the adapter was trained").get(BASE)
 
 
-def _about_base(source: str) -> tuple[str, ...]:
+def _about_figures(plan: ExportPlan) -> Iterator[str]:
+    """Yield what the figures of the card are of, where that is not just what is exported."""
+    computed = plan.config.model.dtype
+    if computed == "float32":
+        if plan.dtype != "float32":
+            yield f"rounded to {plan.dtype}: every figure here is of the weights in float32"
+        return
+    is_adapted = plan.config.model.lora is not None
+    weights, exported = "base and adapter" if is_adapted else "the weights", ""
+    if plan.dtype == "float32":
+        exported = "; exported is what was trained, in float32"
+    elif is_adapted:
+        exported = "; exported is their sum, rounded, in which a small adapter can be lost"
+    yield f"the run computed in {computed}: every figure here is of {weights} rounded to it for each product{exported}"
+
+
+def _about_base(plan: ExportPlan) -> Iterator[str]:
+    source = plan.config.model.source
+    folder = model_here(source)
+    if folder is not None and (fault := _why_other_base(plan, folder)) is not None:
+        yield f"{fault}: the adapter fits those of the training alone"
     if hub_id(source) is not None:
-        return ()
-    return (
+        return
+    yield (
         f"the base {source} is no model of the hub: whoever loads the adapter has to have it, and gives its folder "
-        "(PeftModel.from_pretrained(base, adapter)); --merged needs no base",
+        "(PeftModel.from_pretrained(base, adapter)); --merged needs no base"
     )
+    if folder_of(source) is not None:
+        yield (
+            f"{ADAPTER_CONFIG} has a folder of this machine as base_model_name_or_path: before you publish the adapter, "
+            "replace it by the id on the hub under which others find the base"
+        )
 
 
 def _save(weights: Weights, plan: ExportPlan, folder: Path) -> None:

@@ -1,13 +1,17 @@
-"""What a safetensors file holds, from its header alone: no tensor is read, and torch is not needed."""
+"""What a safetensors file holds, without torch: names, types and shapes from its header, and whether all numbers are finite."""
 
 import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 LENGTH = struct.Struct("<Q")
 LARGEST_HEADER = 100_000_000
 METADATA = "__metadata__"
+EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+"""Of each type: integers as wide, and the bits that are all set in infinities and NaN alone."""
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,24 @@ def stored_tensors(file: Path) -> dict[str, StoredTensor]:
     if missing > 0:
         raise ValueError(f"cut off: {missing} bytes are missing")
     return tensors
+
+
+def first_not_finite(file: Path) -> str | None:
+    """Return the name of the first tensor that holds NaN or an infinity, by name; None where none does.
+
+    Args:
+        file: that `stored_tensors` reads; types other than F32, F16 and BF16 are not looked at.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(LENGTH.unpack(stream.read(LENGTH.size))[0]))
+        begin = stream.tell()
+        for name in sorted(header.keys() - {METADATA}):
+            kind, mask = EXPONENTS.get(header[name]["dtype"], ("", 0))
+            first, end = header[name]["data_offsets"]
+            stream.seek(begin + first)
+            if mask and np.any(np.frombuffer(stream.read(end - first), dtype=kind) & mask == mask):
+                return str(name)
+    return None

@@ -33,9 +33,10 @@ from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
-from grpo_core.policy.adapter_folder import ADAPTER_WEIGHTS
-from grpo_core.policy.initial import INITIAL_FILE, find_initial
+from grpo_core.policy.initial import find_initial
+from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS
 from grpo_core.policy.saved import (
+    INITIAL_FILE,
     MANIFEST_FILE,
     MARK_FILE,
     STATE_FILE,

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from grpo_core.errors import InitialPolicyError
 from grpo_core.machine.disk import flush, whole_or_gone
+from grpo_core.policy.saved import INITIAL_FILE
 from grpo_core.policy.weights_file import Weights, content_of, save_weights
 
-INITIAL_FILE = "initial.safetensors"
 PARTIAL_FILE = ".initial.safetensors.partial"
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
     if stored is None:
         what = "damaged" if (folder / INITIAL_FILE).exists() else "missing"
         raise InitialPolicyError(
-            f"{folder / INITIAL_FILE}: the initial policy is {what}, which {checkpoint.name} needs, and model.source no longer "
-            "is the model of the start; put one of the two back"
+            f"{folder / INITIAL_FILE}: the initial policy is {what}, which {checkpoint.name} needs, and model.source (with an "
+            "adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
         )
     return stored
 

@@ -27,15 +27,15 @@ from grpo_core.policy.attention import flash_attention, has_full_attention
 from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
 from grpo_core.policy.device import Dtype, attention_dtype, is_out_of_memory
 from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
-from grpo_core.policy.linear import linear_bias, linear_weight
-from grpo_core.policy.packed import LEAST_WEIGHTS, packed_product
+from grpo_core.policy.fused import EAGER, Fused
+from grpo_core.policy.linear import base_layer
+from grpo_core.policy.packed import packed_product
+from grpo_core.policy.products import Products, joined_products
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
 Product = Callable[[Tensor], Tensor]
-Products = Callable[[Tensor], Sequence[Tensor]]
-"""Of the same rows with several matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +63,7 @@ class Layer:
     kv_heads: int
     scale: float
     dtype: torch.dtype
+    fused: Fused
     before_attention: Norm
     before_mlp: Norm
     of_heads: tuple[Norm, Norm] | None
@@ -80,20 +81,20 @@ class Layer:
         bias: Float[Tensor, "B 1 1 most"] | None,
     ) -> None:
         """Add what the layer does to `x`, in place."""
-        qk, value = self.qk_and_v(self.before_attention(x).to(self.dtype))
+        fused, (before, between) = self.fused, (self.before_attention, self.before_mlp)
+        qk, value = self.qk_and_v(fused.normed(x, before.weight, before.eps, self.dtype))
         qk = qk.view(len(x), self.heads + self.kv_heads, -1)
         if self.of_heads is not None:
             parts = zip(self.of_heads, torch.split(qk, [self.heads, self.kv_heads], dim=1), strict=True)
             qk = torch.cat([norm(part.to(norm.weight.dtype)) for norm, part in parts], dim=1)
-        query, key = torch.split(_rotate(qk, rotation), [self.heads, self.kv_heads], dim=1)
+        query, key = torch.split(fused.rotated(qk, *rotation, self.dtype), [self.heads, self.kv_heads], dim=1)
         keys, values = cache.update(key.unsqueeze(2), value.view(len(x), self.kv_heads, 1, -1))
-        folded = query.to(keys.dtype).view(len(x), self.kv_heads, self.heads // self.kv_heads, -1)
+        folded = query.view(len(x), self.kv_heads, self.heads // self.kv_heads, -1)
         mask = None if bias is None else bias[..., : keys.shape[2]].expand(-1, 1, folded.shape[2], -1)
         seen = _attend(folded, keys, values, mask, self.scale)
         (out,) = self.out(seen.reshape(len(x), -1))
-        x.add_(out)
-        gate, up = self.gate_and_up(self.before_mlp(x).to(self.dtype))
-        (down,) = self.down(functional.silu(gate).mul_(up))
+        gate, up = self.gate_and_up(fused.added_and_normed(x, out, between.weight, between.eps, self.dtype))
+        (down,) = self.down(fused.activated(gate, up))
         x.add_(down)
 
 
@@ -102,12 +103,6 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
         seen: Tensor = flash_attention(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)[0]
         return seen
     return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
-
-
-def _rotate(states: Float[Tensor, "B n d"], rotation: tuple[Float[Tensor, "B 1 d"], Float[Tensor, "B 1 d"]]) -> Tensor:
-    """Apply rotary positions; the sign of the second half's rotation is in the sine."""
-    cosine, sine = rotation
-    return torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, dims=-1), sine)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,23 +116,24 @@ class LeanDecoding:
     head: Product
 
     @classmethod
-    def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> "LeanDecoding":
+    def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool, fused: Fused = EAGER) -> "LeanDecoding":
         """Take the weights of a model as they are now.
 
         Args:
             model: one that `why_not_lean` has found fit.
             dtype: of the products of its layers.
             packed: whether large matrices are packed (`packed.py`).
+            fused: what is run between products.
         """
 
         def product(*parts: Sequence[nn.Linear]) -> Products:
-            return _product(parts, dtype, packed=packed)
+            return joined_products(parts, dtype, packed=packed)
 
         head, inner = model.get_output_embeddings(), _inner(model)
         return cls(
             model=model,
             dtype=dtype,
-            layers=[_layer(module, product, dtype) for module in inner.layers],
+            layers=[_layer(module, product, dtype, fused) for module in inner.layers],
             last_norm=Norm.of(inner.norm),
             head=packed_product(head.weight.detach(), head.bias, packed=packed),
         )
@@ -158,40 +154,19 @@ class LeanDecoding:
         return LeanDecoder(self, prefix, most_tokens)
 
 
-def _product(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *, packed: bool) -> Products:
-    """Return the products of rows with the matrices of modules: a result for each part, modules of a part side by side."""
-    modules = [module for part in parts for module in part]
-    acting = [linear_weight(module) for module in modules]
-    weights = [weight.to(dtype) for weight in acting]
-    biases = [None if (bias := linear_bias(module)) is None else bias.detach().to(dtype) for module in modules]
-    is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
-    if is_large and not packed and acting[0].dtype == dtype:
-        given = iter(zip(weights, biases, strict=True))  # the model's own weights: joined, they would be a copy
-        pairs = [[next(given) for _ in part] for part in parts]
-
-        def apart(rows: Tensor) -> list[Tensor]:
-            found = [[functional.linear(rows, *pair) for pair in part] for part in pairs]
-            return [part[0] if len(part) == 1 else torch.cat(part, dim=-1) for part in found]
-
-        return apart
-    known = [bias for bias in biases if bias is not None]
-    joined = packed_product(torch.cat(weights), torch.cat(known) if known else None, packed=packed)
-    widths = [sum(module.out_features for module in part) for part in parts]
-    return lambda rows: torch.split(joined(rows), widths, dim=-1)
-
-
 def _inner(model: PreTrainedModel) -> Any:
     """Return the backbone, whose parts no type names."""
     return backbone(model)
 
 
-def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:
+def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype, fused: Fused) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     return Layer(
-        heads=attention.q_proj.out_features // attention.head_dim,
-        kv_heads=attention.k_proj.out_features // attention.head_dim,
+        heads=base_layer(attention.q_proj).out_features // attention.head_dim,
+        kv_heads=base_layer(attention.k_proj).out_features // attention.head_dim,
         scale=attention.scaling,
         dtype=dtype,
+        fused=fused,
         before_attention=Norm.of(module.input_layernorm),
         before_mlp=Norm.of(module.post_attention_layernorm),
         of_heads=(Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if hasattr(attention, "q_norm") else None,
@@ -242,7 +217,7 @@ def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)
 
 
-def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str | None:
+def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool, fused: Fused = EAGER) -> str | None:
     """Return why a model is decoded as transformers runs it; None where its layers are run here.
 
     The log-probabilities of some tokens are computed both ways.
@@ -251,17 +226,19 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str |
         model: as it is loaded.
         dtype: what its matrix products are computed in.
         packed: whether its large matrices would be packed.
+        fused: what would be run between products.
     """
     reason = _why_other(model)
     if reason is not None:
         return reason
     try:
-        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
+        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed, fused=fused)
         difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        return f"this version of transformers has other layers ({type(error).__name__})"
+        failing = "this version of transformers has other layers" if fused is EAGER else "they cannot be compiled here"
+        return f"{failing} ({type(error).__name__})"
     if difference <= TOLERANCE[dtype]:
         return None
     return f"log-probabilities of its layers run here differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"

@@ -1,19 +1,17 @@
 """Load the model and the tokenizer of a folder, and tell its weights apart from others by digest."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.machine.disk import sha256_of
-from grpo_core.policy.sources.find import WEIGHT_FILES, resolve_adapter
+from grpo_core.policy.sources.find import WEIGHT_FILES
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from grpo_core.config import RunConfig
 
 UNLOADABLE = (OSError, ValueError, KeyError)
 
@@ -59,6 +57,10 @@ def _check_plain_head(model: "PreTrainedModel", folder: Path) -> None:
     with torch.no_grad():
         expected = model(input_ids=ids).logits
         computed = vocabulary_head(model)(backbone(model)(input_ids=ids).last_hidden_state)
+    if not torch.isfinite(expected).all():
+        broken = (name for name, weights in model.named_parameters() if not torch.isfinite(weights).all())
+        where = f"holds NaN or an infinity in {next(broken, 'none of its weights, but in its logits')}"
+        raise ModelError(f"model.source: {type(model).__name__} in {folder} {where}; copy or download it again")
     if not torch.allclose(expected, computed, atol=1e-4, rtol=1e-4):
         difference = (expected - computed).abs().max().item()
         raise ModelError(
@@ -79,20 +81,6 @@ def weights_digest(folder: Path) -> str:
     return hashlib.sha256(bytes.fromhex("".join(map(sha256_of, _weight_files(folder))))).hexdigest()
 
 
-def initial_digest(config: "RunConfig", folder: Path, digest: Callable[[Path], str] = weights_digest) -> str:
-    """Return the SHA-256 of the weights of a run's initial policy: of its model and, if it begins with one, of its adapter.
-
-    Args:
-        config: of the run.
-        folder: of its model.
-        digest: of the weights in a folder.
-    """
-    lora, own = config.model.lora, digest(folder)
-    if lora is None or lora.init_from is None:
-        return own
-    return hashlib.sha256(bytes.fromhex(own + digest(resolve_adapter(lora.init_from)))).hexdigest()
-
-
 def weights_identity(folder: Path) -> str:
     """Return a digest of the weight files' paths, sizes and times: while it stays the same, so does `weights_digest`."""
     facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in _weight_files(folder)]
@@ -100,4 +88,4 @@ def weights_identity(folder: Path) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+    return sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern) if file.is_file())

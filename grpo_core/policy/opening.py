@@ -2,27 +2,38 @@
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError
-from grpo_core.policy.adapter_folder import read_adapter
 from grpo_core.policy.device import pick_device
+from grpo_core.policy.fused import compiled
 from grpo_core.policy.grouped import why_padded
 from grpo_core.policy.lean_decoding import why_not_lean
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.lora.facts import not_finite, read_adapter
 from grpo_core.policy.packed import why_plain
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.recompute import refuse_other_layers
-from grpo_core.policy.sources.find import resolve_adapter, resolve_model
+from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
+
+if TYPE_CHECKING:
+    from grpo_core.policy.lora.adapted import AdaptedPolicy
 
 
-def open_policy(folder: Path, config: RunConfig) -> Policy:
+def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None) -> Policy:
     """Return the policy in a folder: a model of transformers, or an adapter of `model.source` in PEFT's format.
 
     With `model.lora`, a model gets the adapter with which a training begins.
+
+    Args:
+        folder: of the policy.
+        config: how it is used.
+        stored_initial: copy of that adapter, as a run has stored it, for where `model.lora.init_from` is gone.
 
     Raises:
         ModelError: it cannot be loaded or used.
@@ -35,11 +46,23 @@ def open_policy(folder: Path, config: RunConfig) -> Policy:
         refuse_other_layers(model)
     if config.model.lora is None:
         return _policy(model, tokenizer, config)
-    return _adapted(model, tokenizer, config, config.model.lora, folder if is_adapter else None)
+    policy = _adapted(model, tokenizer, config, config.model.lora)
+    start = config.model.lora.init_from
+    if is_adapter:
+        _load(policy, folder, config.model.lora)
+    elif start is not None and stored_initial is not None and model_here(start) is None:
+        policy.load(load_file(stored_initial))  # whoever has stored it knows its digest
+    elif start is not None:
+        own = resolve_adapter(start)
+        _load(policy, own, config.model.lora)
+        if (fault := not_finite(own)) is not None:
+            raise ModelError(f"model.lora.init_from {start}: {fault}")
+    return policy
 
 
 def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:
     plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
+    decoded_plainly_because = why_not_lean(model, config.model.dtype, packed=plain_because is None)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -48,28 +71,43 @@ def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: 
         temperature=config.rollout.temperature,
         passes=Passes(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
         plain_because=plain_because,
-        decoded_plainly_because=why_not_lean(model, config.model.dtype, packed=plain_because is None),
+        decoded_plainly_because=decoded_plainly_because,
+        uncompiled_because=_uncompiled_because(model, config, decoded_plainly_because, packed=plain_because is None),
         padded_because=why_padded(model, config.model.dtype),
         recomputed=config.training.gradient_checkpointing,
     )
 
 
+def _uncompiled_because(
+    model: PreTrainedModel, config: RunConfig, decoded_plainly_because: str | None, *, packed: bool
+) -> str | None:
+    if not config.training.compile_sampling:
+        return "training.compile_sampling is off"
+    return decoded_plainly_because or why_not_lean(model, config.model.dtype, packed=packed, fused=compiled())
+
+
 def _adapted(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig, folder: Path | None
-) -> Policy:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig
+) -> "AdaptedPolicy":
     from grpo_core.policy.lora.adapted import AdaptedPolicy  # here: most runs need no PEFT, whose import takes a second
     from grpo_core.policy.lora.adding import add_adapter
-    from grpo_core.policy.lora.folder import read_factors
 
     add_adapter(model, lora, seed=config.training.seed, dtype=config.model.dtype, source=config.model.source)
-    policy = AdaptedPolicy(**vars(_policy(model, tokenizer, config)), most_rank=lora.most_rank)
-    start = resolve_adapter(lora.init_from) if folder is None and lora.init_from is not None else folder
-    if start is not None:
-        facts, factors = read_adapter(start), read_factors(start)
-        if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
-            raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {start} is {facts.scale_formula}")
-        fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
-        if fault is not None:
-            raise ModelError(f"model.lora: {start} holds another adapter: {fault}")
-        policy.load(factors)
-    return policy
+    return AdaptedPolicy.of(_policy(model, tokenizer, config), most_rank=lora.most_rank)
+
+
+def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:
+    """Give a policy the adapter in a folder.
+
+    Raises:
+        ModelError: it cannot be read, or is another one than the configuration's.
+    """
+    from grpo_core.policy.lora.folder import read_factors
+
+    facts, factors = read_adapter(folder), read_factors(folder)
+    if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
+        raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {folder} is {facts.scale_formula}")
+    fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
+    if fault is not None:
+        raise ModelError(f"model.lora: {folder} holds another adapter: {fault}")
+    policy.load(factors)

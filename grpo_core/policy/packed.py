@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from grpo_core.policy.checked import TOLERANCE
 from grpo_core.policy.device import Dtype, compute_in
 from grpo_core.policy.forward import backbone, vocabulary_head
-from grpo_core.policy.linear import base_layer, has_adapter, linear_bias, linear_layers, linear_weight
+from grpo_core.policy.linear import acting_weight, base_layer, has_adapter, linear_bias, linear_layers
+from grpo_core.policy.lora.delta import Delta
 
 LEAST_WEIGHTS = 100_000
 """Smaller matrices stay in the processor's cache, and gain nothing."""
@@ -56,13 +57,13 @@ def prepared_weights(
 ) -> Iterator[None]:
     """Multiply with weights that are prepared once, while inside, where none may change and nothing has a gradient.
 
-    Adapters are merged; large weights are packed, if that is wanted.
+    Adapters are merged where products are computed in their type; large weights are packed, if that is wanted.
 
     Args:
         model: packed, one that `why_plain` has found fit.
         dtype: of the backbone's products; the vocabulary head stays fp32.
         packed: whether to pack.
-        rounded_to: what a merged weight is rounded to first.
+        rounded_to: what weights are rounded to first, merged ones as a sum.
     """
     head = model.get_output_embeddings()
     replaced: list[nn.Module] = []
@@ -70,10 +71,10 @@ def prepared_weights(
         for module in linear_layers(model):
             if not has_adapter(module) and not (packed and _is_large(module)):
                 continue
-            weight = linear_weight(module)
+            weight, delta = acting_weight(module, torch.bfloat16 if dtype == "bfloat16" and module is not head else None)
             weight = weight if rounded_to is None else weight.to(rounded_to).to(weight.dtype)
-            product_dtype = getattr(torch, dtype) if dtype == "bfloat16" and module is not head else weight.dtype
-            vars(module)["forward"] = packed_product(weight.to(product_dtype), linear_bias(module), packed=packed)
+            product = packed_product(weight, linear_bias(module), packed=packed)
+            vars(module)["forward"] = product if delta is None else _with_adapter(product, delta, weight.dtype)
             replaced.append(module)
         yield
     finally:
@@ -96,6 +97,12 @@ def packed_product(
         return result
 
     return product
+
+
+def _with_adapter(product: Callable[[Tensor], Tensor], delta: Delta, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Add what an adapter adds beside its matrix."""
+    a, b = (factor.to(dtype) for factor in delta.factors())
+    return lambda rows: product(rows) + nn.functional.linear(nn.functional.linear(rows.to(dtype), a), b)
 
 
 def _why_impossible(model: PreTrainedModel) -> str | None:

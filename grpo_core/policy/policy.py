@@ -20,10 +20,12 @@ from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.decoding import Decoding, PlainDecoding
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
+from grpo_core.policy.fused import EAGER, compiled
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.lean_decoding import LeanDecoding
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
+from grpo_core.policy.offload import on_device, to_host
 from grpo_core.policy.packed import prepared_weights
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.recompute import recomputing
@@ -76,16 +78,24 @@ class Policy:
     """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
     decoded_plainly_because: str | None = "not asked for"
     """Why transformers' layers are run for each token that is sampled; None = `lean_decoding.py` does it."""
+    uncompiled_because: str | None = "not asked for"
+    """Why what is between the products of such a layer is not compiled; None = it is (`fused.py`)."""
     padded_because: str | None = "not asked for"
     """Why completions of different lengths are padded in a forward pass; None = they are not (`grouped.py`)."""
 
     recomputed: bool = False
     """Whether a layer keeps its input alone for the backward pass, which computes it again (`recompute.py`)."""
+    used_on: torch.device | None = None
+    """Where its passes run, if its weights wait in host memory between them (`offload.py`)."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model and every tensor of its completions are."""
-        return torch.device(self.model.device)
+        """Where every tensor of its completions is."""
+        return torch.device(self.model.device) if self.used_on is None else self.used_on
+
+    def ready(self) -> contextlib.AbstractContextManager[None]:
+        """Have the weights where its passes run while inside; they may not change there."""
+        return on_device(self.model, self.device)
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield what is trained."""
@@ -94,6 +104,12 @@ class Policy:
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+
+    def offloaded(self) -> "Policy":
+        """Return the same policy; its weights wait in host memory from now on; so do those of its copies."""
+        used_on = self.device
+        to_host(self.model)
+        return replace(self, used_on=used_on)
 
     def weights(self) -> Weights:
         """Return what one policy differs from another in, in its memory: each weight once, by its name."""
@@ -121,7 +137,7 @@ class Policy:
             if share == 1:
                 own.copy_(parameter)
             else:
-                own.lerp_(parameter, share)
+                own.lerp_(parameter.to(own.device), share)
         return None
 
     @torch.no_grad()
@@ -153,7 +169,7 @@ class Policy:
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
-        with self._decoding() as decoding:
+        with self.ready(), self._decoding() as decoding:
             return sample_completions(self, decoding, prompts, settings, key)
 
     @contextlib.contextmanager
@@ -161,7 +177,8 @@ class Policy:
         """Prepare the weights as they are now for many tokens."""
         packed, dtype = self.plain_because is None, attention_dtype(self.model, self.dtype)
         if self.decoded_plainly_because is None:
-            yield LeanDecoding.of(self.model, dtype, packed=packed)
+            fused = compiled() if self.uncompiled_because is None else EAGER
+            yield LeanDecoding.of(self.model, dtype, packed=packed, fused=fused)
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
                 yield PlainDecoding(model=self.model, dtype=dtype)
@@ -185,12 +202,13 @@ class Policy:
             at_once = tokens_at_once(len(hidden), copies * self.model.config.get_text_config().vocab_size)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
             if reference is not None:
-                with torch.no_grad():
-                    ref_hidden = reference._hidden(completions, rows)
-                ref_head = vocabulary_head(reference.model)
-                per_token = token_full_kl(
-                    hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
-                )
+                with reference.ready():
+                    with torch.no_grad():
+                        ref_hidden = reference._hidden(completions, rows)
+                    ref_head = vocabulary_head(reference.model)
+                    per_token = token_full_kl(
+                        hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
+                    )
                 exact = scatter(per_token, mask, width)
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
 
@@ -206,7 +224,8 @@ class Policy:
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
         """Return what `forward` gives for all rows, in passes of `passes.microbatch_tokens`, without gradient."""
         pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
-        return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
+        with self.ready(), contextlib.nullcontext() if reference is None else reference.ready():
+            return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

@@ -17,9 +17,10 @@ from grpo_core.policy.weights_file import Weights
 class Reference:
     """The current reference and, from the first sync on, the initial policy."""
 
-    def __init__(self, initial_policy: Policy) -> None:
-        """Take a frozen copy of `initial_policy` as the reference."""
-        self.start = initial_policy.frozen_copy()
+    def __init__(self, initial_policy: Policy, *, offload: bool = False) -> None:
+        """Take a frozen copy of `initial_policy` as the reference; with `offload`, its weights wait in host memory."""
+        copied = initial_policy.frozen_copy()
+        self.start = copied.offloaded() if offload else copied
         """The policy before training. No sync changes its weights."""
         self.policy = self.start
         self.initial: Policy | None = None

@@ -11,6 +11,8 @@ from grpo_core.errors import ModelError, cause
 from grpo_core.machine.jsonfile import STORED, Count, Norm, build, read_json
 
 MANIFEST_FILE, STATE_FILE, MARK_FILE = "manifest.json", "state.json", "journal.json"
+INITIAL_FILE = "initial.safetensors"
+"""Beside the checkpoints: the initial policy, which all of them share."""
 Kind = TypeVar("Kind")
 _NAME = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"\.step_\d{6,}\.partial")
@@ -50,6 +52,12 @@ class JournalMark:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the whole checkpoints in `folder`, oldest first."""
     return sorted((path for path in _named(folder, _NAME) if (path / MANIFEST_FILE).exists()), key=step_of)
+
+
+def stored_initial(folder: Path) -> Path | None:
+    """Return the file with the initial policy in `folder`; None without a whole checkpoint, which alone tells its digest."""
+    file = folder / INITIAL_FILE
+    return file if file.is_file() and list_checkpoints(folder) else None
 
 
 def list_leftovers(folder: Path) -> list[Path]:

@@ -28,6 +28,9 @@ def named_weights(model: nn.Module) -> Weights:
 
 
 def squared_difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float:
-    """Sum the squares piece by piece, which stays in the processor's cache: the weights are read once, nothing is written."""
-    pieces = zip(split(one.flatten(), PIECE), split(other.flatten(), PIECE), strict=True)
+    """Sum the squares piece by piece, which stays in the processor's cache: the weights are read once, nothing is written.
+
+    Where the two are on different devices, they meet on the first one's.
+    """
+    pieces = zip(split(one.flatten(), PIECE), split(other.to(one.device).flatten(), PIECE), strict=True)
     return sum(float((difference := first - second).dot(difference)) for first, second in pieces)

@@ -1,6 +1,5 @@
 """What is wrong with the adapter of a run, found before anything is loaded: its layers, its rank, the folder it begins with."""
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,14 +7,13 @@ from pathlib import Path
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, cause, few_names, name_of
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, read_adapter
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
+from grpo_core.policy.lora.targets import TARGETS, Sides, is_target, layer_faults, layers_with_adapter
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.adapter_size import is_target, layers_with_adapter
-from grpo_core.run.model_shape import ModelShape, Sides
+from grpo_core.run.adapter_size import adapter_size
+from grpo_core.run.model_shape import ModelShape
 
-TARGETS, START = "model.lora.target_modules", "model.lora.init_from"
-HEADS = ("lm_head", "embed_out", "output_layer")
-"""Names of a vocabulary head, which is no layer of those that have numbers."""
+START = "model.lora.init_from"
 SHOWN = 3
 """Names in one message."""
 
@@ -37,9 +35,20 @@ def adapter_faults(config: RunConfig, shape: ModelShape | None) -> Iterator[str]
         yield from _start_faults(lora, lora.init_from, layers)
 
 
-def adapter_warnings(config: RunConfig) -> Iterator[str]:
-    """Yield what is doubtful about the adapter that a run begins with."""
+def adapter_warnings(config: RunConfig, shape: ModelShape | None) -> Iterator[str]:
+    """Yield what is doubtful about the adapter of a run, and about the one that it begins with.
+
+    Args:
+        config: of the run.
+        shape: of its model; None where its files do not tell, or are not here.
+    """
     lora, source = config.model.lora, config.model.source
+    size = None if shape is None else adapter_size(config, shape.linear_layers)
+    if lora is not None and size is not None and size.weights >= size.adapted > 0:
+        yield (
+            f"model.lora.rank: {lora.rank} makes the adapter ({size.weights:,} weights) no smaller than the matrices that have "
+            f"one ({size.adapted:,}); training all weights (model.lora: null) costs no more"
+        )
     folder = None if lora is None or lora.init_from is None else model_here(lora.init_from)
     if lora is None or folder is None:
         return
@@ -52,34 +61,6 @@ def adapter_warnings(config: RunConfig) -> Iterator[str]:
             f"{START}: {name_of(str(lora.init_from), 200)} was trained on {name_of(base, 200)}, and model.source is "
             f"{name_of(source, 200)}; it fits no other weights"
         )
-
-
-def layer_faults(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[str]:
-    """Yield what is wrong with targets and rank.
-
-    Args:
-        lora: the adapter.
-        layers: the linear layers of the model, but its head.
-    """
-    for target in lora.target_modules or ():
-        if not any(is_target(target, name) for name in layers):
-            yield f"{TARGETS}: {name_of(target)} is {_why_no_target(target, layers)}"
-    adapted = dict(layers_with_adapter(lora, layers))
-    if adapted:
-        name = min(adapted, key=lambda name: min(adapted[name]))
-        inputs, outputs = adapted[name]
-        smaller = min(inputs, outputs)
-        if lora.rank > smaller:
-            sides = f"({inputs} inputs and {outputs} outputs)"
-            yield f"model.lora.rank: {lora.rank} is more than {smaller}, the smaller side of {name} {sides}; lower it"
-
-
-def _why_no_target(target: str, layers: Mapping[str, Sides]) -> str:
-    if target.rpartition(".")[2] in HEADS:
-        return "the vocabulary head, which gets no adapter here; leave it out"
-    ends = sorted({name.rpartition(".")[2] for name in layers})
-    close = difflib.get_close_matches(target, ends, n=1)
-    return f"no linear layer of this model; {f'did you mean {close[0]}?' if close else f'there are {few_names(ends, 12)}'}"
 
 
 def _start_faults(lora: LoraConfig, start: str, layers: Mapping[str, Sides]) -> Iterator[str]:
@@ -102,6 +83,8 @@ def _start_faults(lora: LoraConfig, start: str, layers: Mapping[str, Sides]) -> 
             f"model.lora.alpha: {own} here is a scale of {lora.scale:g}, {what} has {facts.alpha_scale:g} "
             f"({facts.scale_formula}); set it to {facts.alpha!r}"
         )
+    if (fault := not_finite(folder)) is not None:
+        yield f"{what}: {fault}"
     yield from _module_faults(lora, facts, what, layers)
 
 

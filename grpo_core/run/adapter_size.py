@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.config.derived import has_sync_rule, reference_moves
-from grpo_core.run.model_shape import Sides
+from grpo_core.policy.lora.targets import Sides, layers_with_adapter
 
 SAME_INPUT = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "gate_proj": "mlp", "up_proj": "mlp"}
 """Linear layers of the Llama family that are given the same tensor."""
@@ -58,22 +58,6 @@ def adapter_size(config: RunConfig, layers: Mapping[str, Sides]) -> AdapterSize 
         inputs=sum(inputs for inputs, _ in adapted.values()),
         distinct_inputs=sum(inputs.values()),
     )
-
-
-def layers_with_adapter(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[tuple[str, Sides]]:
-    """Yield the linear layers that get an adapter, by name."""
-    for name, sides in layers.items():
-        if lora.target_modules is None or any(is_target(target, name) for target in lora.target_modules):
-            yield name, sides
-
-
-def is_target(target: str, name: str) -> bool:
-    """Return whether a target names a layer: by its whole name or its end.
-
-    >>> [is_target(target, "model.layers.1.mlp.up_proj") for target in ("up_proj", "mlp.up_proj", "proj", "layers.1")]
-    [True, True, False, False]
-    """
-    return name == target or name.endswith(f".{target}")
 
 
 def _reference(config: RunConfig, lora: LoraConfig, sides: Sides) -> tuple[int, int]:

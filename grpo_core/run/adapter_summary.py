@@ -35,9 +35,9 @@ class AdapterSummary:
 
 
 def summary_of(config: RunConfig, shape: ModelShape) -> AdapterSummary | None:
-    """Return what a run's adapter is; None without `model.lora`."""
+    """Return what a run's adapter is; None without `model.lora`, or where no layer gets one."""
     size, lora = adapter_size(config, shape.linear_layers), config.model.lora
-    if size is None or lora is None:
+    if size is None or lora is None or not size.weights:
         return None
     alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
     return AdapterSummary(

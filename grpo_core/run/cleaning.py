@@ -22,6 +22,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_journal
 from grpo_core.run.journal import last_event
 from grpo_core.run.repair import ASIDE
+from grpo_core.run.start_weights import BASE, START, start_places
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
@@ -32,6 +33,8 @@ KINDS = {
 """What can go, by the name with which it is chosen."""
 RUNS_IN = ("*/config.json", "*/runs/*/config.json")
 """Configurations of the runs in a folder, and of the runs of its sweeps."""
+WEIGHTS = {BASE: "model", START: "first adapter"}
+"""What a policy is for a run that begins with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,7 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
             if user is None:
                 items.append(item)
             else:
-                skipped.append(f"{item.path}: it is the model of {user}, which cannot be resumed or reproduced without it")
+                skipped.append(f"{item.path}: it is the {user}, which cannot be resumed or reproduced without it")
     older = 0 if runs else sum(1 for path in folder.glob("*/journal.jsonl") if not _is_marked(FlowDir(path.parent)))
     if older:
         skipped.append(f"{older} folder(s) of runs of an older version in {folder}: they have no {MARKER_FILE}")
@@ -173,17 +176,21 @@ def _places_of(run: Path) -> tuple[Path, Path]:
     return resolved.parent, resolved.parents[min(2, len(resolved.parents) - 1)]
 
 
-def _used_policies(folders: Iterable[Path]) -> dict[Path, Path]:
-    """Return {policy that lies in a folder: a run whose model it is}, of all runs in folders and in the sweeps there.
+def _used_policies(folders: Iterable[Path]) -> dict[Path, str]:
+    """Return {policy that lies in a folder: whose model or adapter it is}, of all runs in folders and in the sweeps there.
 
     An evaluation is done with its policy. Runs of an older version, which have no marker, count as well.
     """
     used = {}
     for file in (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern)):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
-            source = Path(read_json(file)["model"]["source"]).expanduser()
-            if source.is_dir() and RunDir(file.parent).read_origin().preset != "evaluation":
-                used[source.resolve()] = file.parent
+            if RunDir(file.parent).read_origin().preset == "evaluation":
+                continue
+            model = read_json(file)["model"]
+            named = {BASE: model["source"], START: (model.get("lora") or {}).get("init_from")}
+            for key, source in (*named.items(), *start_places(RunDir(file.parent)).items()):
+                if source is not None and (policy := Path(source).expanduser()).is_dir():
+                    used[policy.resolve()] = f"{WEIGHTS[key]} of {file.parent}"
     return used
 
 

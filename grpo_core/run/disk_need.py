@@ -160,12 +160,13 @@ def savings(config: RunConfig, weights: KeptWeights, tracked_here: bool) -> list
 def shown_bytes(number: float) -> str:
     """Return a number of bytes as people read it, in decimal units.
 
-    >>> shown_bytes(5_380_600_320), shown_bytes(12_345_678), shown_bytes(71e9), shown_bytes(900)
-    ('5.4 GB', '12 MB', '71 GB', '1 MB')
+    >>> shown_bytes(5_380_600_320), shown_bytes(12_345_678), shown_bytes(71e9), shown_bytes(139_264), shown_bytes(9)
+    ('5.4 GB', '12 MB', '71 GB', '139 kB', '1 kB')
     """
     if number >= 1e9:
         return f"{number / 1e9:.1f} GB" if number < 10e9 else f"{number / 1e9:.0f} GB"
-    return f"{max(1, math.ceil(number / 1e6 - 0.5))} MB"
+    unit, name = (1e6, "MB") if number >= 0.9995e6 else (1e3, "kB")
+    return f"{max(1, math.ceil(number / unit - 0.5))} {name}"
 
 
 def describe_need(need: DiskNeed, folder: Path, artifacts: Path | None) -> tuple[str, list[tuple[int, int | None]]]:

@@ -1,34 +1,61 @@
 """What a run is made with, noted before it starts, and compared with what it was made with when it is resumed or repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from grpo_core.errors import ModelError
+from grpo_core.config import RunConfig
+from grpo_core.errors import ModelError, listed
+from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.saved import stored_initial
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
+from grpo_core.run.start_weights import (
+    FOLDERS,
+    START,
+    StartWeights,
+    config_here,
+    other_weights,
+    require_base,
+    sources_of,
+    start_folders,
+    start_weights,
+    told_apart,
+    weights_here,
+    where_it_was,
+)
 
 
-def note_inputs(run_dir: RunDir, data_digest: str, model_digest: str, report: Callable[[str], None]) -> None:
+def note_inputs(
+    run_dir: RunDir,
+    data_digest: str,
+    model: Path,
+    report: Callable[[str], None],
+    digest: Callable[[Path], str] = weights_digest,
+) -> None:
     """Write provenance.json of a run that starts; of one that is resumed or repeated, report what differs from its first.
 
     Args:
         run_dir: with its configuration.
         data_digest: of its frozen prompts.
-        model_digest: SHA-256 of the weights of the initial policy.
+        model: folder of its model.
         report: takes one line a difference.
+        digest: of the weights in a folder.
 
     Raises:
-        ModelError: a resumed run would continue with another initial policy.
+        ModelError: a resumed or repeated run would begin with another initial policy, or the adapter with which a run begins
+            was trained on another base.
     """
-    config = run_dir.read_config()
-    provenance = collect_provenance(config.model_dump(mode="json"), data_digest, model_digest)
-    is_resumed = run_dir.provenance_file.exists()
-    earlier = run_dir.read_provenance() or RunDir(run_dir.original).read_provenance()
-    if is_resumed and earlier["model_digest"] != model_digest:
-        raise ModelError(
-            f"model.source {config.model.source}: its weights (SHA-256 {model_digest[:12]}) are not those with which this run "
-            f"began ({earlier['model_digest'][:12]}); restore them, or start a new run"
-        )
+    config, is_resumed = config_here(run_dir), run_dir.provenance_file.exists()
+    found = _found(run_dir, config, model, digest, report)
+    first = run_dir if is_resumed else RunDir(run_dir.original)
+    earlier: Mapping[str, Any] = first.read_provenance()
+    if earlier:
+        _refuse_other_weights(earlier, first.read_config(), run_dir.read_config(), found)
+        earlier = told_apart(earlier, first.read_config(), found)
+    require_base(config, model, digest)
+    provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found.facts())
     if earlier:
         known = {raised.text for raised in monitor_alerts(run_dir)}
         for difference in environment_differences(earlier, provenance):
@@ -37,4 +64,30 @@ def note_inputs(run_dir: RunDir, data_digest: str, model_digest: str, report: Ca
             if is_resumed and alert not in known:
                 add_alert(run_dir, 0, alert)
     if not is_resumed:
-        write_provenance(provenance, run_dir.provenance_file)
+        write_provenance({**provenance, FOLDERS: start_folders(config)}, run_dir.provenance_file)
+
+
+def _found(
+    run_dir: RunDir, config: RunConfig, model: Path, digest: Callable[[Path], str], report: Callable[[str], None]
+) -> StartWeights:
+    """Return the weights that are there; an adapter that is gone is not needed by a run that has stored its initial policy."""
+    try:
+        return start_weights(config, model, digest)
+    except ModelError as error:
+        if stored_initial(run_dir.checkpoints) is None:
+            raise ModelError(f"{error}{where_it_was(run_dir, START)}") from error
+        report(f"{START}: the adapter with which this run began is not there; its copy in {run_dir.checkpoints} is used")
+        return weights_here(config, model, digest)
+
+
+def _refuse_other_weights(earlier: Mapping[str, Any], first: RunConfig, config: RunConfig, found: StartWeights) -> None:
+    """Refuse other weights under the same name; a repetition may be given others by another name.
+
+    Raises:
+        ModelError: names the key, and both digests.
+    """
+    others = other_weights(earlier, first, found, "with which this run began")
+    before, now = sources_of(first), sources_of(config)
+    faults = [f"{fault}; restore them, or start a new run" for key, fault in others.items() if now.get(key) == before[key]]
+    if faults:
+        raise ModelError(listed(faults))

@@ -8,7 +8,7 @@ from grpo_core.config import RunConfig
 from grpo_core.machine.hardware import available_memory, gpu_memory
 from grpo_core.policy.sources.find import model_here
 from grpo_core.run.disk_need import shown_bytes
-from grpo_core.run.memory_need import MemoryNeed, memory_need, states_of
+from grpo_core.run.memory_need import MemoryNeed, acting_on, memory_need, states_of
 from grpo_core.run.model_shape import KNOWN_SHAPES, ModelShape, shape_of
 
 TOKENS_AT_A_TIME = 256
@@ -35,6 +35,8 @@ class Fit:
     """What stays for the whole run, with its numbers (`States`)."""
     fitting: Mapping[str, int | None]
     """By phase that does not fit: the largest value of its setting (`SETTINGS`) that would; None = none would."""
+    offloaded_states: int | None = None
+    """Bytes of the states with `reference.offload`, where that is not set and would do something."""
     checkpointed_tokens: int | None = None
     """Where the update does not fit: the largest `training.microbatch_tokens` that would with `gradient_checkpointing`."""
 
@@ -92,6 +94,7 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
         device_memory: bytes of a GPU that is not here; None = the device that the run would take here.
     """
     on_gpu = device_memory is not None or will_use_gpu(config)
+    config = acting_on(config, on_gpu=on_gpu)
     total = device_memory if device_memory is not None else gpu_memory() if on_gpu else available_memory()
     available = total if total is None or not on_gpu else int(GPU_SHARE * total) - GPU_TAKEN
     need = memory_need(config, shape, padded=on_gpu)
@@ -102,6 +105,7 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
         available=available,
         states_formula=states_of(config, shape).formula,
         fitting=fitting,
+        offloaded_states=_offloaded_states(config, shape) if on_gpu else None,
         checkpointed_tokens=_checkpointed_tokens(config, shape, available or 0, padded=on_gpu) if has_remedy else None,
     )
 
@@ -142,6 +146,13 @@ def _checkpointed_tokens(config: RunConfig, shape: ModelShape, available: int, *
     if need.update <= available:
         return config.training.microbatch_tokens
     return _fitting(again, shape, need, available, padded=padded)["update"]
+
+
+def _offloaded_states(config: RunConfig, shape: ModelShape) -> int | None:
+    if config.reference.offload or config.model.lora is not None or config.training.engine == "trl":
+        return None
+    reference = config.reference.model_copy(update={"offload": True})
+    return states_of(config.model_copy(update={"reference": reference}), shape).bytes
 
 
 def _with(config: RunConfig, key: str, value: object) -> RunConfig:

@@ -1,6 +1,7 @@
 """How much memory the phases of a step need, known before they run: from the configuration and the shape of the model.
 
     states   = 4 bytes x parameters x (policy, reference, initial policy once a sync made it another, two moments of AdamW)
+               (`reference.offload` on a GPU: policy and moments; a pass under another policy has its weights beside them)
     rollout  = states + weights as they are multiplied + keys and values of `rollout_rows` completions + 3 logits of a token
     logps    = states + casts of weights + the logits of a micro-batch, twice, or one layer's activations and the cache
     update   = states + casts of weights + what all layers keep for the backward pass + 3 logits
@@ -27,7 +28,7 @@ beyond tensors is no part of it, nor is what the process had before.
 from dataclasses import dataclass
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import reference_moves
+from grpo_core.config.derived import reference_moves, takes_full_kl
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
 from grpo_core.run.adapter_size import AdapterSize, adapter_size
 from grpo_core.run.disk_need import MOMENTS, shown_bytes
@@ -99,12 +100,20 @@ def memory_need(config: RunConfig, shape: ModelShape, *, padded: bool) -> Memory
     """
     states = states_of(config, shape).bytes
     piece = Piece.largest(config)
+    visiting = FLOAT * shape.parameters if config.reference.offload else 0
     return MemoryNeed(
         states=states,
         rollout=states + rollout_bytes(config, shape, packed=not padded),
-        logps=states + logps_bytes(config, shape, piece, padded=padded),
-        update=states + update_bytes(config, shape, piece, padded=padded),
+        logps=states + visiting + logps_bytes(config, shape, piece, padded=padded),
+        update=states + (visiting if takes_full_kl(config) else 0) + update_bytes(config, shape, piece, padded=padded),
     )
+
+
+def acting_on(config: RunConfig, *, on_gpu: bool) -> RunConfig:
+    """Return a configuration as it acts on a GPU or a CPU, where nothing is offloaded."""
+    if on_gpu or not config.reference.offload:
+        return config
+    return config.model_copy(update={"reference": config.reference.model_copy(update={"offload": False})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +129,9 @@ def states_of(config: RunConfig, shape: ModelShape) -> States:
     """Return what stays for the whole run."""
     moves, adapter = reference_moves(config), adapter_size(config, shape.linear_layers)
     if adapter is None:
-        models = 2 + moves + MOMENTS
-        initial = ", initial policy" if moves else ""
-        weights = f"{shape.parameters:,} parameters x {models} (policy, reference{initial}, two moments of AdamW)"
+        held = ["reference", "initial policy"][: 0 if config.reference.offload else 1 + moves]
+        models = 1 + len(held) + MOMENTS
+        weights = f"{shape.parameters:,} parameters x {models} ({', '.join(['policy', *held, 'two moments of AdamW'])})"
         return States(bytes=FLOAT * shape.parameters * models, formula=f"{FLOAT} bytes x {weights}")
     base = FLOAT * shape.parameters - (FLOAT - half_of(config)) * adapter.adapted
     copies, reference = 2 + MOMENTS, FLOAT * adapter.reference * moves
@@ -184,8 +193,7 @@ def update_bytes(config: RunConfig, shape: ModelShape, piece: Piece, *, padded: 
 
     At the most, the activations of a micro-batch are there and no gradient yet, or those of the micro-batches before it.
     """
-    takes_full = config.loss.kl_estimator == "full" and config.loss.beta > 0
-    copies = FULL_KL_COPIES if takes_full else 1
+    copies = FULL_KL_COPIES if takes_full_kl(config) else 1
     logits = (2 + copies) * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, copies * shape.vocabulary)
     half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
     gradients = FLOAT * (shape.parameters if adapter is None else adapter.weights)

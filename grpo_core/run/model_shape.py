@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.machine.tensor_file import stored_tensors
+from grpo_core.policy.lora.targets import Sides
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of models whose matrices are not those of `intermediate_size` alone."""
@@ -16,8 +17,6 @@ LAYER_WEIGHT = re.compile(r"(?P<module>(?:.+\.)?\d+\..+)\.weight")
 """The weight of a module in a numbered layer: neither the embedding nor the vocabulary head is."""
 OF_EXPERTS = re.compile(r"\.experts\.\d+\.")
 """Transformers joins them, so they are no linear layers."""
-Sides = tuple[int, int]
-"""(inputs, outputs) of a linear layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,10 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, listed, shown
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
+from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
-from grpo_core.run.adapter_check import adapter_faults, adapter_warnings, layer_faults
+from grpo_core.run.adapter_check import adapter_faults, adapter_warnings
 from grpo_core.run.announce import require_disk
 from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import kept_weights, shown_bytes
@@ -67,7 +68,7 @@ def check_start(
         own = [*no_gpu, *no_server, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
         faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
     of_fit = () if fit is None else fit.warnings()
-    return Preflight(faults=faults, warnings=(*adapter_warnings(config), *of_fit, *rehearsal.warnings))
+    return Preflight(faults=faults, warnings=(*adapter_warnings(config, shape), *of_fit, *rehearsal.warnings))
 
 
 def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:
@@ -148,9 +149,12 @@ def _tracking_uri(config: RunConfig) -> str | None:
 
 
 def memory_faults(fit: Fit | None) -> Iterator[str]:
-    """Yield a refusal where the states alone do not fit: no setting of a step makes them smaller."""
+    """Yield a refusal where the states alone do not fit: no size of a pass makes them smaller."""
     if fit is not None and fit.available is not None and fit.need.states > fit.available:
+        offloaded = fit.offloaded_states
+        helps = offloaded is not None and offloaded <= fit.available
+        remedy = f"set reference.offload=true ({shown_bytes(offloaded)}), " if offloaded is not None and helps else ""
         yield (
             f"memory: {fit.states_formula} = {shown_bytes(fit.need.states)}, and {shown_bytes(fit.available)} are there; "
-            "take a smaller model, or a machine with more memory"
+            f"{remedy}take a smaller model, or a machine with more memory"
         )

@@ -17,16 +17,28 @@ from grpo_core.machine.jsonfile import read_json, write_json
 
 BUILT_FROM_VARIABLE = "GRPO_BUILT_FROM"
 """Set in an image, which has no repository: a JSON file with the commit that it was built from and what was changed since."""
-PACKAGES = ("torch", "transformers", "numpy", "reasoning-gym", "math-verify", "datasets", "trl", "mlflow", "prefect", "vllm")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "reasoning-gym",
+    "math-verify",
+    "datasets",
+    "peft",
+    "trl",
+    "mlflow",
+    "prefect",
+    "vllm",
+)
 
 
-def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: str) -> dict[str, Any]:
+def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mapping[str, str]) -> dict[str, Any]:
     """Return the provenance of a run about to start: everything needed to say whether two runs should be identical.
 
     Args:
         config: the resolved configuration.
         data_digest: of its frozen prompts.
-        model_digest: of its model's weights.
+        weights: `model_digest` and, if it begins with an adapter, `adapter_digest`.
     """
     names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
     cuda, cudnn = _cuda_versions() if names else (None, None)
@@ -49,7 +61,7 @@ def collect_provenance(config: dict[str, Any], data_digest: str, model_digest: s
         "environment": kernel_variables(),
         "config_digest": config_digest(config),
         "data_digest": data_digest,
-        "model_digest": model_digest,
+        **weights,
         "seed": config["training"]["seed"],
         "data_seed": config["data"]["seed"],
         "journal_digests": True,  # the journal holds a chain of digests: one without any was changed
@@ -84,6 +96,7 @@ FACTS = {
     "config_digest": "configuration",
     "data_digest": "data",
     "model_digest": "model",
+    "adapter_digest": "adapter",
 }
 """What each field is called; before the keys of those that hold several."""
 LONG = 120

@@ -41,6 +41,8 @@ KNOB_NAMES = {
     "rollout.group_size": KnobName(short="G", name="group size", unit="completions"),
     "reference.sync_steps": KnobName(short="sync", name="sync period", unit="steps", null="never"),
     "reference.mixup_alpha": KnobName(short="α", name="mixup α"),  # noqa: RUF001 - the letter alpha
+    "model.lora": KnobName(short="adapter", name="adapter", null="none"),
+    "model.lora.rank": KnobName(short="adapter-rank", name="rank of the adapter"),
 }
 """Knobs that have a name of their own; others go by their dotted key, in names of arms by its last part."""
 

@@ -8,8 +8,9 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
+from grpo_core.policy.loading import weights_digest
 from grpo_core.run.announce import announce_disk, announce_memory
 from grpo_core.run.begin import begun_run, undone_unless_started
 from grpo_core.run.child import finish_child, run_watched
@@ -42,6 +44,7 @@ from grpo_core.run.preflight import require_start
 from grpo_core.run.resuming import check_resumable, refuse_idle_sizes
 from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.slow_dtype import slow_dtype_warnings
+from grpo_core.run.start_weights import find_model
 from grpo_core.training.process import MODULES, evaluating
 from grpo_core.training.progress import Bar, Follower
 
@@ -147,7 +150,8 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
         warnings = (*check_consistency(config), *slow_dtype_warnings(config))
         for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)
-        digest = _prepare(run_dir, bar)
+        digest = cache(weights_digest)
+        _prepare(run_dir, digest, bar)
         if evaluate:
             _evaluate(run_dir, "base", digest, bar)
         if Run(run_dir.path).state != "finished":
@@ -160,10 +164,8 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
         return run
 
 
-def _prepare(run_dir: RunDir, bar: Bar) -> str:
-    """Freeze the prompts, find the model, load the rewards once, check the disk; return the digest of the model's weights."""
-    from grpo_core.policy.loading import initial_digest
-    from grpo_core.policy.sources.find import resolve_model
+def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
+    """Freeze the prompts, find the model, load the rewards once, check the disk."""
     from grpo_core.policy.sources.scratch import is_made
     from grpo_core.rewards.base import load_rewards
 
@@ -175,15 +177,13 @@ def _prepare(run_dir: RunDir, bar: Bar) -> str:
     has_prompts = (run_dir.data / MANIFEST_FILE).exists()
     manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
     bar.say(f"data: {manifest}")
-    folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    digest = initial_digest(config, folder)
-    note_inputs(run_dir, manifest.digest, digest, bar.say)
+    folder = find_model(run_dir)
+    note_inputs(run_dir, manifest.digest, folder, bar.say, digest)
     announce_disk(run_dir, folder, None, bar.say)
     announce_memory(run_dir, folder, bar.say)
-    return digest
 
 
-def _evaluate(run_dir: RunDir, policy: str, digest: str, bar: Bar) -> None:
+def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: Bar) -> None:
     def evaluate(arguments: Sequence[str], log_file: Path) -> None:
         bar.stage(f"evaluating {policy}")
         silence = EvaluationSilence(run_dir, policy, lambda alert: bar.say(f"alert: {alert.text}"))
@@ -205,9 +205,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: str, bar: Bar) -> None:
         )
 
     with _told_how_to_resume(run_dir, bar):
-        evaluate_if_needed(
-            run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=lambda _: digest, wait=_pause, report=bar.say
-        )
+        evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
 
 
 def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:

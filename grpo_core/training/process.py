@@ -29,7 +29,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory_fit import shape_for
-from grpo_core.run.memory_need import memory_need
+from grpo_core.run.memory_need import acting_on, memory_need
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.training.ending import why_finished
 from grpo_core.training.failing import last_message
@@ -186,9 +186,12 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "repeats": repeatability(config).what,
         "weights": _unless("packed", "plain", policy.plain_because),
         "decoding": _unless("lean", "plain", policy.decoded_plainly_because),
+        "kernels": _unless("compiled", "torch's", policy.uncompiled_because),
         "completions": _unless("without padding", "padded", policy.padded_because),
         PASSES_FIELD: sizes.as_json(),
-        "memory": _estimate(sizes.applied(config), padded=policy.padded_because is not None),
+        "memory": _estimate(
+            acting_on(sizes.applied(config), on_gpu=policy.device.type == "cuda"), padded=policy.padded_because is not None
+        ),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }

@@ -18,7 +18,7 @@ from grpo_core.policy.checkpoint import load_checkpoint, set_aside
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
+from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, stored_initial
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.trainable import Trainable
 from grpo_core.rewards.base import Reward, start_workers
@@ -28,6 +28,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import PassPlan, pass_plan, sizes_in
 from grpo_core.run.rules import RuleBook
+from grpo_core.run.start_weights import config_here
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
@@ -158,16 +159,17 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     Raises:
         GrpoError: data, model or a reward function cannot be used.
     """
-    config = run_dir.read_config()
+    config = config_here(run_dir)
     train_prompts, eval_prompts = load_frozen(run_dir.data)
     model = resolve_model(config.model.source, config.model.trust_remote_code)
     rewards, verdicts = open_rewards(config, run_dir)
     start_workers(rewards)
-    policy = open_policy(model, config)
+    policy = open_policy(model, config, stored_initial(run_dir.checkpoints))
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
-    live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+    reference = Reference(policy, offload=config.reference.offload)
+    live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
     return Session(
         config=config,
         run_dir=run_dir,

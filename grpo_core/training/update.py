@@ -1,5 +1,6 @@
 """The updates on one step's rollouts: mu passes, each of `minibatches` optimizer steps, each of some micro-batches."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from grpo_core.algorithm.loss import Denominators, LossTerms, grpo_loss
 from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
 from grpo_core.config import LossConfig, RunConfig
-from grpo_core.config.derived import sampler_treatment
+from grpo_core.config.derived import sampler_treatment, takes_full_kl
 from grpo_core.policy.forward import microbatches
 from grpo_core.policy.policy import TokenFigures
 from grpo_core.policy.trainable import Trainable
@@ -71,10 +72,6 @@ class Updater:
         return self.loss.epochs_per_rollout == 1 and self.loss.minibatches == 1
 
     @property
-    def _takes_full_kl(self) -> bool:
-        return self.loss.kl_estimator == "full" and self.loss.beta > 0
-
-    @property
     def needs_old_logps(self) -> bool:
         """Whether the rollout policy's log-probabilities are needed before the first pass, which otherwise gives them."""
         return not self.single_update or self.loss.kl_placement == "reward"
@@ -125,17 +122,18 @@ class Updater:
         rows = learning + idle
         policy, rollouts, mask = self.live.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
         denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
-        reference = self.live.reference.policy if self._takes_full_kl else None
+        reference = self.live.reference.policy if takes_full_kl(self.config) else None
         terms, passes = [], []
-        for has_gradient, some in ((True, learning), (False, idle)):
-            for piece in microbatches(rollouts, some, policy.passes.microbatch_tokens):
-                with torch.set_grad_enabled(has_gradient):
-                    figures = policy.forward(rollouts, piece, reference)
-                    share = self._loss(batch, piece, figures, denominators)
-                if has_gradient:
-                    share.total.backward()  # type: ignore[no-untyped-call]
-                terms.append(share)
-                passes.append(figures.detach())
+        with contextlib.nullcontext() if reference is None else reference.ready():
+            for has_gradient, some in ((True, learning), (False, idle)):
+                for piece in microbatches(rollouts, some, policy.passes.microbatch_tokens):
+                    with torch.set_grad_enabled(has_gradient):
+                        figures = policy.forward(rollouts, piece, reference)
+                        share = self._loss(batch, piece, figures, denominators)
+                    if has_gradient:
+                        share.total.backward()  # type: ignore[no-untyped-call]
+                    terms.append(share)
+                    passes.append(figures.detach())
         lr = self.live.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)
@@ -163,7 +161,7 @@ class Updater:
             denominators=denominators,
             beta=loss.beta if loss.kl_placement == "loss" else 0.0,
             # At beta 0 nothing but a measurement is left of the exact KL, and k3 measures it without a second forward pass.
-            kl_estimator="k3" if loss.kl_estimator == "full" and not self._takes_full_kl else loss.kl_estimator,
+            kl_estimator="k3" if loss.kl_estimator == "full" and not takes_full_kl(self.config) else loss.kl_estimator,
             kl_correction=loss.kl_correction,
             full_kl=figures.full_kl,
             clip_eps=loss.clip_eps,

@@ -21,13 +21,14 @@ from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, freeze, read_mani
 from grpo_core.data.prepare import data_identity, read_prompts
 from grpo_core.data.prompts import PromptSplit
 from grpo_core.machine.locks import one_at_a_time
-from grpo_core.policy.loading import initial_digest, weights_digest, weights_identity
+from grpo_core.policy.loading import weights_digest, weights_identity
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.scratch import is_made
 from grpo_core.rewards.base import load_rewards
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.inputs import note_inputs
+from grpo_core.run.start_weights import find_model
 from tasks.run.progress import say
 
 PATIENCE_SECONDS = 1800.0
@@ -89,14 +90,14 @@ def prepare_model(run_path: Path, data: DataManifest) -> Path:
         the folder of the initial policy
 
     Raises:
-        ModelError: a resumed run would continue with another initial policy.
+        ModelError: a resumed or repeated run would begin with another initial policy.
     """
     run_dir = RunDir(run_path)
     config = run_dir.read_config()
     import_as_at_start(run_dir)
     load_rewards(config.rewards)
-    folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    note_inputs(run_dir, data.digest, initial_digest(config, folder, cached_digest), say)
+    folder = find_model(run_dir)
+    note_inputs(run_dir, data.digest, folder, say, cached_digest)
     return folder
 
 

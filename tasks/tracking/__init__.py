@@ -104,8 +104,8 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
 
     run_dir, client = RunDir(run_path), make_client(tracked.uri)
     provenance, config = run_dir.read_provenance(), run_dir.read_config()
-    for key in ("git_commit", "config_digest", "data_digest", "model_digest"):
-        if provenance[key] is not None:
+    for key in ("git_commit", "config_digest", "data_digest", "model_digest", "adapter_digest"):
+        if provenance.get(key) is not None:
             client.set_tag(tracked.run_id, key, provenance[key])
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file):
         client.log_artifact(tracked.run_id, str(file))

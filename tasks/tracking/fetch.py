@@ -30,8 +30,8 @@ from tasks.tracking.store import (
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
-SETTINGS = ("config.json", "origin.json", "data")
-RECORDS = (*SETTINGS, "provenance.json", "journal.jsonl")
+SETTINGS = ("config.json", "origin.json", "provenance.json", "data")
+RECORDS = (*SETTINGS, "journal.jsonl")
 OF_EVALUATIONS = "eval/"
 
 
@@ -51,6 +51,7 @@ def fetch_policy(run_id: str, target: Path) -> tuple[RunDir, Path, int]:
         ModelError: the run's policy is neither in MLflow nor where its tag says.
     """
     facts = _download(run_id, target, SETTINGS)
+    RunDir(target).close_private_files()
     folder = _saved_policy(facts.tags)
     if folder is None:
         _download(run_id, target, (POLICY,))

@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from mlflow import MlflowClient
 from safetensors.torch import load_file
 
+from grpo_core.policy.loading import weights_digest
 from grpo_core.run.journal import read_journal, read_records
 from grpo_core.run.tables import sync_table
 from grpo_core.sweep.folder import SweepDir
@@ -69,6 +71,32 @@ def test_another_run_begins_with_the_adapter(grpo: Any, trained: Path, tiny_yaml
     base = json.loads((folder / "runs" / "next" / "eval" / "base.json").read_text())["estimates"]
     final = json.loads((trained / "eval" / "final.json").read_text())["estimates"]
     assert base == final
+    tracking = json.loads((folder / "runs" / "next" / "tracking.json").read_text())
+    tags = MlflowClient(tracking_uri=tracking["uri"]).get_run(tracking["run_id"]).data.tags
+    first = json.loads((trained / "provenance.json").read_text())
+    assert (tags["model_digest"], tags["adapter_digest"]) == (first["model_digest"], weights_digest(adapter))
+    assert "adapter_digest" not in first
+
+
+def test_another_base_under_a_run_is_refused_wherever_its_adapter_is_used(
+    grpo: Any, trained: Path, tiny_model_dir: Path
+) -> None:
+    folder, weights = trained.parents[1], tiny_model_dir / "model.safetensors"
+    run_id = json.loads((trained / "tracking.json").read_text())["run_id"]
+    before, content = weights_digest(tiny_model_dir), weights.read_bytes()
+    commands = [("evaluate", str(trained), "--run-dir", "runs/no"), ("evaluate", run_id, "--run-dir", "runs/no")]
+    commands += [("reproduce", str(trained), "--run-dir", "runs/no"), ("train", "--resume", str(trained))]
+    try:
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        for command in commands:
+            done = grpo(*command, cwd=folder)
+            assert done.returncode != 0, command
+            text = " ".join((done.stderr + done.stdout).split())
+            assert f"model.source {tiny_model_dir}: has weights (SHA-256 {weights_digest(tiny_model_dir)[:12]})" in text
+            assert f"({before[:12]})" in text
+            assert not (folder / "runs" / "no").exists()
+    finally:
+        weights.write_bytes(content)
 
 
 def test_another_adapter_under_a_run_that_began_with_it_is_refused(grpo: Any, trained: Path, tiny_yaml: Path) -> None:

@@ -145,6 +145,7 @@ def test_an_adapter_is_peft_s_and_merged_it_is_what_peft_merges(adapted: RunDir,
         assert_same_tokens(model, greedy_by_us(adapted))
     assert yaml.safe_load(text_of(adapter).split("---")[1])["library_name"] == "peft"
     assert any("is no model of the hub" in note for note in adapter.notes)
+    assert any("has a folder of this machine as base_model_name_or_path" in note for note in adapter.notes)
     assert "lora" in yaml.safe_load(text_of(merged).split("---")[1])["tags"]
 
 
@@ -154,12 +155,15 @@ def test_an_adapter_is_not_merged_with_another_base(make: Callable[..., RunDir],
     try:
         source.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(
-            ModelError, match=r"model\.source .*: has other weights than those on which the adapter was trained"
+            ModelError,
+            match=r"model\.source .*: has weights \(SHA-256 \w{12}\) that are not those on which the adapter was trained",
         ):
             export_policy(adapted, ExportWish(form="merged"), tmp_path / "out")
+        assert list(tmp_path.iterdir()) == []
+        alone = export_policy(adapted, ExportWish(), tmp_path / "out")
+        assert any("the adapter fits those of the training alone" in note for note in alone.notes)
     finally:
         source.write_bytes(content)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("run", ["full", "adapted"])
@@ -171,6 +175,29 @@ def test_bfloat16_is_named_in_the_configuration_and_on_the_card(
     exported = export_policy(request.getfixturevalue(run), ExportWish(form="merged", dtype="bfloat16"), tmp_path / "out")
     assert AutoModelForCausalLM.from_pretrained(exported.folder, dtype="auto").dtype == torch.bfloat16
     assert "rounded to bfloat16: every figure here is of the weights in float32" in text_of(exported)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "said"),
+    [
+        ({}, "float32", "of the weights rounded to it for each product; exported is what was trained, in float32"),
+        ({}, "bfloat16", "every figure here is of the weights rounded to it for each product**"),
+        (
+            {"model.lora.rank": 2},
+            "bfloat16",
+            "every figure here is of base and adapter rounded to it for each product; exported is their sum, rounded",
+        ),
+    ],
+)
+def test_figures_of_a_run_in_bfloat16_are_of_rounded_weights(
+    settings: dict[str, Any], dtype: Any, said: str, make: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    run = make(
+        {**settings, "model.dtype": "bfloat16", "training.steps": 1, "evaluation.samples": 0, "evaluation.k": []}, "half"
+    )
+    text = text_of(export_policy(run, ExportWish(form="merged", dtype=dtype), tmp_path / "out"))
+    assert f"the run computed in bfloat16: every figure here is {said.removeprefix('every figure here is ')}" in text
+    assert "of the weights in float32" not in text
 
 
 def test_another_run_starts_from_an_export(

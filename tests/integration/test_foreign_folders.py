@@ -214,7 +214,7 @@ def test_what_may_hold_a_secret_is_its_owners_alone(tmp_path: Path, tiny_run: An
     try:
         run_dir = tiny_run({"tracking.uri": f"sqlite:///{tmp_path / 'mlflow.db'}"})
         open_tracking.fn(run_dir.path)
-        facts = collect_provenance(run_dir.read_config().model_dump(mode="json"), "d", "m")
+        facts = collect_provenance(run_dir.read_config().model_dump(mode="json"), "d", {"model_digest": "m"})
         write_provenance(facts, run_dir.provenance_file)
         run_child("platform", [], run_dir.log_file("train"))
     finally:

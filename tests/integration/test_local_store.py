@@ -215,7 +215,7 @@ def test_after_the_remedy_grpo_track_logs_an_earlier_run_to_the_new_store(tiny_r
     before = open_tracking.fn(run_dir.path)
     assert main([str(run_dir.path)]) == 0
     config = run_dir.read_config().model_dump(mode="json")
-    write_provenance(collect_provenance(config, "d" * 64, "e" * 64), run_dir.provenance_file)
+    write_provenance(collect_provenance(config, "d" * 64, {"model_digest": "e" * 64}), run_dir.provenance_file)
     store.rename(store.with_name("mlflow.db.broken"))
     for _ in range(2):
         tracked, status, problems = track_later(run_dir.path)

@@ -8,6 +8,7 @@ FORWARD = "grpo_core/policy/forward.py"
 GROUPED = "grpo_core/policy/grouped.py"
 PREFIX_ATTENTION = "grpo_core/policy/prefix_attention.py"
 POLICY = "grpo_core/policy/policy.py"
+DERIVED = "grpo_core/config/derived.py"
 DELTA = "grpo_core/policy/lora/delta.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
@@ -20,8 +21,8 @@ MUTATIONS = (
         "alpha-of-the-reference",
         POLICY,
         "Policy.follow",
-        "own.lerp_(parameter, share)",
-        "own.lerp_(parameter, 1 - share)",
+        "own.lerp_(parameter.to(own.device), share)",
+        "own.lerp_(parameter.to(own.device), 1 - share)",
         ("test_reference",),
         "alpha and 1 - alpha exchanged: a slow average would be nearly a copy.",
     ),
@@ -124,6 +125,15 @@ MUTATIONS = (
         "self.b @ self.a",
         ("test_lora", "test_lora_delta"),
         "Sampler, server and exported model would be other policies than the one that is trained.",
+    ),
+    Mutation(
+        "sampled-without-scale",
+        DELTA,
+        "LowRank.factors",
+        "self.b * self.scale",
+        "self.b",
+        ("test_lora_sampling",),
+        "In bfloat16 the rollouts would be those of a policy with half of the adapter.",
     ),
     Mutation(
         "compression-error-is-a-sum",
@@ -392,10 +402,10 @@ MUTATIONS = (
     ),
     Mutation(
         "full-kl-at-beta-0",
-        UPDATE,
-        "Updater._takes_full_kl",
-        'self.loss.kl_estimator == "full" and self.loss.beta > 0',
-        'self.loss.kl_estimator == "full"',
+        DERIVED,
+        "takes_full_kl",
+        'config.loss.kl_estimator == "full" and config.loss.beta > 0',
+        'config.loss.kl_estimator == "full"',
         ("test_update",),
         "A beta sweep's arm at 0 would pay for a KL that nothing uses, and report another loss/kl.",
     ),

@@ -1,6 +1,7 @@
 """An adapter that a model cannot have, or a run cannot begin with, is refused before anything is loaded; its size is known."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.weights import named_weights
 from grpo_core.run.adapter_check import adapter_faults, adapter_warnings
@@ -221,13 +222,39 @@ def test_a_folder_that_is_no_adapter(config: Make, tiny_model_dir: Path) -> None
 def test_another_base_is_warned_about(config: Make, start: Callable[..., str], tiny_model_dir: Path) -> None:
     folder = start()
     chosen = config(rank=4, target_modules=["q_proj", "v_proj"], init_from=folder)
-    assert list(adapter_warnings(chosen)) == []  # PEFT did not know its name
+    assert list(adapter_warnings(chosen, None)) == []  # PEFT did not know its name
     for base, count in (("org/other", 1), (str(tiny_model_dir), 0), (f"{tiny_model_dir}/", 0)):
         file = Path(folder) / ADAPTER_CONFIG
         file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
-        found = list(adapter_warnings(chosen))
+        found = list(adapter_warnings(chosen, None))
         assert len(found) == count
         assert all(f"was trained on {base}, and model.source is {tiny_model_dir}" in warning for warning in found)
+
+
+def test_an_adapter_as_large_as_its_matrices_is_warned_about(config: Make) -> None:
+    # q_proj is 32 x 32: of rank 16 its factors have as many weights, of rank 15 fewer.
+    for rank, count in ((15, 0), (16, 1)):
+        chosen = config(rank=rank, target_modules=["q_proj"])
+        found = list(adapter_warnings(chosen, shape_for(chosen)))
+        assert len(found) == count
+        assert all(
+            "16 makes the adapter (2,048 weights) no smaller than the matrices that have one (2,048)" in w for w in found
+        )
+
+
+def test_a_file_that_is_none_is_named_so(config: Make, start: Callable[..., str]) -> None:
+    folder = start()
+    (Path(folder) / "adapter_model.safetensors").unlink()
+    os.mkfifo(Path(folder) / "adapter_model.safetensors")
+    (fault,) = faults(config(rank=4, target_modules=["q_proj", "v_proj"], init_from=folder))
+    assert "its adapter_model.safetensors is no file; give a folder" in fault
+
+
+def test_a_summary_of_no_layer_is_none(config: Make) -> None:
+    chosen = config(target_modules=["q_prj"])
+    shape = shape_for(chosen)
+    assert shape is not None
+    assert summary_of(chosen, shape) is None
 
 
 def test_without_an_adapter_there_is_nothing_to_check(tiny_config: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """What `grpo clean` lists and removes, in real folders."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,6 +171,21 @@ def test_a_checkpoint_that_another_run_starts_from_is_left_alone(tmp_path: Path,
     assert (
         f"{source.parent}: it is the model of {other.path}, which cannot be resumed or reproduced without it" in found.skipped
     )
+
+
+def test_a_checkpoint_whose_adapter_another_run_begins_with_is_left_alone(tmp_path: Path) -> None:
+    run_dir, other, elsewhere = make(tmp_path / "one"), RunDir(tmp_path / "two"), RunDir(tmp_path / "three")
+    source = run_dir.checkpoints / "step_000020" / "policy"
+    other.create(RunConfig.model_validate({"model": {"lora": {"init_from": str(source)}}}))
+    kept = "it is the first adapter of {}, which cannot be resumed or reproduced without it"
+    assert f"{source.parent}: {kept.format(other.path)}" in find_items(tmp_path, ["checkpoints"]).skipped
+    elsewhere.create(RunConfig.model_validate({"model": {"lora": {"init_from": "one/checkpoints/step_000020/policy"}}}))
+    facts = {"data_digest": "d", "model_digest": "m", "folders": {"model.lora.init_from": str(source)}}
+    elsewhere.provenance_file.write_text(json.dumps(facts))
+    shutil.rmtree(other.path)
+    found = find_items(tmp_path, ["checkpoints"])
+    assert found.items == ()
+    assert f"{source.parent}: {kept.format(elsewhere.path)}" in found.skipped
 
 
 def test_an_evaluation_does_not_keep_the_checkpoint_that_it_was_of(tmp_path: Path) -> None:

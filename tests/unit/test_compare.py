@@ -60,6 +60,14 @@ def test_lines_are_called_by_what_differs_first(sweep: list[Path]) -> None:
     assert [run.label for run in compared(sweep[2], sweep[4]).runs] == ["β=0.04", "β=0.1"]
 
 
+def test_lines_say_which_run_has_an_adapter_and_of_which_rank(tmp_path: Path) -> None:
+    settings = ({}, {"model.lora.rank": 4}, {"model.lora.rank": 8})
+    folders = [write_compared(tmp_path / str(i), {"optimizer.lr": 1e-4, **one}, steps=2).path for i, one in enumerate(settings)]
+    labels = [run.label for run in compared(*folders).runs]
+    assert [label.split()[0] for label in labels] == ["adapter=none", "adapter-rank=4", "adapter-rank=8"]
+    assert [run.label for run in compared(*folders[1:]).runs] == ["adapter-rank=4", "adapter-rank=8"]
+
+
 def test_only_differing_keys_are_in_the_table_of_settings(sweep: list[Path]) -> None:
     comparison = compared(sweep[0], sweep[3])
     found = {setting.key: setting.values for setting in comparison.settings}

@@ -418,6 +418,10 @@ ERRORS = [
         ["model.lora.reference_rank: 7 is below model.lora.rank 8", "raise it to 8"],
     ),
     (
+        {"model.lora": {"rank": 8}, "optimizer.lr": 1e-4, "reference.offload": True},
+        ["reference.offload: true has no effect with model.lora", "share the policy's base"],
+    ),
+    (
         {"model.lora": {"rank": 8, "reference_rank": 16}, "optimizer.lr": 1e-4},
         ["model.lora.reference_rank: 16 has no effect while the reference stays the initial policy", "reference.sync_steps"],
     ),
@@ -468,7 +472,12 @@ WARNINGS = [
         {"training.max_tokens": 1_638_400, "optimizer.schedule": "cosine"},
         ["optimizer.schedule: cosine", "training.steps 100", "training.max_tokens 1638400"],
     ),
+    (
+        {"reference.offload": True, "training.device": "cpu"},
+        ["reference.offload: true has no effect with training.device cpu", "host memory"],
+    ),
     ({"model.lora.rank": 8}, ["optimizer.lr: 1e-06 is low for model.lora", "10 times"]),
+    ({"model.lora": {"rank": 8, "alpha": 1e-30}, "optimizer.lr": 1e-4}, ["model.lora.alpha: 1e-30 is a scale of 1.25e-31"]),
     (
         {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
         ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
@@ -487,6 +496,13 @@ def test_a_contradiction_is_refused_with_keys_and_values(overrides: dict[str, An
 def test_a_doubtful_combination_is_said_with_keys_and_values(overrides: dict[str, Any], parts: list[str]) -> None:
     (warning,) = check_consistency(load_config(None, overrides))
     assert [part for part in parts if part not in warning] == []
+
+
+@pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", False), ("bfloat16", True)])
+def test_an_adapter_that_is_rounded_away_on_a_server_is_said(dtype: str, is_rounded: bool) -> None:
+    overrides = {"model.lora": {"rank": 8}, "optimizer.lr": 1e-4, "rollout.engine": "vllm", "model.dtype": dtype}
+    warnings = check_consistency(load_config(None, overrides))
+    assert any("vllm gets the sum of matrix and adapter, in bfloat16 rounded" in said for said in warnings) == is_rounded
 
 
 @pytest.mark.parametrize("overrides", ACCEPTED, ids=str)

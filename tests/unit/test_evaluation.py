@@ -52,6 +52,13 @@ def test_a_mean_has_scipys_interval(values):
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((mean(values), low, high), rel=1e-9, abs=1e-9)
 
 
+def test_the_interval_of_a_mean_of_shares_holds_no_other_values():
+    shares = mean_estimate([1.0, 1.0, 0.0], 0.0, 1.0)
+    assert (shares.low, shares.high) == (0.0, 1.0)
+    one = mean_estimate([0.5], 0.0, 1.0)
+    assert (one.low, one.high) == (0.0, 1.0)
+
+
 def test_equal_values_have_an_interval_of_width_0_and_one_value_an_infinite_one():
     equal = mean_estimate([0.5] * 4)
     assert (equal.value, equal.low, equal.high) == (0.5, 0.5, 0.5)

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import lean_decoding
+from grpo_core.policy import lean_decoding, products
 from grpo_core.policy.device import attention_dtype, compute_in
+from grpo_core.policy.fused import EAGER
 from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
 from grpo_core.types import Prompt
 from tests.policies import policy_of
@@ -92,12 +93,11 @@ def test_scaled_positions_are_those_of_the_model():
     assert torch.equal(lean.completion_ids, plain.completion_ids)
 
 
-def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
+def test_layers_that_are_wrong_here_are_not_used(tiny_model):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
     assert "has other layers" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
-    right = lean_decoding._rotate
-    monkeypatch.setattr(lean_decoding, "_rotate", lambda states, rotation: right(states, rotation[::-1]))
-    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
+    wrong = replace(EAGER, rotated=lambda states, cosine, sine, dtype: EAGER.rotated(states, sine, cosine, dtype))
+    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False, fused=wrong)
 
 
 def test_layers_that_transformers_has_renamed_are_left_to_it(monkeypatch):
@@ -133,14 +133,15 @@ def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
 def test_plain_large_weights_are_not_copied(fitting, monkeypatch):
     policy = policy_of(fitting)
     expected = sampled(policy)
-    monkeypatch.setattr(lean_decoding, "LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1000)
     own = {parameter.data_ptr() for parameter in fitting.parameters()}
 
     def product(weight, bias, **_):
         assert weight.data_ptr() in own
         return lambda rows: torch.nn.functional.linear(rows, weight, bias)
 
-    monkeypatch.setattr(lean_decoding, "packed_product", product)
+    for module in (lean_decoding, products):
+        monkeypatch.setattr(module, "packed_product", product)
     found = sampled(replace(policy, decoded_plainly_because=None))
     assert torch.equal(found.completion_ids, expected.completion_ids)
 
@@ -152,7 +153,8 @@ def test_a_packed_product_is_used_where_it_is_asked_for(monkeypatch):
         made.append((tuple(weight.shape), packed))
         return right(weight, bias, packed=packed)
 
-    monkeypatch.setattr(lean_decoding, "packed_product", noted)
+    for module in (lean_decoding, products):
+        monkeypatch.setattr(module, "packed_product", noted)
     model = FITTING["llama"]().eval()
     LeanDecoding.of(model, attention_dtype(model, "float32"), packed=True)
     heads = 4 + 2 * 2

@@ -207,6 +207,10 @@ def test_what_it_stores_is_what_it_loads(opened, tmp_path):
     assert restored.misfit({name: list(tensor.shape) for name, tensor in stored.items()}) is None
     restored.load(stored)
     assert torch.equal(logits(restored.model), logits(reference.model))
+    shapes = {name: list(tensor.shape) for name, tensor in stored.items()}
+    scaled = [name for name in shapes if name.endswith(".scale")]
+    assert len(scaled) == len(layers) - 1
+    assert "has no scale" in restored.misfit({name: shape for name, shape in shapes.items() if name != scaled[-1]})
 
 
 def test_another_adapter_is_refused_by_the_layer(opened, tmp_path, tiny_model_dir):
@@ -246,8 +250,8 @@ def test_more_layers_than_are_adapted_here_are_refused(opened, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"model.lora.target_modules": ["q_prj"]}, r"q_prj is no linear layer of this model, .*did you mean q_proj\?"),
-        ({"model.lora.target_modules": ["lm_head"]}, r"lm_head is no linear layer of this model, the vocabulary head aside"),
+        ({"model.lora.target_modules": ["q_prj"]}, r"q_prj is no linear layer of this model; did you mean q_proj\?"),
+        ({"model.lora.target_modules": ["lm_head"]}, r"lm_head is the vocabulary head, which gets no adapter here"),
         ({"model.lora.target_modules": ["embed_tokens"]}, r"embed_tokens is no linear layer"),
         (
             {"model.lora.rank": 17},

@@ -24,7 +24,7 @@ echo "NVIDIA H100 80GB HBM3, 570.86.15"
 def collect(threads: int | None = None, device: str = "auto", git_diff: bool = True) -> dict[str, Any]:
     training = {"seed": 1, "threads": threads, "device": device}
     config = {"training": training, "data": {"seed": 2}, "tracking": {"git_diff": git_diff}}
-    return collect_provenance(config, "d", "m")
+    return collect_provenance(config, "d", {"model_digest": "m"})
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_provenance_is_collected_without_torch() -> None:
         "import sys; from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences; "
         "training = {'seed': 1, 'threads': None, 'device': 'cpu'}; "
         "config = {'training': training, 'data': {'seed': 2}, 'tracking': {'git_diff': True}}; "
-        "collect_provenance(config, 'd', 'm'); "
+        "collect_provenance(config, 'd', {'model_digest': 'm'}); "
         "sys.exit('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from grpo_core.errors import ModelError, name_of
-from grpo_core.policy.adapter_folder import ADAPTER_WEIGHTS, read_adapter
 from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
+from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS, read_adapter
 from grpo_core.policy.lora.folder import read_factors, save_adapter, without_prefix
 from grpo_core.policy.lora.layers import (
     ADAPTER,
@@ -45,6 +45,11 @@ class AdaptedPolicy(Policy):
 
     most_rank: int
     """Of a reference that is an average."""
+
+    @classmethod
+    def of(cls, policy: Policy, *, most_rank: int) -> "AdaptedPolicy":
+        """Return a policy whose model has an adapter as one of which that alone is trained."""
+        return cls(**vars(policy), most_rank=most_rank)
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield the adapter's weights; a frozen copy has none."""
@@ -119,13 +124,9 @@ class AdaptedPolicy(Policy):
         if in_folder:
             shapes = {without_prefix(name): shape for name, shape in shapes.items()}
         for name, layer in self._layers():
-            a, b, matrix = (shapes.get(f"{name}.{part}") for part in (A, B, MATRIX))
-            (rows, columns), own = base_layer(layer).weight.shape, delta_of(layer)
-            own_rank = len(own.a) if isinstance(layer, TrainedLinear) and isinstance(own, LowRank) else None
-            rank = (a or [0])[0] if own_rank is None else own_rank
-            if (a, b) != ([rank, columns], [rows, rank]) and (own_rank is not None or matrix != [rows, columns]):
-                found = f"A {a} and B {b}" if matrix is None else f"a matrix {matrix}"
-                return f"the adapter of {name} has the shape {found}, here it is A [{rank}, {columns}] and B [{rows}, {rank}]"
+            fault = _misfit(name, layer, shapes)
+            if fault is not None:
+                return f"the adapter of {name} has {fault}"
         known = {f"{name}.{part}" for name, _ in self._layers() for part in (A, B, SCALE, MATRIX)}
         return next((f"{name_of(name)} belongs to no layer that is adapted here" for name in shapes if name not in known), None)
 
@@ -142,6 +143,18 @@ def _parts(name: str, layer: AdaptedLinear) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.{B}", delta.b
     if isinstance(layer, FrozenLinear):  # of one that is trained, it is the configuration's
         yield f"{name}.{SCALE}", torch.tensor(delta.scale, dtype=torch.float64)
+
+
+def _misfit(name: str, layer: AdaptedLinear, shapes: Shapes) -> str | None:
+    a, b, scale, matrix = (shapes.get(f"{name}.{part}") for part in (A, B, SCALE, MATRIX))
+    (rows, columns), is_trained = base_layer(layer).weight.shape, isinstance(layer, TrainedLinear)
+    if matrix == [rows, columns] and not is_trained:
+        return None
+    rank = len(delta_of(layer).factors()[0]) if is_trained else (a or [0])[0]
+    if (a, b) != ([rank, columns], [rows, rank]):
+        found = f"A {a} and B {b}" if matrix is None else f"a matrix {matrix}"
+        return f"the shape {found}, here it is A [{rank}, {columns}] and B [{rows}, {rank}]"
+    return None if is_trained or scale == [] else "no scale"
 
 
 def _delta(name: str, layer: AdaptedLinear, weights: Weights) -> Delta:

@@ -1,7 +1,5 @@
 """Put an adapter into a model, at its start."""
 
-import difflib
-
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
@@ -14,6 +12,7 @@ from grpo_core.errors import ModelError, raised_as
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.layers import ADAPTER, adapted_layers
+from grpo_core.policy.lora.targets import layer_faults
 
 ALL = "all-linear"
 """PEFT's word for every linear layer but the vocabulary head."""
@@ -47,7 +46,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
     with raised_as(ModelError, "model.lora: {cause}", ValueError), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # PEFT draws A on the CPU
         inject_adapter_in_model(config, model, ADAPTER)
-    _check_layers(model, lora)
+    _check_layers(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     if dtype == "bfloat16":
@@ -58,24 +57,15 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
 
 def _check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
     head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    for target in lora.target_modules or ():
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            ends = sorted({name.rpartition(".")[2] for name in linear})
-            close = difflib.get_close_matches(target, ends, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ends)}"
-            raise ModelError(
-                f"model.lora.target_modules: {target} is no linear layer of this model, the vocabulary head aside; {hint}"
-            )
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    fault = next(layer_faults(lora, {name: (layer.in_features, layer.out_features) for name, layer in linear.items()}), None)
+    if fault is not None:
+        raise ModelError(fault)
 
 
-def _check_layers(model: PreTrainedModel, lora: LoraConfig) -> None:
+def _check_layers(model: PreTrainedModel) -> None:
     layers = dict(adapted_layers(model))
     others = [name for name, module in model.named_modules() if isinstance(module, LoraLayer) and name not in layers]
     wrong = [*others, *(name for name, layer in layers.items() if type(base_layer(layer)) is not nn.Linear)]
     if wrong:
         raise ModelError(f"model.lora.target_modules: {wrong[0]} is no plain linear layer, and cannot have an adapter here")
-    for name, layer in layers.items():
-        smaller = min(base_layer(layer).weight.shape)
-        if lora.rank > smaller:
-            raise ModelError(f"model.lora.rank: {lora.rank} is more than {smaller}, the smaller side of {name}")

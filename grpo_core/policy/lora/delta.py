@@ -31,6 +31,11 @@ class LowRank:
     b: Float[Tensor, "out r"]
     scale: float = 1.0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of both factors."""
+        return self.a.dtype
+
     def applied(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return what it adds for inputs `x`, by the operations of PEFT's layer in their order."""
         return functional.linear(functional.linear(x.to(self.a.dtype), self.a), self.b) * self.scale
@@ -38,6 +43,10 @@ class LowRank:
     def dense(self) -> Float[Tensor, "out in"]:
         """Return the matrix."""
         return (self.b @ self.a) * self.scale
+
+    def factors(self) -> tuple[Float[Tensor, "r in"], Float[Tensor, "out r"]]:
+        """Return two factors without a scale."""
+        return self.a, self.b * self.scale
 
     def copy(self, device: torch.device) -> "LowRank":
         """Return the same in memory of its own, without gradient."""
@@ -51,6 +60,11 @@ class Full:
 
     matrix: Float[Tensor, "out in"]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix."""
+        return self.matrix.dtype
+
     def applied(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return what it adds for inputs `x`."""
         return functional.linear(x.to(self.matrix.dtype), self.matrix)
@@ -58,6 +72,10 @@ class Full:
     def dense(self) -> Float[Tensor, "out in"]:
         """Return the matrix."""
         return self.matrix
+
+    def factors(self) -> tuple[Float[Tensor, "in in"], Float[Tensor, "out in"]]:
+        """Return two factors: the matrix and an identity."""
+        return torch.eye(self.matrix.shape[1]).to(self.matrix), self.matrix
 
     def copy(self, device: torch.device) -> "Full":
         """Return the same in memory of its own, without gradient."""
@@ -113,9 +131,9 @@ def compressed(delta: LowRank, rank: int) -> Averaged:
     """
     q_out, r_out = torch.linalg.qr(delta.b.double() * delta.scale)
     q_in, r_in = torch.linalg.qr(delta.a.double().T)
-    u, singular, v = torch.linalg.svd(r_out @ r_in.T)
+    u, singular, vh = torch.linalg.svd(r_out @ r_in.T)
     root = singular[:rank].sqrt()
-    kept = LowRank(a=((q_in @ v[:rank].T) * root).T.contiguous().to(delta.a), b=((q_out @ u[:, :rank]) * root).to(delta.b))
+    kept = LowRank(a=((q_in @ vh[:rank].T) * root).T.contiguous().to(delta.a), b=((q_out @ u[:, :rank]) * root).to(delta.b))
     return Averaged(delta=kept, dropped=math.sqrt(float(singular[rank:].square().sum())))
 
 

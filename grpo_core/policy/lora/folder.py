@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from grpo_core.errors import ModelError, raised_as
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.weights_file import Weights, save_weights
 
 PREFIX = "base_model.model."

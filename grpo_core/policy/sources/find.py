@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo_core.errors import ModelError, cause, shown
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.sources import bundled, scratch
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -35,7 +35,7 @@ def resolve_adapter(source: str) -> Path:
     Raises:
         ModelError: nothing usable is found.
     """
-    folder = folder_of(source) or _download(source, trust_remote_code=False)
+    folder = folder_of(source) or _download(source, trust_remote_code=False, key="model.lora.init_from")
     if not (folder / ADAPTER_CONFIG).exists():
         raise ModelError(f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter")
     return folder
@@ -69,15 +69,16 @@ def folder_of(source: str) -> Path | None:
         return None
 
 
-def _download(source: str, trust_remote_code: bool) -> Path:
+def _download(source: str, trust_remote_code: bool, key: str = "model.source") -> Path:
     from huggingface_hub import snapshot_download
 
     wanted = ["*.json", "*.txt", "*.model", "*.jinja", *WEIGHT_FILES, *(["*.py"] if trust_remote_code else [])]
+    made_here = f"a bundled model (needs the prefix {bundled.PREFIX!r}), a recipe ({scratch.PREFIX!r}), "
     try:
         return Path(snapshot_download(source, allow_patterns=wanted))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
-            f"model.source {shown(source)} cannot be used. Tried: a bundled model (needs the prefix {bundled.PREFIX!r}), "
-            f"a recipe ({scratch.PREFIX!r}), a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
+            f"{key} {shown(source)} cannot be used. Tried: {made_here if key == 'model.source' else ''}"
+            f"a folder of that name (none), the hub ({type(error).__name__}: {cause(error)}). "
             "Check the spelling, or give a local path"
         ) from error

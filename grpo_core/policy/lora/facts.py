@@ -9,6 +9,7 @@ needed.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from grpo_core.errors import ModelError, few_names, name_of, raised_as, shown
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.tensor_file import StoredTensor, stored_tensors
+from grpo_core.machine.tensor_file import StoredTensor, first_not_finite, stored_tensors
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, PICKLED_WEIGHTS = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
@@ -99,6 +100,12 @@ def read_adapter(folder: Path) -> AdapterFacts:
     )
 
 
+def not_finite(folder: Path) -> str | None:
+    """Return that an adapter, which `read_adapter` accepts, holds NaN or an infinity; None where it does not."""
+    name = first_not_finite(folder / ADAPTER_WEIGHTS)
+    return None if name is None else f"{ADAPTER_WEIGHTS} holds NaN or an infinity in {name_of(name, 200)}; take another one"
+
+
 def _absent(folder: Path, name: str) -> str:
     """Return what to do where a folder lacks one of the two files."""
     if name == ADAPTER_WEIGHTS and (folder / PICKLED_WEIGHTS).exists():
@@ -106,7 +113,8 @@ def _absent(folder: Path, name: str) -> str:
             f"its weights are a pickle ({PICKLED_WEIGHTS}), which may run code as it is read; save it as safetensors "
             "(PEFT's `save_pretrained` does)"
         )
-    kind = "is no folder" if not folder.is_dir() else f"has no {name}"
+    is_other = os.path.lexists(folder / name)
+    kind = "is no folder" if not folder.is_dir() else f"its {name} is no file" if is_other else f"has no {name}"
     return f"{kind}; give a folder that PEFT's `save_pretrained` wrote"
 
 

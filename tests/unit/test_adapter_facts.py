@@ -12,7 +12,7 @@ import pytest
 from benchmarks.random_models import TINY
 from grpo_core.errors import ModelError
 from grpo_core.machine.tensor_file import stored_tensors
-from grpo_core.policy.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PICKLED_WEIGHTS, read_adapter
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PICKLED_WEIGHTS, read_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
 Change = Callable[[Path], Any]
@@ -170,7 +170,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_every_setting_of_peft_that_is_refused_exists() -> None:
     from dataclasses import fields
 
-    from grpo_core.policy.adapter_folder import REFUSED
+    from grpo_core.policy.lora.facts import REFUSED
 
     assert set(REFUSED) <= {field.name for field in fields(peft.LoraConfig)}
 

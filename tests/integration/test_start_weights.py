@@ -1,0 +1,213 @@
+"""The weights with which a run begins are its own: others under the same name are refused, lost ones named or replaced."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from grpo_core import resume_training, train
+from grpo_core.errors import ConfigError, ModelError
+from grpo_core.export.choice import ExportWish
+from grpo_core.export.policy_folder import export_policy
+from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.opening import open_policy
+from grpo_core.policy.saved import INITIAL_FILE
+from grpo_core.run.folder import RunDir
+from grpo_core.run.inputs import note_inputs
+from grpo_core.run.preflight import check_start
+from grpo_core.run.start_weights import StartWeights
+
+ROOT = Path(__file__).parents[2]
+ADAPTER = "adapter_model.safetensors"
+SMALL = {"model.lora.rank": 4, "optimizer.lr": 0.05, "training.steps": 2, "training.checkpoint_every": 1}
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(300)]
+Trained = Callable[..., RunDir]
+
+
+@pytest.fixture
+def base(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model, to be changed."""
+    return Path(shutil.copytree(tiny_model_dir, tmp_path / "base"))
+
+
+@pytest.fixture
+def trained(tiny_config: Callable[..., Any], base: Path, tmp_path: Path) -> Trained:
+    """Return a function that trains an adapter of the copy for two steps."""
+
+    def run(name: str, **overrides: Any) -> RunDir:
+        config = tiny_config({"model.source": str(base), **SMALL, **overrides})
+        train(config, run_dir=tmp_path / name, evaluate=False, progress=False)
+        return RunDir(tmp_path / name)
+
+    return run
+
+
+@pytest.fixture
+def begun(trained: Trained, tmp_path: Path) -> tuple[RunDir, Path]:
+    """(run that began with an adapter, the folder of that adapter, which lies in no run)."""
+    start = shutil.copytree(policy_of(trained("first")), tmp_path / "start")
+    return trained("second", **{"model.lora.init_from": str(start)}), Path(start)
+
+
+def policy_of(run_dir: RunDir) -> Path:
+    return run_dir.checkpoints / "step_000002" / "policy"
+
+
+def change(file: Path, value: float = 0.5) -> str:
+    """Change one number of a file of weights; return the name of its tensor."""
+    tensors = load_file(file)
+    name = min(tensors)
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    return name
+
+
+def resume(run_dir: RunDir) -> None:
+    resume_training(run_dir.path, evaluate=False, progress=False)
+
+
+def edit_provenance(run_dir: RunDir, edit: Callable[[dict[str, Any]], Any]) -> None:
+    facts = run_dir.read_provenance()
+    edit(facts)
+    run_dir.provenance_file.write_text(json.dumps(facts))
+
+
+def test_model_and_adapter_have_digests_of_their_own(begun: tuple[RunDir, Path], base: Path) -> None:
+    run_dir, start = begun
+    facts = run_dir.read_provenance()
+    assert (facts["model_digest"], facts["adapter_digest"]) == (weights_digest(base), weights_digest(start))
+    assert facts["packages"]["peft"]
+    first = RunDir(run_dir.path.parent / "first").read_provenance()
+    assert first["model_digest"] == facts["model_digest"]
+    assert "adapter_digest" not in first
+    card = export_policy(run_dir, ExportWish(), run_dir.path.parent / "out").card
+    assert card.digests.items() >= {"model_digest": weights_digest(base), "adapter_digest": weights_digest(start)}.items()
+    assert all(f"`{digest}`" in card.text for digest in card.digests.values())
+
+
+def test_another_base_or_adapter_is_refused_by_name_and_digests(begun: tuple[RunDir, Path], base: Path) -> None:
+    run_dir, start = begun
+    for key, folder, file in (
+        ("model.source", base, "model.safetensors"),
+        ("model.lora.init_from", start, ADAPTER),
+    ):
+        before, content = weights_digest(folder), (folder / file).read_bytes()
+        change(folder / file)
+        with pytest.raises(ModelError) as refused:
+            resume(run_dir)
+        now = f"{key} {folder}: has weights (SHA-256 {weights_digest(folder)[:12]})"
+        assert f"{now} that are not those with which this run began ({before[:12]})" in str(refused.value)
+        (folder / file).write_bytes(content)
+    resume(run_dir)
+
+
+def test_a_repetition_with_another_base_of_the_same_name_is_refused(trained: Trained, base: Path, tmp_path: Path) -> None:
+    first, again = trained("first"), RunDir(tmp_path / "again")
+    again.create(first.read_config(), kind="reproduction")
+    shutil.copytree(first.path, again.original)
+    change(base / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.source .* that are not those with which this run began"):
+        note_inputs(again, "d", base, print)
+    other, model = RunDir(tmp_path / "other"), first.read_config().model
+    base.rename(tmp_path / "renamed")
+    model = model.model_copy(update={"source": str(tmp_path / "renamed")})
+    other.create(first.read_config().model_copy(update={"model": model}), kind="reproduction")
+    shutil.copytree(first.path, other.original)
+    lines: list[str] = []
+    note_inputs(other, "d", tmp_path / "renamed", lines.append)
+    assert any(line.startswith("environment: model: ") for line in lines)
+
+
+def test_an_adapter_of_a_run_begins_on_the_base_of_that_run_alone(trained: Trained, base: Path, tmp_path: Path) -> None:
+    adapter = policy_of(trained("first"))
+    before = weights_digest(base)
+    change(base / "model.safetensors")
+    with pytest.raises(ModelError) as refused:
+        trained("second", **{"model.lora.init_from": str(adapter)})
+    now = f"model.source {base}: has weights (SHA-256 {weights_digest(base)[:12]})"
+    assert f"{now} that are not those on which {tmp_path / 'first'} has trained the adapter" in str(refused.value)
+    assert f"({before[:12]})" in str(refused.value)
+    assert not (tmp_path / "second").exists()
+    trained("third", **{"model.lora.init_from": str(shutil.copytree(adapter, tmp_path / "copy"))})
+
+
+def test_a_run_with_one_digest_of_both_is_compared_by_it(begun: tuple[RunDir, Path], base: Path, capsys: Any) -> None:
+    run_dir, start = begun
+    joint = StartWeights(base=weights_digest(base), adapter=weights_digest(start)).policy
+    edit_provenance(run_dir, lambda facts: (facts.pop("adapter_digest"), facts.update(model_digest=joint)))
+    resume_training(run_dir.path, evaluate=False)
+    assert "environment: model" not in capsys.readouterr().err
+    export_policy(run_dir, ExportWish(form="merged"), run_dir.path.parent / "merged")
+    change(start / ADAPTER)
+    with pytest.raises(ModelError, match=rf"model\.source .* with model\.lora\.init_from .* \({joint[:12]}\)"):
+        resume(run_dir)
+
+
+def train_again_from(run_dir: RunDir, step: int) -> None:
+    """Let a process train on from a checkpoint, where the newer ones are gone."""
+    for checkpoint in run_dir.checkpoints.glob("step_*"):
+        if int(checkpoint.name.removeprefix("step_")) > step:
+            shutil.rmtree(checkpoint)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "grpo_core.training", str(run_dir.path)]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+
+
+def test_a_lost_adapter_is_taken_from_the_run_that_began_with_it(begun: tuple[RunDir, Path], tmp_path: Path) -> None:
+    run_dir, start = begun
+    files = [policy_of(run_dir) / ADAPTER, policy_of(run_dir).with_name("initial.json")]
+    before = [file.read_bytes() for file in files]
+    shutil.rmtree(start)
+    resume(run_dir)
+    train_again_from(run_dir, 1)
+    assert [file.read_bytes() for file in files] == before
+    export_policy(run_dir, ExportWish(form="merged"), tmp_path / "merged")
+    (run_dir.checkpoints / INITIAL_FILE).unlink()
+    with pytest.raises(ModelError, match=rf"model\.lora\.init_from .*{start}, which is gone: put it back"):
+        resume(run_dir)
+
+
+def test_a_run_is_resumed_and_exported_from_another_folder(
+    trained: Trained, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(policy_of(trained("first")), tmp_path / "start")
+    run_dir = trained("second", **{"model.source": base.name, "model.lora.init_from": "start"})
+    before = (policy_of(run_dir) / ADAPTER).read_bytes()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run_dir.read_config().model.source == base.name
+    resume(run_dir)
+    train_again_from(run_dir, 1)
+    assert (policy_of(run_dir) / ADAPTER).read_bytes() == before
+    export_policy(run_dir, ExportWish(form="merged"), tmp_path / "merged")
+    base.rename(tmp_path / "gone")
+    with pytest.raises(ModelError, match=rf"model\.source 'base' cannot be used.*When this run began it was {base}, which is"):
+        resume(run_dir)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    value: float, tiny_config: Callable[..., Any], base: Path, tmp_path: Path
+) -> None:
+    config = tiny_config({"model.source": str(base), "model.lora.rank": 4})
+    open_policy(base, config).save(tmp_path / "start", open_policy(base, config).state())
+    begins = tiny_config({"model.source": str(base), "model.lora.rank": 4, "model.lora.init_from": str(tmp_path / "start")})
+    assert check_start(begins, (), is_tracked=False).faults == ()
+    name = change(tmp_path / "start" / ADAPTER, value)
+    what = f"holds NaN or an infinity in {name}"
+    assert what in check_start(begins, (), is_tracked=False).faults[0]
+    with pytest.raises(ModelError, match=what):
+        open_policy(base, begins)
+    with pytest.raises(ConfigError, match=what):
+        train(begins, run_dir=tmp_path / "run", progress=False)
+    name = change(base / "model.safetensors", value)
+    with pytest.raises(ModelError, match=rf"holds NaN or an infinity in {name}"):
+        open_policy(base, config)
