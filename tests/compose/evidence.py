@@ -41,7 +41,8 @@ def problems(stack: ComposeStack, run_dir: RunDir, count: int) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_USERNAME", "grpo")
         patch.setenv("MLFLOW_TRACKING_PASSWORD", stack.secret("mlflow_password"))
-        found += history_differences(tracked, run_dir.journal_file)
+        lines = history_differences(tracked, run_dir.journal_file)
+        found += [line for line in lines if not line.startswith("strange: sweep/")]  # what a sweep says of its runs
         assert count_points(run_dir.journal_file) > count
     status = stack.mlflow("GET", f"/runs/get?run_id={facts['run_id']}")["run"]["info"]["status"]
     return found + ([] if status == "FINISHED" else [f"MLflow: {status}"])
