@@ -165,6 +165,10 @@ class ComposeStack:
         """Kill a service's container, as a machine that loses its power does; `podman-compose up` starts it again."""
         subprocess.run(["podman", "kill", "--signal", "KILL", self.container(service)], check=True, capture_output=True)
 
+    def remove(self, service: str) -> None:
+        """Remove a container."""
+        subprocess.run(["podman", "rm", "--force", self.container(service)], check=True, capture_output=True)
+
     def start(self, service: str) -> None:
         """Start a container that was killed."""
         subprocess.run(["podman", "start", self.container(service)], check=True, capture_output=True)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -135,11 +136,12 @@ def test_a_sweep_of_8_on_two_hosts_outlives_one_of_them(stack: ComposeStack) -> 
     try:
         seen = wait_for(lambda: (alive := _training(both)) and sum(alive.values()) == 2 and alive, 300)
         assert seen == {"worker": 1, "worker-2": 1}
-        both.kill("worker-2")  # and it does not come back
+        both.kill("worker-2")  # and it does not come back; its run is crashed after 300 s of silence, and the sweep repeats it
         run = stack.finished(run_id, 1500)
         assert run["state_name"] == "Completed", run["state"]
     finally:
-        both.compose("rm", "--force", "--stop", "worker-2", check=False)
+        both.remove("worker-2")
+    assert _taken_by(stack, "worker@host-2")["Crashed"] == 1
     arms = sorted(path for path in folder.iterdir() if path.is_dir())
     assert len(arms) == 8
     for arm in arms:
@@ -147,9 +149,16 @@ def test_a_sweep_of_8_on_two_hosts_outlives_one_of_them(stack: ComposeStack) -> 
     assert under_way(stack) == []
 
 
+def _taken_by(stack: ComposeStack, worker: str) -> Counter[str]:
+    """Return how many runs a worker took, by their state."""
+    runs = stack.prefect("POST", "/flow_runs/filter", {})
+    return Counter(run["state_name"] for run in runs if run["labels"].get("prefect.worker.name") == worker)
+
+
 def _training(stack: ComposeStack) -> dict[str, int]:
     """Return how many training processes there are in each worker's container; never two in one."""
-    script = "import psutil; print(sum('grpo_core.training' in ' '.join(p.cmdline()) for p in psutil.process_iter()))"
+    # By a word of its own on the command line: this script has it in a longer one.
+    script = "import psutil; print(sum('grpo_core.training' in p.cmdline() for p in psutil.process_iter()))"
     found = {service: int(stack.run_in(service, "python", "-c", script)) for service in ("worker", "worker-2")}
     assert max(found.values()) <= 1, found
     return found
