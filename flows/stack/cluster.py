@@ -52,7 +52,7 @@ class ClusterError(Exception):
     """A container cannot start; the message says what to do."""
 
 
-def read_secret(name: str) -> str:
+def secret_of(name: str) -> str:
     """Return a secret.
 
     Raises:
@@ -70,16 +70,16 @@ def read_secret(name: str) -> str:
     return secret
 
 
-def check() -> None:
+def check_secrets() -> None:
     """Refuse a start with secrets that are missing, an example's, or the same for two purposes."""
-    found = {name: read_secret(name) for name in FILES}
+    found = {name: secret_of(name) for name in FILES}
     if len(set(found.values())) < len(found):
         raise ClusterError("two secrets are the same; run `python3 docker/make_secrets.py` on the host in an empty folder")
 
 
 def prefect_variables() -> dict[str, str]:
     """Return what Prefect's server and its background services share: PostgreSQL for state, Redis for events and leases."""
-    redis = f"redis://:{quote(read_secret('redis_password'), safe='')}@{REDIS}"
+    redis = f"redis://:{quote(secret_of('redis_password'), safe='')}@{REDIS}"
     return {
         "PREFECT_API_DATABASE_CONNECTION_URL": _database("postgresql+asyncpg", "prefect"),
         "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
@@ -95,7 +95,7 @@ def run_prefect_server() -> None:
     """The API and its pages; what runs by itself is the business of `prefect-services`."""
     ours = loopback_hosts(_port(PREFECT_PORT_VARIABLE, 4200)).split(",")
     remedy = "set PREFECT_API_AUTH_STRING to what secrets/prefect_auth_string holds"
-    guard = commands.prefect_server_variables([PREFECT, *ours], ours, read_secret("prefect_auth_string"), remedy)
+    guard = commands.prefect_server_variables([PREFECT, *ours], ours, secret_of("prefect_auth_string"), remedy)
     # The pages ask the server that they came from, under whichever name and port that was.
     here = {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT_UI_STATIC_DIRECTORY": PAGES, "PREFECT_UI_API_URL": "/api"}
     _become(commands.prefect_server("0.0.0.0", 4200), prefect_variables() | guard | here)
@@ -103,7 +103,7 @@ def run_prefect_server() -> None:
 
 def run_prefect_services() -> None:
     """What Prefect does by itself: late runs, events, automations."""
-    secret = {"PREFECT_SERVER_API_AUTH_STRING": read_secret("prefect_auth_string")}
+    secret = {"PREFECT_SERVER_API_AUTH_STRING": secret_of("prefect_auth_string")}
     _become([sys.executable, "-m", "prefect", "server", "services", "start"], prefect_variables() | _client() | secret)
 
 
@@ -121,8 +121,8 @@ def run_mlflow_server() -> None:
     variables = {
         "MLFLOW_BACKEND_STORE_URI": _database("postgresql+psycopg", "mlflow"),  # not on the command line, which others can read
         "MLFLOW_AUTH_CONFIG_PATH": str(AUTH_FILE),
-        "MLFLOW_AUTH_ADMIN_PASSWORD": read_secret("mlflow_password"),
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": read_secret("mlflow_session_key"),
+        "MLFLOW_AUTH_ADMIN_PASSWORD": secret_of("mlflow_password"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secret_of("mlflow_session_key"),
         **store_variables(),
     }
     ensure_bucket()
@@ -143,7 +143,7 @@ def store_variables() -> dict[str, str]:
     return {
         "MLFLOW_S3_ENDPOINT_URL": f"http://{OBJECTS}",
         "AWS_ACCESS_KEY_ID": USER,
-        "AWS_SECRET_ACCESS_KEY": read_secret("s3_secret_key"),
+        "AWS_SECRET_ACCESS_KEY": secret_of("s3_secret_key"),
         "AWS_DEFAULT_REGION": "us-east-1",
     }
 
@@ -158,7 +158,7 @@ def run_setup() -> None:
     environment = {**os.environ, **STACK_VARIABLES, **_client(), "PWD": str(Path.cwd())}
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with prefect_client() as client:
+            with cluster_client() as client:
                 set_up(client, None, environment)
             return
         except (httpx.HTTPError, StackError) as error:
@@ -181,7 +181,7 @@ def run_sweep_worker() -> None:
 
 
 ROLES: dict[str, Callable[[], None]] = {
-    "check": check,
+    "check": check_secrets,
     "prefect-server": run_prefect_server,
     "prefect-services": run_prefect_services,
     "mlflow-server": run_mlflow_server,
@@ -196,7 +196,7 @@ def _run_worker(queue: str, limit: int | None) -> None:
     from flows.stack.prefect_setup import crash_runs_of
 
     name = os.environ[WORKER_VARIABLE]
-    with prefect_client() as client:
+    with cluster_client() as client:
         if lost := crash_runs_of(client, name):
             print(f"{lost} run(s) of before had lost their process and are Crashed now", flush=True)  # noqa: T201
     study = {"GRPO_STUDY_URL": _database("postgresql+psycopg", "optuna")}
@@ -205,17 +205,17 @@ def _run_worker(queue: str, limit: int | None) -> None:
 
 def worker_variables() -> dict[str, str]:
     """Return what reaches both servers."""
-    login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": read_secret("mlflow_password")}
-    return _client() | login | {"GRPO_VLLM_KEY": read_secret("vllm_key")}
+    login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": secret_of("mlflow_password")}
+    return _client() | login | {"GRPO_VLLM_KEY": secret_of("vllm_key")}
 
 
-def prefect_client() -> "httpx.Client":
+def cluster_client() -> "httpx.Client":
     """Return a client of the stack's Prefect API that carries its secret, and waits for a server that is about to be there."""
     import base64
 
     import httpx
 
-    login = base64.b64encode(read_secret("prefect_auth_string").encode()).decode()
+    login = base64.b64encode(secret_of("prefect_auth_string").encode()).decode()
     transport = httpx.HTTPTransport(retries=RETRIES)
     return httpx.Client(
         base_url=f"http://{PREFECT}/api",
@@ -227,12 +227,12 @@ def prefect_client() -> "httpx.Client":
 
 
 def _client() -> dict[str, str]:
-    return client_variables(f"http://{PREFECT}/api", read_secret("prefect_auth_string"), f"http://{MLFLOW}")
+    return client_variables(f"http://{PREFECT}/api", secret_of("prefect_auth_string"), f"http://{MLFLOW}")
 
 
 def _database(driver: str, user: str, database: str | None = None) -> str:
     """Return the address of a database, whose user has the same name."""
-    password = quote(read_secret(f"{user}_database_password"), safe="")
+    password = quote(secret_of(f"{user}_database_password"), safe="")
     return f"{driver}://{user}:{password}@{POSTGRES}/{database or user}"
 
 

@@ -151,19 +151,19 @@ def test_no_secret_is_in_the_file_or_on_a_command_line(described: dict[str, Any]
 
 @pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", "has spaces in it and is long"])
 def test_a_bad_secret_is_refused_with_the_remedy(secrets: Path, bad: str) -> None:
-    cluster.check()
+    cluster.check_secrets()
     (secrets / "redis_password").write_text(bad + "\n")
     with pytest.raises(cluster.ClusterError, match="redis_password"):
-        cluster.check()
+        cluster.check_secrets()
     (secrets / "redis_password").unlink()
     with pytest.raises(cluster.ClusterError, match=r"docker/make_secrets\.py"):
-        cluster.check()
+        cluster.check_secrets()
 
 
 def test_one_secret_for_two_purposes_is_refused(secrets: Path) -> None:
     (secrets / "redis_password").write_text((secrets / "vllm_key").read_text())
     with pytest.raises(cluster.ClusterError, match="the same"):
-        cluster.check()
+        cluster.check_secrets()
 
 
 def test_secrets_are_made_once_in_a_folder_of_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_secrets_are_made_once_in_a_folder_of_their_owner_alone(tmp_path: Path, 
     assert {file.name: file.read_text() for file in folder.iterdir()} == before
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(folder))
-    cluster.check()
+    cluster.check_secrets()
 
 
 def stack(folder: Path) -> Stack:
