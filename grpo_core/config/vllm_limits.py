@@ -28,10 +28,6 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
             "log-probabilities would be those of the restricted policy; set them to 1 and null",
         ),
         error_if(
-            config.training.compile_sampling,
-            "training.compile_sampling: has no effect with rollout.engine vllm; leave it out",
-        ),
-        error_if(
             server.url is not None and _host(server.url) not in LOOPBACK,
             f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}); the weights are handed "
             "over as a file",

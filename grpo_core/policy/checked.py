@@ -28,14 +28,15 @@ class CheckedTokens:
     mask: Bool[Tensor, "B T"]
 
     @classmethod
-    def below(cls, size: int, device: torch.device) -> "CheckedTokens":
-        """Return token ids of a vocabulary of some size."""
-        rows = [[(7 * place + row) % size for place in range(length)] for row, (_, length) in enumerate(ROWS)]
-        mask = torch.tensor([[place < len(row) for place in range(max(map(len, rows)))] for row in rows])
-        ids = torch.tensor([token for row in rows for token in row])
+    def below(cls, size: int, device: torch.device, rows: int = len(ROWS)) -> "CheckedTokens":
+        """Return token ids of a vocabulary of some size, the first of some rows."""
+        chosen = ROWS[:rows]
+        ids_of = [[(7 * place + row) % size for place in range(length)] for row, (_, length) in enumerate(chosen)]
+        mask = torch.tensor([[place < len(row) for place in range(max(map(len, ids_of)))] for row in ids_of])
+        ids = torch.tensor([token for row in ids_of for token in row])
         return cls(
             prompts=[[(11 * place + length) % size for place in range(length)] for length in PROMPT_LENGTHS],
-            prompt_of_row=torch.tensor([prompt for prompt, _ in ROWS], device=device),
+            prompt_of_row=torch.tensor([prompt for prompt, _ in chosen], device=device),
             ids=torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, ids).to(device),
             mask=mask.to(device),
         )
@@ -47,6 +48,7 @@ def mean_difference(
     dtype: Dtype,
     hidden: Callable[[CheckedTokens], Float[Tensor, "N H"]],
     head: Callable[[Tensor], Tensor] | None = None,
+    rows: int = len(ROWS),
 ) -> float:
     """Return how far log-probabilities are from those of padded passes: in nats, the mean over tokens, weighted by probability.
 
@@ -55,8 +57,9 @@ def mean_difference(
         dtype: what its matrix products are computed in.
         hidden: the other way to get the hidden states that predict the completion tokens, row by row.
         head: the other way to project them; None = the usual one.
+        rows: how many completions.
     """
-    tokens = CheckedTokens.below(model.config.get_text_config().vocab_size, model.device)
+    tokens = CheckedTokens.below(model.config.get_text_config().vocab_size, model.device, rows)
     usual_head = vocabulary_head(model)
     with compute_in(dtype, model.device):
         usual = completion_hidden(model, tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask)

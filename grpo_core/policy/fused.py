@@ -2,10 +2,11 @@
 
 On an accelerator every operation is a launch, and with few rows a launch is all that it costs. torch.compile makes one kernel
 of what is between two products: residual and norm, rotation and cast, activation. Shapes are dynamic, so a kernel is compiled
-once (10 to 30 s for all, at the start of a run) for every number of rows. A CPU needs a C++ compiler for it, a GPU Triton.
+twice, for one row and for more (10 to 30 s for all, when a model is loaded). A CPU needs a C++ compiler, a GPU Triton.
 """
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
+
+from grpo_core.machine.disk import private_folder
+from grpo_core.policy.sources.cache import cache_folder
+
+KERNELS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def normed(x: Float[Tensor, "B H"], weight: Float[Tensor, " H"], eps: float, dtype: torch.dtype) -> Float[Tensor, "B H"]:
@@ -58,6 +64,12 @@ def compiled() -> Fused:
     """Return them compiled; each is compiled when it is first used.
 
     Results differ from those of torch's operations in the last digits: what is fused is rounded once.
+
+    Raises:
+        OSError: the folder in which they are kept cannot be used. torch's own is in a place where others can make it first, and
+            what lies there is executed.
     """
+    if KERNELS_VARIABLE not in os.environ:
+        os.environ[KERNELS_VARIABLE] = str(private_folder(cache_folder() / "kernels"))
     make = functools.partial(torch.compile, dynamic=True, fullgraph=True)
     return Fused(normed=make(normed), added_and_normed=make(added_and_normed), rotated=make(rotated), activated=make(activated))

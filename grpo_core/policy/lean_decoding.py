@@ -234,6 +234,8 @@ def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool, fused: F
     try:
         decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed, fused=fused)
         difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits)
+        if fused is not EAGER:  # one row has kernels of its own, which would else be compiled in the middle of a rollout
+            mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits, rows=1)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error):
             raise

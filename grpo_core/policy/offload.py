@@ -1,7 +1,8 @@
 """Offloading: weights that wait in host memory and are on the accelerator for the passes that use them alone.
 
-A reference is needed for one pass of a step. Moved there for it and dropped afterwards, it costs a copy of its weights over
-the bus for each use (0.1 s for 0.5 billion weights in fp32 at 20 GB/s), and their memory during the pass instead of always.
+A reference is needed for its own passes and to measure its distance. Moved there for them and dropped afterwards, it costs a
+copy of its weights over the bus for each use (0.1 s for 0.5 billion weights in fp32 at 20 GB/s), and their memory during a pass
+instead of always. The host's memory is page-locked: a GPU reads it without a copy in between.
 """
 
 import contextlib
@@ -31,9 +32,9 @@ def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def to_host(model: nn.Module) -> None:
-    """Move a model into host memory, from which a GPU reads without a copy in between, where there is one."""
-    is_pinned = torch.cuda.is_available()
-    _replace(_places(model), lambda data: data.cpu().pin_memory() if is_pinned else data.cpu())
+    """Move a model into host memory, page-locked where there is a GPU that reads it."""
+    is_locked = torch.cuda.is_available()
+    _replace(_places(model), lambda data: data.cpu().pin_memory() if is_locked else data.cpu())
 
 
 def _replace(places: list[Place], moved: Callable[[Tensor], Tensor]) -> None:

@@ -4,11 +4,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
-from grpo_core.errors import ModelError
+from grpo_core.errors import ModelError, cause, raised_as
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fused import compiled
 from grpo_core.policy.grouped import why_padded
@@ -20,6 +21,7 @@ from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.recompute import refuse_other_layers
 from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
+from grpo_core.policy.weights_file import Weights
 
 if TYPE_CHECKING:
     from grpo_core.policy.lora.adapted import AdaptedPolicy
@@ -51,7 +53,9 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     if is_adapter:
         _load(policy, folder, config.model.lora)
     elif start is not None and stored_initial is not None and model_here(start) is None:
-        policy.load(load_file(stored_initial))  # whoever has stored it knows its digest
+        with raised_as(ModelError, f"{stored_initial}: cannot be read ({{cause}})", OSError, ValueError, SafetensorError):
+            weights = load_file(stored_initial)
+        _take(policy, weights, stored_initial, in_folder=False)  # its digest is in the checkpoints
     elif start is not None:
         own = resolve_adapter(start)
         _load(policy, own, config.model.lora)
@@ -83,7 +87,12 @@ def _uncompiled_because(
 ) -> str | None:
     if not config.training.compile_sampling:
         return "training.compile_sampling is off"
-    return decoded_plainly_because or why_not_lean(model, config.model.dtype, packed=packed, fused=compiled())
+    if decoded_plainly_because is not None:
+        return decoded_plainly_because
+    try:
+        return why_not_lean(model, config.model.dtype, packed=packed, fused=compiled())
+    except OSError as error:
+        return f"the folder for kernels cannot be used ({cause(error)})"
 
 
 def _adapted(
@@ -107,7 +116,11 @@ def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:
     facts, factors = read_adapter(folder), read_factors(folder)
     if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
         raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {folder} is {facts.scale_formula}")
-    fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=True)
+    _take(policy, factors, folder, in_folder=True)
+
+
+def _take(policy: "AdaptedPolicy", factors: Weights, place: Path, *, in_folder: bool) -> None:
+    fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=in_folder)
     if fault is not None:
-        raise ModelError(f"model.lora: {folder} holds another adapter: {fault}")
+        raise ModelError(f"model.lora: {place} holds another adapter: {fault}")
     policy.load(factors)

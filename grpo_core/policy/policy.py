@@ -103,7 +103,8 @@ class Policy:
 
     def frozen_copy(self) -> "Policy":
         """Return a copy whose weights have no gradient."""
-        return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+        copied = replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+        return copied if self.used_on is None else copied.offloaded()  # a copy is in ordinary memory
 
     def offloaded(self) -> "Policy":
         """Return the same policy; its weights wait in host memory from now on; so do those of its copies."""
@@ -192,7 +193,10 @@ class Policy:
     def forward(
         self, completions: SampledCompletions, rows: Sequence[int], reference: Optional["Policy"] = None
     ) -> TokenFigures:
-        """Run some rows in one pass, with gradient where gradients are enabled; the exact KL is to `reference`."""
+        """Run some rows in one pass, with gradient where gradients are enabled; the exact KL is to `reference`.
+
+        Both are `ready`, the reference until the backward pass.
+        """
         ids, mask = cut_rows(completions, rows)
         head, width = vocabulary_head(self.model), completions.completion_ids.shape[1]
         exact = None
@@ -202,13 +206,12 @@ class Policy:
             at_once = tokens_at_once(len(hidden), copies * self.model.config.get_text_config().vocab_size)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
             if reference is not None:
-                with reference.ready():
-                    with torch.no_grad():
-                        ref_hidden = reference._hidden(completions, rows)
-                    ref_head = vocabulary_head(reference.model)
-                    per_token = token_full_kl(
-                        hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
-                    )
+                with torch.no_grad():
+                    ref_hidden = reference._hidden(completions, rows)
+                ref_head = vocabulary_head(reference.model)
+                per_token = token_full_kl(
+                    hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
+                )
                 exact = scatter(per_token, mask, width)
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
 

@@ -8,12 +8,11 @@ from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, cause, few_names, name_of
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
-from grpo_core.policy.lora.targets import TARGETS, Sides, is_target, layer_faults, layers_with_adapter
+from grpo_core.policy.lora.targets import START, TARGETS, Sides, is_target, layer_faults, layers_with_adapter
 from grpo_core.policy.sources.find import model_here
 from grpo_core.run.adapter_size import adapter_size
 from grpo_core.run.model_shape import ModelShape
 
-START = "model.lora.init_from"
 SHOWN = 3
 """Names in one message."""
 

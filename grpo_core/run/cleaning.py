@@ -16,13 +16,14 @@ from grpo_core.machine.disk import folder_bytes, remove
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.machine.marker import MARKER_FILE
+from grpo_core.policy.lora.targets import START
 from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_journal
 from grpo_core.run.journal import last_event
 from grpo_core.run.repair import ASIDE
-from grpo_core.run.start_weights import BASE, START, start_places
+from grpo_core.run.start_weights import BASE, start_places
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",

@@ -7,13 +7,13 @@ from typing import Any
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError, listed
 from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.lora.targets import START
 from grpo_core.policy.saved import stored_initial
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
 from grpo_core.run.start_weights import (
     FOLDERS,
-    START,
     StartWeights,
     config_here,
     other_weights,
@@ -21,9 +21,9 @@ from grpo_core.run.start_weights import (
     sources_of,
     start_folders,
     start_weights,
-    told_apart,
     weights_here,
     where_it_was,
+    with_separate_digests,
 )
 
 
@@ -53,7 +53,7 @@ def note_inputs(
     earlier: Mapping[str, Any] = first.read_provenance()
     if earlier:
         _refuse_other_weights(earlier, first.read_config(), run_dir.read_config(), found)
-        earlier = told_apart(earlier, first.read_config(), found)
+        earlier = with_separate_digests(earlier, first.read_config(), found)
     require_base(config, model, digest)
     provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found.facts())
     if earlier:

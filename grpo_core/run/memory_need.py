@@ -18,8 +18,8 @@ With `model.lora` the base is there once, and what is trained and copied is the 
     states   = base, its adapted matrices in the compute type and the rest in fp32
                + 4 bytes x (adapter x (policy, initial policy, two moments of AdamW) + the reference once it has moved)
 
-The sampler multiplies with sums of base and adapter. What has no gradient keeps no input for the backward pass: the products of
-the base, and the norms, keep none of their own.
+In fp32 the sampler multiplies with sums of base and adapter, in bfloat16 with both. What has no gradient keeps no input for the
+backward pass: the products of the base, and the norms, keep none of their own.
 
 Measured on a CPU against the peaks of allocated tensors: tests/integration/test_memory_need.py. What the allocator keeps
 beyond tensors is no part of it, nor is what the process had before.
@@ -169,7 +169,8 @@ def _multiplied(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
     """Return the bytes of the layers' matrices as completions are sampled with them, beside the states."""
     half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
     if half == HALF:  # autocast keeps the casts of the prompts' pass beside those that decoding multiplies with
-        return HALF * _matrices(shape) + _casts(shape, half, adapter)
+        own = 0 if packed or adapter is None else adapter.adapted  # multiplied with where they are
+        return HALF * (_matrices(shape) - own) + _casts(shape, half, adapter)
     merged = 0 if adapter is None else adapter.adapted
     return FLOAT * (_matrices(shape) if packed else merged)
 

@@ -13,11 +13,12 @@ from typing import Any
 from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ModelError
 from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.lora.targets import START
 from grpo_core.policy.saved import STATE_FILE
 from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model
 from grpo_core.run.folder import RunDir
 
-BASE, START = "model.source", "model.lora.init_from"
+BASE = "model.source"
 DIGESTS = {BASE: "model_digest", START: "adapter_digest"}
 """What the provenance calls the digest of each."""
 FOLDERS = "folders"
@@ -125,7 +126,7 @@ def where_it_was(run_dir: RunDir, key: str) -> str:
     return "" if place is None else f". When this run began it was {place}, which is gone: put it back"
 
 
-def told_apart(facts: Mapping[str, Any], config: RunConfig, found: StartWeights) -> Mapping[str, Any]:
+def with_separate_digests(facts: Mapping[str, Any], config: RunConfig, found: StartWeights) -> Mapping[str, Any]:
     """Return a provenance in which model and adapter have digests of their own.
 
     The first version with adapters recorded one digest of both, which is replaced where it is that of `found`.
@@ -147,7 +148,7 @@ def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeigh
         found: the weights that are there now; an adapter that is not there is not compared.
         what: was done with those that were recorded, as the end of a sentence.
     """
-    sources, facts = sources_of(config), told_apart(facts, config, found)
+    sources, facts = sources_of(config), with_separate_digests(facts, config, found)
     named = {key: f"{key} {source}" for key, source in sources.items()}
     now = {BASE: found.base, START: found.adapter}
     if facts and _is_joint(facts, config):  # one digest of both, which is not that of the two that are there

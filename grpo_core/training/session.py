@@ -168,7 +168,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     is_embedded = config.rollout.engine == "embedded"
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
-    reference = Reference(policy, offload=config.reference.offload)
+    reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
     live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
     return Session(
         config=config,

@@ -8,14 +8,23 @@ import contextlib
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.config import load_config
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy import offload
+from grpo_core.policy import policy as policy_module
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.reference import Reference
+from grpo_core.policy.trainable import Trainable
 from grpo_core.run.memory_fit import fit_of
 from grpo_core.run.memory_need import memory_need
 from grpo_core.run.model_shape import KNOWN_SHAPES
 from grpo_core.run.preflight import memory_faults
+from grpo_core.training.batch import Rollouts
+from grpo_core.training.update import Updater
+from grpo_core.types import Prompt
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
@@ -43,10 +52,10 @@ def devices(policy):
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
 
 
-@pytest.mark.parametrize("offload", [True, False])
-def test_a_reference_is_on_the_gpu_for_its_passes_alone(on_gpu, offload):
-    reference = Reference(on_gpu, offload=offload)
-    resting = {"cpu"} if offload else {"cuda"}
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_reference_is_on_the_gpu_for_its_passes_alone(on_gpu, asked):
+    reference = Reference(on_gpu, offload=asked)
+    resting = {"cpu"} if asked else {"cuda"}
     reference.sync(on_gpu, 0.5, 1)
     hidden = torch.empty(2, on_gpu.model.config.hidden_size, device="cuda")
     for waiting in (reference.policy, reference.initial):
@@ -70,11 +79,97 @@ def test_a_pass_of_another_policy_is_refused_by_the_fake_gpu(on_gpu):
         reference.policy.model.lm_head(torch.empty(2, on_gpu.model.config.hidden_size, device="cuda"))
 
 
+@pytest.fixture
+def visits(monkeypatch):
+    """What happens, in order: `ready` and `waiting` of a policy that is offloaded, and what a test adds."""
+    seen, usual = [], offload.on_device
+
+    @contextlib.contextmanager
+    def noted(model, device):
+        with usual(model, device):
+            if model not in known:
+                yield
+                return
+            seen.append("ready")
+            yield
+            seen.append("waiting")
+
+    known = []
+    monkeypatch.setattr(policy_module, "on_device", noted)
+    return seen, known
+
+
+@pytest.fixture
+def offloaded(tiny_config, tiny_model_dir, visits):
+    """A policy of a configuration and a reference that is offloaded; on a CPU, whose memory is the host's."""
+    seen, known = visits
+
+    def make(overrides=None):
+        policy = open_policy(tiny_model_dir, tiny_config(overrides))
+        reference = Reference(policy, offload=True)
+        known.append(reference.policy.model)
+        reference.policy.model.model.register_forward_hook(lambda *_: seen.append("pass"))
+        return policy, reference
+
+    return make
+
+
+def rollouts_of(policy):
+    prompts = [Prompt(id=number, content="", text="", token_ids=(5, 7 + number, 9), columns={}) for number in range(2)]
+    asked = SamplingSettings(group_size=2, max_completion_tokens=6)
+    return policy.sample(prompts, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
+
+
+def test_every_pass_of_the_reference_is_between_its_arrival_and_its_leaving(offloaded, visits):
+    policy, reference = offloaded()
+    seen, _ = visits
+    rollouts = rollouts_of(policy)
+    for use in (lambda: reference.policy.logps(rollouts), lambda: policy.measure(rollouts, reference.policy)):
+        seen.clear()
+        use()
+        assert seen[0] == "ready"
+        assert seen[-1] == "waiting"
+        assert "pass" in seen
+        assert seen.count("ready") == 1
+    seen.clear()
+    rollouts_of(reference.policy)
+    assert seen[0] == "ready"
+    assert seen[-1] == "waiting"
+
+
+def test_it_stays_for_the_backward_pass_of_an_exact_kl(offloaded, visits):
+    """Whose gradient needs the reference's vocabulary head."""
+    policy, reference = offloaded({"loss.kl_estimator": "full", "loss.beta": 0.5, "training.microbatch_tokens": 16})
+    seen, _ = visits
+    sampled = rollouts_of(policy)
+    rollouts = Rollouts(
+        **vars(sampled),
+        texts=("",) * 4,
+        loss_mask=sampled.completion_mask,
+        truncated=torch.zeros(4, dtype=torch.bool),
+        rewards=torch.zeros(4),
+        rewards_by_function={},
+        group_advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]),
+    )
+    optimizer = SGD(policy.model.parameters(), lr=0.1)
+    live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=LambdaLR(optimizer, lambda _: 1.0))
+    config = load_config(None, {"loss.kl_estimator": "full", "loss.beta": 0.5})
+    updater = Updater(live=live, config=config)
+    batch = updater.prepare(rollouts, reference.policy.logps(rollouts), None)
+    policy.model.model.norm.weight.register_hook(lambda _: seen.append("gradient"))
+    seen.clear()
+    updater.update(batch, 1)
+    assert seen.count("gradient") > 1
+    assert seen.count("pass") > 1
+    assert (seen[0], seen[-1]) == ("ready", "waiting")
+    assert seen.count("ready") == 1
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_log_probabilities_and_syncs_are_the_same(tiny_config, tiny_model_dir, share):
-    """On a CPU, whose memory is the host's."""
     policy = open_policy(tiny_model_dir, tiny_config())
-    references = [Reference(policy, offload=offload) for offload in (False, True)]
+    references = [Reference(policy, offload=asked) for asked in (False, True)]
+    rollouts = rollouts_of(policy)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.01)
@@ -83,6 +178,12 @@ def test_log_probabilities_and_syncs_are_the_same(tiny_config, tiny_model_dir, s
     one, other = (reference.policy.weights() for reference in references)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert references[0].distance(policy) == references[1].distance(policy)
+    assert torch.equal(references[0].policy.logps(rollouts), references[1].policy.logps(rollouts))
+
+
+def test_copies_of_one_that_waits_wait_as_well(offloaded):
+    _, reference = offloaded()
+    assert reference.policy.frozen_copy().used_on == reference.policy.used_on == torch.device("cpu")
 
 
 def qwen(**values):

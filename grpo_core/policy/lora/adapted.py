@@ -25,6 +25,7 @@ from grpo_core.policy.lora.layers import (
     FrozenLinear,
     adapted_layers,
     delta_of,
+    factors_of,
     frozen_model,
     merged_weight,
     scale_of,
@@ -150,7 +151,7 @@ def _misfit(name: str, layer: AdaptedLinear, shapes: Shapes) -> str | None:
     (rows, columns), is_trained = base_layer(layer).weight.shape, isinstance(layer, TrainedLinear)
     if matrix == [rows, columns] and not is_trained:
         return None
-    rank = len(delta_of(layer).factors()[0]) if is_trained else (a or [0])[0]
+    rank = len(factors_of(layer)[0].weight) if isinstance(layer, TrainedLinear) else (a or [0])[0]
     if (a, b) != ([rank, columns], [rows, rank]):
         found = f"A {a} and B {b}" if matrix is None else f"a matrix {matrix}"
         return f"the shape {found}, here it is A [{rank}, {columns}] and B [{rows}, {rank}]"

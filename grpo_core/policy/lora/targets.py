@@ -8,7 +8,7 @@ from grpo_core.errors import few_names, name_of
 
 Sides = tuple[int, int]
 """(inputs, outputs) of a matrix."""
-TARGETS = "model.lora.target_modules"
+TARGETS, START = "model.lora.target_modules", "model.lora.init_from"
 HEADS = ("lm_head", "embed_out", "output_layer")
 """Names of a vocabulary head, which is no layer of those that have numbers."""
 
