@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm vllm bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm check format docs clean setup
+.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm test-compose vllm bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -48,6 +48,10 @@ test-all: test test-proof  ## both
 test-slow: setup  ## proofs that take many minutes
 	$(BIN)/pytest -m 'slow and not vllm'
 
+test-compose: setup  ## docker-compose.yml in real containers, on stand-in images: podman and root are needed (tests/compose/README.md; ARGS="-k NAME")
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt podman-compose
+	$(BIN)/pytest -m compose tests/compose $(ARGS)
+
 vllm: setup  ## an environment with vLLM, .venv-vllm, once (ARGS="--cuda --trainer": for a GPU, and for rollout.vllm.mode colocate)
 	$(BIN)/python -m grpo_core.generation.vllm.environment $(ARGS)
 
@@ -79,11 +83,12 @@ torture: setup  ## SIGKILL for trainings, monitors, flows and an MLflow server; 
 	$(BIN)/python -m tests.torture $(ARGS)
 	$(BIN)/python -m tests.torture.tracking
 
-check: setup  ## format, lint, types, import contracts
+check: setup  ## format, lint, types, import contracts, Dockerfile
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 format: setup  ## rewrite to the house format
 	$(BIN)/ruff format .

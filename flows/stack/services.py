@@ -4,12 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import httpx
 
-from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE, loopback_hosts
+from flows.stack import commands
+from flows.stack.commands import POOL, STACK_VARIABLES, client_variables
+from flows.stack.prefect_app import loopback_hosts
 from flows.stack.processes import HOST, MARK, family, listens, past_proxies
 from flows.stack.state import REQUEST_SECONDS, Stack, prefect_client, read_secret, secret_file
 from grpo_core.generation.vllm.records import KEEP_VARIABLE, keeper_in
@@ -18,11 +19,6 @@ from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE
 from tasks.process.context import WORKER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE
-
-POOL = "grpo"
-RUNS_QUEUE, SWEEPS_QUEUE = "default", "sweeps"
-"""Work queues of the pool. The first has the limit; a sweep, which waits for runs of the first, would hold a place there."""
-HEARTBEAT_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +40,15 @@ def stack_environment(stack: Stack) -> dict[str, str]:
         **past_proxies(os.environ),
         "PWD": str(Path.cwd()),  # prefect.yaml asks for it: the folder in which deployments run
         MARK: mark(stack),
+        **STACK_VARIABLES,
+        **client_variables(stack.api, read_secret(stack.folder) or "", stack.mlflow_address),
         "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_API_URL": stack.api,
-        "PREFECT_API_AUTH_STRING": read_secret(stack.folder) or "",
         "PREFECT_UI_URL": stack.prefect_address,
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # A lease in memory dies with the server, and whatever holds it.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_CLIENT_MAX_RETRIES": "10",
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo_core,tasks",
-        "PREFECT_LOGGING_LEVEL": "INFO",
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "DO_NOT_TRACK": "true",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_TRACKING_URI": stack.mlflow_address,
         SLOTS_VARIABLE: str(stack.slots),
         FOLDER_VARIABLE: str(folder / "slots"),
         ALLOWED_VARIABLE: ",".join(stack.allow_reward),
-        "PYTHONUNBUFFERED": "1",
     }
 
 
@@ -74,21 +58,16 @@ def mark(stack: Stack) -> str:
 
 
 def _prefect_server(stack: Stack) -> list[str]:
-    """As `prefect server start` does it, with a guard in front of the application."""
-    where = ("--host", HOST, "--port", str(stack.prefect_port))
-    return [sys.executable, "-m", "uvicorn", "--factory", FACTORY, *where, "--log-level", "warning"]
+    return commands.prefect_server(HOST, stack.prefect_port)
 
 
 def _prefect_server_variables(stack: Stack) -> dict[str, str]:
-    hosts = loopback_hosts(stack.prefect_port)
-    return {
-        HOSTS_VARIABLE: hosts,
-        REMEDY_VARIABLE: f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what "
-        f"{secret_file(stack.folder.resolve())} holds",
-        "PREFECT_SERVER_API_AUTH_STRING": read_secret(stack.folder) or "",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts.split(",")),
-        "PREFECT__SERVER_FINAL": "1",
-    }
+    hosts = loopback_hosts(stack.prefect_port).split(",")
+    remedy = (
+        f"run the command in {stack.project}, or set PREFECT_API_AUTH_STRING to what "
+        f"{secret_file(stack.folder.resolve())} holds"
+    )
+    return commands.prefect_server_variables(hosts, hosts, read_secret(stack.folder) or "", remedy)
 
 
 def _mlflow_server(stack: Stack) -> list[str]:
@@ -97,18 +76,9 @@ def _mlflow_server(stack: Stack) -> list[str]:
     folder = stack.folder.resolve() / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
     ensure_store(folder / "mlflow.db", artifacts="mlflow-artifacts:/")  # the server would leave half of one if it were killed
-    hosts = loopback_hosts(stack.mlflow_port)
-    options = {
-        "--host": HOST,
-        "--port": str(stack.mlflow_port),
-        # MLflow's own guard; its defaults also answer to the names of private networks.
-        "--allowed-hosts": hosts,
-        "--cors-allowed-origins": ",".join(f"http://{host}" for host in hosts.split(",")),
-        "--workers": "1",  # more than one on SQLite makes every request wait 40 ms
-        "--backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}",
-        "--artifacts-destination": str(folder / "artifacts"),
-    }
-    return [sys.executable, "-m", "mlflow", "server", *chain.from_iterable(options.items())]
+    hosts = loopback_hosts(stack.mlflow_port).split(",")
+    stores = {"--backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination": str(folder / "artifacts")}
+    return commands.mlflow_server(HOST, stack.mlflow_port, hosts, hosts, stores)
 
 
 def _answers(address: str) -> bool:
@@ -135,7 +105,7 @@ class Worker(Service):
 
 
 def _worker(service_name: str, worker_name: str) -> Worker:
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker_name]
+    command = commands.worker(worker_name)
     return Worker(
         name=service_name,
         worker_name=worker_name,

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
-from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.jsonfile import read_json, write_json
 
+BUILT_FROM_VARIABLE = "GRPO_BUILT_FROM"
+"""Set in an image, which has no repository: a JSON file with the commit that it was built from and what was changed since."""
 PACKAGES = (
     "torch",
     "transformers",
@@ -39,9 +42,9 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
     """
     names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
     cuda, cudnn = _cuda_versions() if names else (None, None)
-    diff = _git("diff", "HEAD") or ""
+    commit, diff = _source()
     return {
-        "git_commit": _git("rev-parse", "HEAD"),
+        "git_commit": commit,
         # Of tracked files. Its digest is kept in any case.
         "git_diff": diff if config["tracking"]["git_diff"] else "",
         "git_diff_digest": _digest(diff),
@@ -147,6 +150,16 @@ def _cuda_versions() -> tuple[str | None, str | None]:
 
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]  # torch's own
     return torch.version.cuda, None if cudnn is None else str(cudnn)
+
+
+def _source() -> tuple[str | None, str]:
+    """Return the commit of this code and what was changed since: of the repository, else of the image."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None and (file := os.environ.get(BUILT_FROM_VARIABLE)):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            built_from = read_json(Path(file))
+            return built_from["git_commit"], str(built_from["git_diff"])
+    return commit, _git("diff", "HEAD") or ""
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,100 +1,245 @@
-"""docker-compose.yml: every service is pinned and has a health check; the ports stay on loopback."""
+"""docker-compose.yml and the Dockerfile: pinned, healthy, limited, on loopback, without root; started as `grpo up` starts."""
 
+import json
 import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE
-from grpo_core.generation.vllm import environment
-from grpo_core.generation.vllm.server import PYTHON_VARIABLE
+from flows.stack import automations, cluster, commands, health, services
+from flows.stack.state import Stack
+from tasks.process import context
+from tasks.run.announcing import EVENT_NAMES
 
 ROOT = Path(__file__).parents[2]
+ONE_SHOT = {"check", "setup"}
+PYTHON_ROLES = {"check", "setup", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker"}
+MAKE_SECRETS = runpy.run_path(str(ROOT / "docker" / "make_secrets.py"))
+SECRET = "a-long-word-of-this-test-"
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
-def test_the_services_are_there(services: dict[str, Any]) -> None:
-    assert {"postgres", "prefect-server", "mlflow-server", "worker", "sweep-worker"} <= services.keys()
+@pytest.fixture(scope="module")
+def described(compose: dict[str, Any]) -> dict[str, Any]:
+    return compose["services"]
 
 
-def test_images_are_pinned_to_a_version(services: dict[str, Any]) -> None:
-    for name, service in services.items():
-        if "build" in service:
-            continue
-        tag = service["image"].rpartition(":")[2]
-        assert any(character.isdigit() for character in tag), name
-        assert "latest" not in tag, name
+@pytest.fixture
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Secrets as they lie in a container, each another one."""
+    for number, name in enumerate(cluster.FILES):
+        (tmp_path / name).write_text(f"{SECRET}{number}\n")
+    monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(tmp_path))
+    return tmp_path
 
 
-def test_every_service_has_a_health_check_and_waits_for_healthy_ones(services: dict[str, Any]) -> None:
-    for name, service in services.items():
-        assert service["healthcheck"]["test"], name
-        for needed in service.get("depends_on", {}).values():
-            assert needed["condition"] == "service_healthy", name
+@pytest.fixture
+def started(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what a role of the cluster becomes: (command, variables)."""
+    found: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(cluster.os, "execve", lambda _path, command, variables: found.append((command, variables)))
+    monkeypatch.setattr(cluster, "ensure_bucket", lambda: None)
+    monkeypatch.setattr(cluster, "AUTH_FILE", secrets / "auth.ini")
+    monkeypatch.setenv(cluster.WORKER_VARIABLE, "worker@here")
+    monkeypatch.setattr("flows.stack.prefect_setup.crash_runs_of", lambda _client, _worker: 0)
+
+    def start(role: str) -> tuple[list[str], dict[str, str]]:
+        cluster.ROLES[role]()
+        return found.pop()
+
+    return start
 
 
-def test_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
-    ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_the_workers_image_has_vllm_where_env_asks_for_it(services: dict[str, Any]) -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    for name in ("worker", "sweep-worker"):
-        assert services[name]["build"]["args"] == {"VLLM": "${GRPO_VLLM:-}"}
-    assert {f"{kind})" for kind in ("cpu", "cuda")} <= set(re.findall(r"^ +(\w+\))", dockerfile, re.MULTILINE))
-    [folder] = set(re.findall(rf"python -m {environment.__name__} (\S+)", dockerfile))
-    assert f"ENV {PYTHON_VARIABLE}={folder}/bin/python" in dockerfile
-
-
-def test_images_match_the_pinned_packages(services: dict[str, Any]) -> None:
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    assert f":v{pins['mlflow']}-" in services["mlflow-server"]["image"]
-
-
-def test_prefect_runs_behind_the_guard_and_asks_for_the_secret_that_every_client_has(services: dict[str, Any]) -> None:
-    server = services["prefect-server"]
-    assert server["build"] == "."  # the image that has the guard, with the Prefect that constraints.txt pins
-    assert server["command"].startswith(f"uvicorn --factory {FACTORY} --host 0.0.0.0 --port 4200 ")
-    variables = server["environment"]
-    hosts = variables[HOSTS_VARIABLE].split(",")
-    assert set(hosts) == {"prefect-server:4200", "localhost:4200", "127.0.0.1:4200"}
-    assert set(variables["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")) == {
-        f"http://{host}" for host in hosts if host != "prefect-server:4200"
+def test_the_services_are_there(described: dict[str, Any]) -> None:
+    expected = PYTHON_ROLES | {"postgres", "redis", "s3", "gpu-worker", "vllm"}
+    assert described.keys() == expected
+    assert {name: service["profiles"] for name, service in described.items() if "profiles" in service} == {
+        "gpu-worker": ["gpu"],
+        "vllm": ["vllm"],
     }
-    asked = "${PREFECT_API_AUTH_STRING:?set PREFECT_API_AUTH_STRING in .env}"
-    assert variables["PREFECT_SERVER_API_AUTH_STRING"] == asked
-    for name, service in services.items():
-        if (url := service.get("environment", {}).get("PREFECT_API_URL")) is not None:
-            assert service["environment"]["PREFECT_API_AUTH_STRING"] == asked, name
-            assert url.split("/")[2] in hosts, name
-        if "/api/health" in (check := " ".join(service["healthcheck"]["test"])):
-            assert re.findall(r"http://([^/]+)/", check)[0] in hosts, name
 
 
-def test_mlflow_answers_to_its_own_names_alone(services: dict[str, Any]) -> None:
-    hosts = re.findall(r'--allowed-hosts "([^"]+)"', services["mlflow-server"]["command"])[0].split(",")
-    assert hosts == ["mlflow-server:5000", "localhost:5000", "127.0.0.1:5000"]
+def test_images_are_pinned_to_a_version(described: dict[str, Any]) -> None:
+    froms = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    stages = set(re.findall(r" AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    for image in [*(service["image"] for service in described.values()), *(name for name in froms if name not in stages)]:
+        tag = image.rpartition(":")[2]
+        assert re.search(r"\d+\.\d+", tag), image
+    assert {service["build"]["target"] for service in described.values() if "build" in service} == {
+        "servers",
+        "trainer",
+        "vllm",
+    }
 
 
-def test_secrets_have_no_default_and_stay_out_of_the_image() -> None:
-    example = dict(line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if not line.startswith("#"))
-    assert example["PREFECT_API_AUTH_STRING"] == ""
-    assert {".env", ".grpo", "prefect.toml"} <= set((ROOT / ".dockerignore").read_text().splitlines())
+def test_what_lasts_has_a_health_check_and_what_is_needed_is_waited_for(described: dict[str, Any]) -> None:
+    for name, service in described.items():
+        if name in ONE_SHOT:
+            assert service["restart"] == "no", name
+        else:
+            assert service["healthcheck"]["test"], name
+            assert service["restart"] == "unless-stopped", name
+        for needed, how in service.get("depends_on", {}).items():
+            ends = needed in ONE_SHOT
+            assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy"), (name, needed)
 
 
-def test_trainings_have_a_limit_that_sweeps_do_not_count_against(services: dict[str, Any]) -> None:
-    trains, sweeps = (services[name]["command"].split("exec ")[1] for name in ("worker", "sweep-worker"))
-    assert "--work-queue default " in trains
-    assert "--limit 1 " in trains
-    assert "--work-queue sweeps " in sweeps
+def test_health_is_asked_of_the_role_itself(described: dict[str, Any]) -> None:
+    asked = {service["healthcheck"]["test"][-1] for name, service in described.items() if name in PYTHON_ROLES - ONE_SHOT}
+    assert asked == health.CHECKS.keys()
+
+
+def test_ports_are_published_on_loopback_only(described: dict[str, Any]) -> None:
+    ports = {name: service["ports"] for name, service in described.items() if "ports" in service}
+    assert ports.keys() == {"prefect-server", "mlflow-server"}
+    assert all(port.startswith("127.0.0.1:") for listed in ports.values() for port in listed)
+
+
+def test_nothing_is_root_and_everything_has_limits(described: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for target in ("servers", "trainer", "vllm"):
+        last = dockerfile.split(f" AS {target}\n")[1].split("\nFROM ")[0]
+        assert "\nUSER 1000:1000\n" in last, target
+    for name, service in described.items():
+        assert "build" in service or not service["user"].startswith(("0", "root")), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}, name
+
+
+def test_a_gpu_is_reserved_by_profile_alone(described: dict[str, Any]) -> None:
+    reserved = {name for name, service in described.items() if "reservations" in service["deploy"]["resources"]}
+    assert reserved == {"gpu-worker", "vllm"}
+
+
+def test_every_volume_that_is_mounted_has_a_name(compose: dict[str, Any]) -> None:
+    mounted = [volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", [])]
+    assert {name for name in mounted if not name.startswith("./")} == compose["volumes"].keys()
+
+
+def test_secrets_are_files_that_the_script_makes_and_each_service_has_only_its_own(
+    compose: dict[str, Any], started: Any, secrets: Path
+) -> None:
+    named = {name: secret["file"] for name, secret in compose["secrets"].items()}
+    assert named == {name: f"./secrets/{name}" for name in cluster.FILES}
+    assert MAKE_SECRETS["NAMES"] == cluster.FILES
+    for role in PYTHON_ROLES - ONE_SHOT:
+        mine = compose["services"][role]["secrets"]
+        for name in set(cluster.FILES) - set(mine):
+            (secrets / name).unlink()
+        started(role)  # reads no other
+        for number, name in enumerate(cluster.FILES):
+            (secrets / name).write_text(f"{SECRET}{number}\n")
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "secrets/" in ignored
+    assert {".env", ".grpo", "prefect.toml", "secrets"} <= set((ROOT / ".dockerignore").read_text().splitlines())
+
+
+def test_no_secret_is_in_the_file_or_on_a_command_line(described: dict[str, Any], started: Any) -> None:
+    assert not re.search(r"(password|secret|key)\w*[:=] *\$\{", (ROOT / "docker-compose.yml").read_text(), re.IGNORECASE)
+    for role in PYTHON_ROLES - ONE_SHOT:
+        command, _ = started(role)
+        assert SECRET not in " ".join(command), role
+
+
+@pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", "has spaces in it and is long"])
+def test_a_bad_secret_is_refused_with_the_remedy(secrets: Path, bad: str) -> None:
+    cluster.check_secrets()
+    (secrets / "redis_password").write_text(bad + "\n")
+    with pytest.raises(cluster.ClusterError, match="redis_password"):
+        cluster.check_secrets()
+    (secrets / "redis_password").unlink()
+    with pytest.raises(cluster.ClusterError, match=r"docker/make_secrets\.py"):
+        cluster.check_secrets()
+
+
+def test_one_secret_for_two_purposes_is_refused(secrets: Path) -> None:
+    (secrets / "redis_password").write_text((secrets / "vllm_key").read_text())
+    with pytest.raises(cluster.ClusterError, match="the same"):
+        cluster.check_secrets()
+
+
+def test_secrets_are_made_once_in_a_folder_of_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "secrets"
+    MAKE_SECRETS["main"](folder)
+    before = {file.name: file.read_text() for file in folder.iterdir()}
+    MAKE_SECRETS["main"](folder)
+    assert {file.name: file.read_text() for file in folder.iterdir()} == before
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(folder))
+    cluster.check_secrets()
+
+
+def stack(folder: Path) -> Stack:
+    return Stack(folder=folder, prefect_port=4200, mlflow_port=5000, slots=1, project=folder)
+
+
+def options(command: list[str]) -> dict[str, str]:
+    return {word: command[index + 1] for index, word in enumerate(command[:-1]) if word.startswith("--")}
+
+
+def test_grpo_up_and_the_containers_start_the_same_programs(started: Any, tmp_path: Path) -> None:
+    local = {service.name: service.command(stack(tmp_path)) for service in services.services(stack(tmp_path))}
+    prefect, mlflow, worker = (started(role)[0] for role in ("prefect-server", "mlflow-server", "worker"))
+    addressed = {"--host", "--allowed-hosts", "--cors-allowed-origins"}
+    stores = {"--backend-store-uri", "--artifacts-destination", "--app-name"}
+    own = {"--name", "--work-queue", "--limit"}
+    for one, other, apart in (
+        (local["prefect"], prefect, addressed),
+        (local["mlflow"], mlflow, addressed | stores),
+        (local["worker"], worker, own),
+    ):
+        assert one[:3] == other[:3] == [sys.executable, "-m", one[2]]
+        rest = [{key: value for key, value in options(command).items() if key not in apart} for command in (one, other)]
+        assert rest[0] == rest[1]
+
+
+def test_grpo_up_and_the_containers_set_the_same_variables(started: Any, tmp_path: Path) -> None:
+    local = services.stack_environment(stack(tmp_path))
+    for role in PYTHON_ROLES - ONE_SHOT:
+        _, variables = started(role)
+        for name, value in commands.STACK_VARIABLES.items():
+            assert local[name] == variables[name] == value, (role, name)
+    for role in ("worker", "sweep-worker"):
+        _, variables = started(role)
+        assert commands.client_variables("", "", "").keys() <= variables.keys() & local.keys()
+    _, variables = started("prefect-server")
+    ours = next(service for service in services.services(stack(tmp_path)) if service.name == "prefect").variables(
+        stack(tmp_path)
+    )
+    assert ours.keys() <= variables.keys()
+
+
+def test_variables_of_workers_are_written_once(described: dict[str, Any]) -> None:
+    for name in ("worker", "sweep-worker", "gpu-worker"):
+        written = described[name]["environment"]
+        assert not written.keys() & commands.STACK_VARIABLES.keys()
+        assert written["GRPO_WORKER"] == f"{name}@${{GRPO_HOST:-host-1}}"
+    assert cluster.WORKER_VARIABLE == context.WORKER_VARIABLE
+
+
+def test_servers_answer_to_their_own_names_alone(started: Any, described: dict[str, Any]) -> None:
+    _, variables = started("prefect-server")
+    assert variables["GRPO_PREFECT_HOSTS"].split(",") == ["prefect-server:4200", "127.0.0.1:4200", "localhost:4200"]
+    command, _ = started("mlflow-server")
+    assert options(command)["--allowed-hosts"].split(",") == ["mlflow-server:5000", "127.0.0.1:5000", "localhost:5000"]
+    assert options(command)["--app-name"] == "basic-auth"
+    for address in (cluster.PREFECT, cluster.MLFLOW, cluster.POSTGRES, cluster.REDIS, cluster.OBJECTS):
+        assert address.split(":")[0] in described
+
+
+def test_trainings_have_a_limit_that_sweeps_do_not_count_against(started: Any) -> None:
+    trains, sweeps = (options(started(role)[0]) for role in ("worker", "sweep-worker"))
+    assert trains["--work-queue"] == "default"
+    assert trains["--limit"] == "1"
+    assert sweeps["--work-queue"] == "sweeps"
     assert "--limit" not in sweeps
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     queues = {deployment["entrypoint"]: deployment["work_pool"].get("work_queue_name") for deployment in deployments}
@@ -105,26 +250,19 @@ def test_trainings_have_a_limit_that_sweeps_do_not_count_against(services: dict[
     assert set(queues.values()) == {"sweeps", None}  # None: the pool's queue `default`
 
 
-def test_every_database_that_a_service_connects_to_is_created(services: dict[str, Any]) -> None:
-    postgres = services["postgres"]
-    scripts = [volume.split(":")[0] for volume in postgres["volumes"] if "docker-entrypoint-initdb.d" in volume]
-    created = {
-        postgres["environment"]["POSTGRES_DB"],
-        *(name for script in scripts for name in re.findall(r"CREATE DATABASE (\w+);", (ROOT / script).read_text())),
-    }
-    used = set(re.findall(r"postgresql\S*@postgres:5432/(\w+)", yaml.safe_dump(services, width=1000)))
-    assert used == created == {"prefect", "mlflow", "optuna"}
+def test_every_database_that_is_used_is_made_with_a_user_of_its_own(started: Any, secrets: Path) -> None:
+    script = (ROOT / "docker" / "create-databases.sh").read_text()
+    made = set(re.findall(r"for name in ([\w ]+);", script)[0].split()) | set(re.findall(r"CREATE DATABASE (\w+)", script))
+    used = {}
+    for role in PYTHON_ROLES - ONE_SHOT:
+        _, variables = started(role)
+        text = "\n".join([*variables.values(), (secrets / "auth.ini").read_text() if role == "mlflow-server" else ""])
+        used |= {database: user for user, database in re.findall(r"postgresql\S*//(\w+):\S+@postgres:5432/(\w+)", text)}
+    assert used == {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow", "optuna": "optuna"}
+    assert used.keys() <= made
 
 
-def test_both_workers_know_the_study_and_no_password_is_written_down(services: dict[str, Any]) -> None:
-    for name in ("worker", "sweep-worker"):
-        address = services[name]["environment"]["GRPO_STUDY_URL"]
-        assert address.startswith("postgresql+psycopg://")
-        assert services[name]["depends_on"]["postgres"] == {"condition": "service_healthy"}
-    passwords = re.findall(r"postgresql\S*?://[^:]*:-grpo\}:([^@]+)@", (ROOT / "docker-compose.yml").read_text())
-    assert set(passwords) == {"${POSTGRES_PASSWORD}"}
-    assert len(passwords) == 3
-
-
-def test_no_password_is_on_a_command_line(services: dict[str, Any]) -> None:
-    assert [name for name, service in services.items() if "PASSWORD" in str(service.get("command", ""))] == []
+def test_the_budget_automation_waits_for_the_event_that_runs_emit() -> None:
+    assert EVENT_NAMES["kl_budget"] == automations.BUDGET_EVENT
+    json.dumps(automations.AUTOMATIONS)
+    assert len({automation["name"] for automation in automations.AUTOMATIONS}) == len(automations.AUTOMATIONS)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-ELSEWHERE = {"coming_from_trl.md": "tests/e2e/test_coming_from_trl.py follows it"}
+ELSEWHERE = {
+    "coming_from_trl.md": "tests/e2e/test_coming_from_trl.py follows it",
+    "operations.md": "tests/compose runs back-up and restore, and starts and ends the stack",
+}
 """Pages whose commands another test runs."""
 
 

@@ -12,7 +12,7 @@ import torch
 
 from grpo_core.config import TrainingConfig
 from grpo_core.policy.device import pin_threads
-from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
+from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences, write_provenance
 
 NVIDIA_SMI = """#!/bin/sh
 test "$*" = "--query-gpu=name,driver_version --format=csv,noheader,nounits" || exit 9
@@ -34,6 +34,18 @@ def driver_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
+
+
+def test_an_image_without_a_repository_says_what_it_was_built_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git, as in an image
+    assert collect()["git_commit"] is None
+    file = tmp_path / "built_from.json"
+    monkeypatch.setenv(BUILT_FROM_VARIABLE, str(file))
+    file.write_text(json.dumps({"git_commit": "c0ffee", "git_diff": "a change"}))
+    inside = collect()
+    assert (inside["git_commit"], inside["git_diff"]) == ("c0ffee", "a change")
+    file.write_text("half a fi")
+    assert collect()["git_commit"] is None
 
 
 @pytest.mark.parametrize("threads", [None, 1, 3])
@@ -106,7 +118,7 @@ def test_a_record_of_an_older_version_is_compared_in_what_it_holds() -> None:
 
 def test_provenance_is_collected_without_torch() -> None:
     script = (
-        "import sys; from grpo_core.run.provenance import collect_provenance, environment_differences; "
+        "import sys; from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences; "
         "training = {'seed': 1, 'threads': None, 'device': 'cpu'}; "
         "config = {'training': training, 'data': {'seed': 2}, 'tracking': {'git_diff': True}}; "
         "collect_provenance(config, 'd', {'model_digest': 'm'}); "

@@ -1,0 +1,241 @@
+"""The stack of docker-compose.yml, run by podman-compose from a clone of the committed state, as a user would run it."""
+
+import base64
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import yaml
+
+from tests.compose.machine import build_mounts
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+PREFECT_PORT, MLFLOW_PORT = 14200, 15000
+"""Not the usual ones: a stack of this machine may have those."""
+LASTING = ("postgres", "redis", "s3", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker")
+POLL_SECONDS = 1.0
+START_SECONDS = 120.0
+"""For one service to become what another waits for."""
+
+
+class ComposeStack:
+    """One project of podman-compose."""
+
+    def __init__(self, folder: Path, project: str = "grpo-test", *, files: tuple[str, ...] = ("docker-compose.yml",)) -> None:
+        """Take the stack of a clone.
+
+        Args:
+            folder: the clone.
+            project: what containers and volumes are named after.
+            files: what podman-compose reads, the later over the earlier.
+        """
+        self.folder, self.project, self.files = folder, project, files
+        self.seconds_to_healthy: float | None = None
+
+    def clone(self) -> None:
+        """Clone the repository into the folder, with new secrets."""
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(self.folder)], check=True)
+        subprocess.run([sys.executable, "docker/make_secrets.py"], cwd=self.folder, check=True)
+
+    def compose(self, *arguments: str, first: tuple[str, ...] = (), check: bool = True, seconds: float = 900) -> str:
+        """Run podman-compose, with options `first` before its command, and return what it writes."""
+        return self._shell(shlex.join([*self._podman_compose(), *first, *arguments]), check, seconds)
+
+    def documented(self, page: str, heading: str) -> None:
+        """Run the commands that a page of docs/ gives below a heading, `docker compose` being podman-compose."""
+        text = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
+            if started := re.fullmatch(r"docker compose up --detach(?: --build)?((?: [\w-]+)*)", line):
+                self.up(*started[1].split())
+            else:
+                self._shell(line.replace("docker compose", shlex.join(self._podman_compose())))
+
+    def _podman_compose(self) -> list[str]:
+        files = [word for file in self.files for word in ("--file", file)]
+        return [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files]
+
+    def _shell(self, line: str, check: bool = True, seconds: float = 900) -> str:
+        ports = {"GRPO_PREFECT_PORT": str(PREFECT_PORT), "GRPO_MLFLOW_PORT": str(MLFLOW_PORT)}
+        environment = {**os.environ, **ports, "BUILDAH_FORMAT": "docker", "PODMAN_COMPOSE_WARNING_LOGS": "false"}
+        done = subprocess.run(
+            ["bash", "-c", f"set -eo pipefail; {line}"],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert not check or done.returncode == 0, (line, done.stdout[-3000:], done.stderr[-3000:])
+        return done.stdout + done.stderr
+
+    def build(self) -> None:
+        """Build the images, with this machine's settings for pip."""
+        settings = f"--podman-build-args=--network=host {' '.join(build_mounts())}"
+        for service in ("check", "worker"):  # one after the other: the second finds the stages that both have
+            self.compose("build", service, first=(settings,), seconds=1800)
+
+    def up(self, *services: str) -> float:
+        """Start everything; return the seconds until every container that lasts is healthy."""
+        began = time.monotonic()
+        for service in self._in_order(services or tuple(self.described())):
+            for needed, how in self.described()[service].get("depends_on", {}).items():
+                self._await(needed, how["condition"])
+            self.compose("up", "--detach", "--no-build", "--no-deps", service)
+        self.wait_healthy(tuple(name for name in services or LASTING if "healthcheck" in self.described()[name]))
+        return time.monotonic() - began
+
+    @cache  # noqa: B019  # of a few objects
+    def described(self) -> dict[str, Any]:
+        """Return the services that are in no profile, as the files describe them."""
+        found: dict[str, Any] = {}
+        for file in self.files:
+            found |= yaml.safe_load((self.folder / file).read_text())["services"]
+        return {name: service for name, service in found.items() if "profiles" not in service}
+
+    def _in_order(self, services: tuple[str, ...]) -> list[str]:
+        """Return services, each behind those that it depends on."""
+        graph = {name: set(self.described()[name].get("depends_on", {})) & set(services) for name in services}
+        return list(TopologicalSorter(graph).static_order())
+
+    def _await(self, service: str, condition: str) -> None:
+        """Wait for what a service needs of another.
+
+        podman-compose leaves that to podman, and Debian 12's does not know it: such a wait is refused, or ignored.
+        """
+        if condition == "service_healthy":
+            wait_for(lambda: self.health(service) == "healthy", START_SECONDS, self.conditions)
+            return
+        state = wait_for(lambda: (state := self.state(service)).get("Status") == "exited" and state, START_SECONDS)
+        assert state["ExitCode"] == 0, f"{service} has failed: {self.log(service)}"
+
+    def log(self, service: str) -> str:
+        """Return what a container has written."""
+        done = subprocess.run(["podman", "logs", self.container(service)], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    def wait_healthy(self, services: tuple[str, ...] = LASTING, seconds: float = 240) -> None:
+        """Wait until the containers of these services are healthy."""
+        wait_for(lambda: all(self.health(service) == "healthy" for service in services), seconds, self.conditions)
+
+    def conditions(self) -> dict[str, str]:
+        """Return {service: health or status} of each lasting container."""
+        return {service: self.health(service) for service in LASTING}
+
+    def health(self, service: str) -> str:
+        """Return `healthy`, `unhealthy`, or the status of a container that does not run.
+
+        The check of the file is run now: podman leaves that to systemd's timers, which a container's machine may not have.
+        """
+        state = self.state(service)
+        if not state or state["Status"] != "running":
+            return state["Status"] if state else "absent"
+        look = ["podman", "healthcheck", "run", self.container(service)]
+        return "unhealthy" if subprocess.run(look, capture_output=True, check=False).returncode else "healthy"
+
+    def state(self, service: str) -> dict[str, Any]:
+        """Return podman's state of a service's container, {} where there is none."""
+        done = subprocess.run(["podman", "inspect", self.container(service)], capture_output=True, text=True, check=False)
+        return dict(json.loads(done.stdout)[0]["State"]) if done.returncode == 0 else {}
+
+    def container(self, service: str) -> str:
+        """Return the name of the one container of a service."""
+        return f"{self.project}_{service}_1"
+
+    def run_in(self, service: str, *command: str, stdin: str | None = None, check: bool = True) -> str:
+        """Run a command in a service's container."""
+        what = ["podman", "exec", *(["--interactive"] if stdin is not None else []), self.container(service), *command]
+        done = subprocess.run(what, input=stdin, capture_output=True, text=True, timeout=600, check=False)
+        assert not check or done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout
+
+    def kill(self, service: str) -> None:
+        """Kill a service's container, as a machine that loses its power does; `podman-compose up` starts it again."""
+        subprocess.run(["podman", "kill", "--signal", "KILL", self.container(service)], check=True, capture_output=True)
+
+    def remove(self, service: str) -> None:
+        """Remove a container."""
+        subprocess.run(["podman", "rm", "--force", self.container(service)], check=True, capture_output=True)
+
+    def start(self, service: str) -> None:
+        """Start a container that was killed."""
+        subprocess.run(["podman", "start", self.container(service)], check=True, capture_output=True)
+
+    def secret(self, name: str) -> str:
+        """Return a secret of the clone."""
+        return (self.folder / "secrets" / name).read_text().strip()
+
+    @property
+    def prefect_address(self) -> str:
+        """Prefect's pages, as this machine reaches them."""
+        return f"http://127.0.0.1:{PREFECT_PORT}"
+
+    @property
+    def mlflow_address(self) -> str:
+        """MLflow's pages, as this machine reaches them."""
+        return f"http://127.0.0.1:{MLFLOW_PORT}"
+
+    def prefect(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask Prefect's API with its secret."""
+        login = base64.b64encode(self.secret("prefect_auth_string").encode()).decode()
+        headers = {"Authorization": f"Basic {login}"}
+        address = f"{self.prefect_address}/api{path}"
+        answer = httpx.request(method, address, json=body, headers=headers, timeout=60, trust_env=False)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def mlflow(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask MLflow's API as its user."""
+        address = f"{self.mlflow_address}/api/2.0/mlflow{path}"
+        login = ("grpo", self.secret("mlflow_password"))
+        answer = httpx.request(method, address, json=body, auth=login, timeout=60, trust_env=False)
+        answer.raise_for_status()
+        return answer.json()
+
+    def start_run(self, deployment: str, *tags: str, **parameters: Any) -> str:
+        """Start a deployment with the command `prefect` in a worker's container; return the id of its flow run."""
+        pairs = [word for name, value in parameters.items() for word in ("--param", f"{name}={json.dumps(value)}")]
+        named = [word for tag in tags for word in ("--tag", tag)]
+        script = (
+            "import os, sys; from flows.stack import cluster; "
+            "os.execvpe('prefect', ['prefect', *sys.argv[1:]], {**os.environ, **cluster.worker_variables(), 'COLUMNS': '300'})"
+        )
+        out = self.run_in("sweep-worker", "python", "-c", script, "deployment", "run", deployment, *pairs, *named)
+        return next(line.rpartition(" ")[2] for line in out.splitlines() if "UUID" in line)
+
+    def flow_run(self, run_id: str) -> Any:
+        """Return a flow run."""
+        return self.prefect("GET", f"/flow_runs/{run_id}")
+
+    def finished(self, run_id: str, seconds: float = 600) -> Any:
+        """Wait for the end of a flow run and return it."""
+        return wait_for(lambda: (run := self.flow_run(run_id))["end_time"] and run, seconds, lambda: self.flow_run(run_id))
+
+    def read(self, path: str) -> str:
+        """Return a file of the workers' volumes."""
+        return self.run_in("sweep-worker", "cat", path)
+
+
+def wait_for(condition: Callable[[], T], seconds: float, tell: Callable[[], object] = lambda: "") -> T:
+    """Return the condition's first value that is true; an answer that does not come counts as none."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if value := condition():
+                return value
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, f"waited in vain for {seconds:.0f} s: {tell()}"
+        time.sleep(POLL_SECONDS)
