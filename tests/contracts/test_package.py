@@ -29,6 +29,7 @@ print(json.dumps([output.removeprefix(build.build_lib + "/") for output in build
 """
 UNSEEN = {
     "accelerate": "several processes will need it",
+    "flask-wtf": "MLflow's logins need it",
     "fastapi": "a bound of Prefect's own server",
     "gguf": "transformers reads the bundled model with it",
     "nvidia-ml-py": "MLflow's system metrics read GPUs with it",
@@ -37,7 +38,7 @@ UNSEEN = {
 """Distributions that the wheel needs and no file of it imports, each with its reason."""
 PLUGIN = ROOT / "grpo_core/generation/vllm/plugin"
 """Runs in vLLM's environment alone."""
-PARTS = {"pydantic-core": "pydantic", "tokenizers": "transformers"}
+PARTS = {"botocore": "boto3", "pydantic-core": "pydantic", "redis": "prefect-redis", "tokenizers": "transformers"}
 """Distribution -> the one that cannot be without it."""
 
 
@@ -72,7 +73,7 @@ def test_what_the_packages_import_is_declared_and_what_is_declared_is_imported()
     extras = project["optional-dependencies"]
     needed, optional = (
         {_name(text) for text in texts}
-        for texts in ([*project["dependencies"], *extras["flows"]], [*extras["trl"], *extras["vllm"]])
+        for texts in ([*project["dependencies"], *extras["flows"], *extras["servers"]], [*extras["trl"], *extras["vllm"]])
     )
     owners = packages_distributions()
     imported = {
