@@ -29,6 +29,7 @@ def sampled(policy):
     return policy.sample(prompts, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
 
 
+@pytest.mark.proof
 @needs_compiler
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_tokens_and_log_probabilities_are_those_of_torchs_operations(family):
@@ -64,6 +65,7 @@ COMPUTING = {
 NORM_ON_A_CPU = {"aten::pow", "aten::mean", "aten::rsqrt"}
 
 
+@pytest.mark.proof
 @needs_compiler
 def test_a_layer_launches_less():
     ways = {"eager": EAGER, "compiled": compiled()}
