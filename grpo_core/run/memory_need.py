@@ -170,7 +170,8 @@ def _multiplied(config: RunConfig, shape: ModelShape, *, packed: bool) -> int:
     half, adapter = half_of(config), adapter_size(config, shape.linear_layers)
     if half == HALF:  # autocast keeps the casts of the prompts' pass beside those that decoding multiplies with
         own = 0 if packed or adapter is None else adapter.adapted  # multiplied with where they are
-        return HALF * (_matrices(shape) - own) + _casts(shape, half, adapter)
+        factors = 0 if adapter is None else 2 * adapter.weights  # with the zeros between B of matrices that are joined
+        return HALF * (_matrices(shape) - own + factors) + _casts(shape, half, adapter)
     merged = 0 if adapter is None else adapter.adapted
     return FLOAT * (_matrices(shape) if packed else merged)
 
