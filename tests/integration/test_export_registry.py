@@ -54,6 +54,7 @@ def registered(run: str, folder: Path, name: str, wish: ExportWish = ExportWish(
     return summarize_export(exported, tracked, register_export.fn(exported, tracked, name))
 
 
+@pytest.mark.proof
 def test_another_process_loads_a_version_and_gets_the_same_tokens(
     tracked_run: tuple[RunDir, TrackedRun], tmp_path: Path
 ) -> None:
