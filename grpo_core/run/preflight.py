@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ConfigError, GrpoError, listed, shown
@@ -136,7 +135,8 @@ def _disk_faults(config: RunConfig, run_path: Path | None) -> Iterator[str]:
         return
     folder = run_path or RUNS_FOLDER
     # A server keeps artifacts on a disk of its own.
-    tracked_here = urlsplit(_tracking_uri(config) or "").scheme in ("", "file", "sqlite")
+    uri = _tracking_uri(config) or ""
+    tracked_here = "://" not in uri or uri.startswith(("file:", "sqlite:"))  # one that is no address is refused elsewhere
     beside = folder if run_path is None else folder.parent
     try:
         require_disk(config, weights, folder, beside / "mlartifacts" if tracked_here else None)

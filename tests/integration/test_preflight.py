@@ -235,6 +235,11 @@ def test_a_tracking_server_that_is_not_there_is_refused(faults: Any, monkeypatch
     assert faults() == (fault,)
 
 
+def test_a_tracking_server_that_is_no_address_is_refused(faults: Any) -> None:
+    (fault,) = faults(overrides={"tracking.uri": "http://[::1"})
+    assert fault == "tracking.uri http://[::1: is no address (Invalid IPv6 URL)"
+
+
 def test_what_is_doubtful_is_a_warning(faults: Any, tmp_path: Path) -> None:
     def warnings(rows: list[tuple[str, str]], *functions: str, **overrides: Any) -> tuple[str, ...]:
         file = tmp_path / "some.jsonl"
