@@ -11,8 +11,8 @@ import pytest
 from flows.stack.automations import BUDGET_TAG
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
-from tests.compose.evidence import problems, run_dir_of, steps, volume
-from tests.compose.runs import SLOW, start_tiny
+from tests.compose.evidence import problems, run_dir_of, steps
+from tests.compose.runs import SLOW, runs_of_sweep, start_sweep, start_tiny
 from tests.compose.stack import ComposeStack, wait_for
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
@@ -91,6 +91,16 @@ def test_8_runs_on_one_host_take_place_one_after_another(stack: ComposeStack) ->
     assert under_way(stack) == []
 
 
+def test_a_sweep_that_trains_by_itself_waits_for_the_run_of_another_worker(stack: ComposeStack) -> None:
+    run_id = start_tiny(stack, "beside", steps=STEPS, slow=True)
+    wait_for(lambda: len(steps(run_dir_of(stack, "beside"))) > 3, 240, lambda: stack.flow_run(run_id))
+    sweep = start_sweep(stack, "by-itself", {"loss.beta": [0.01, 1.0]}, where="local", steps=3, seeds=[0])
+    assert [stack.finished(run)["state_name"] for run in (run_id, sweep)] == ["Completed", "Completed"]
+    runs = runs_of_sweep(stack, "by-itself")
+    assert len(runs) == 2
+    assert most_at_once(spans([run_dir_of(stack, "beside"), *runs])) == 1
+
+
 @pytest.mark.parametrize("service", ["postgres", "redis", "s3", "prefect-server", "prefect-services", "mlflow-server"])
 def test_a_server_that_is_killed_under_load_costs_nothing(stack: ComposeStack, service: str) -> None:
     name = f"without-{service}"
@@ -114,6 +124,7 @@ services:
     extends: {file: docker-compose.yml, service: worker}
     environment:
       GRPO_WORKER: worker@host-2
+      GRPO_SLOT_FOLDER: /home/grpo/slots
 """
 """Another container with slots of its own and the same volume of runs stands for another machine."""
 
@@ -122,17 +133,8 @@ def test_a_sweep_of_8_on_two_hosts_outlives_one_of_them(stack: ComposeStack) -> 
     (stack.folder / "two-hosts.yml").write_text(TWO_HOSTS)
     both = ComposeStack(stack.folder, stack.project, files=("docker-compose.yml", "two-hosts.yml"))
     both.up("worker-2")
-    sweep = {
-        "base": "sums_tiny_cpu",
-        "overrides": {**SLOW, "training.steps": 20},
-        "axes": {"loss.beta": [0.01, 0.1, 0.5, 1.0]},
-        "seeds": [0, 1],
-        "objective": {"metric": "reward/mean"},
-        "runs": {"where": "deployment", "concurrency": 4},
-    }
-    stack.run_in("sweep-worker", "sh", "-c", "cat > /app/runs/eight.yaml", stdin=json.dumps(sweep))
-    run_id = stack.start_run("grpo-sweep/sweep", sweep="runs/eight.yaml", sweep_dir="runs/eight")
-    folder = volume(stack, "runs") / "eight" / "runs"
+    betas = {"loss.beta": [0.01, 0.1, 0.5, 1.0]}
+    run_id = start_sweep(stack, "eight", betas, where="deployment", steps=20, overrides=SLOW, seeds=[0, 1])
     try:
         seen = wait_for(lambda: (alive := _training(both)) and sum(alive.values()) == 2 and alive, 300)
         assert seen == {"worker": 1, "worker-2": 1}
@@ -142,10 +144,7 @@ def test_a_sweep_of_8_on_two_hosts_outlives_one_of_them(stack: ComposeStack) -> 
     finally:
         both.remove("worker-2")
     assert _taken_by(stack, "worker@host-2")["Crashed"] == 1
-    arms = sorted(path for path in folder.iterdir() if path.is_dir())
-    assert len(arms) == 8
-    for arm in arms:
-        assert problems(stack, run_dir_of(stack, str(arm.relative_to(volume(stack, "runs")))), 20) == []
+    assert [problems(stack, run_dir, 20) for run_dir in runs_of_sweep(stack, "eight")] == [[]] * 8
     assert under_way(stack) == []
 
 

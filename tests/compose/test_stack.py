@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.compose.evidence import problems, run_dir_of, steps, volume
-from tests.compose.runs import TINY, start_tiny
+from tests.compose.runs import runs_of_sweep, start_sweep, start_tiny
 from tests.compose.stack import LASTING, ComposeStack, wait_for
 from tests.security.browser import chromium, running_browser
 
@@ -80,22 +80,10 @@ def test_a_run_is_complete_and_knows_its_commit(stack: ComposeStack) -> None:
 
 
 def test_a_sweep_of_4_runs_through_its_deployment(stack: ComposeStack) -> None:
-    sweep = {
-        "question": "Which β?",
-        "base": "sums_tiny_cpu",
-        "overrides": {**TINY, "training.steps": 3},
-        "axes": {"loss.beta": [0.01, 0.1, 0.5, 1.0]},
-        "seeds": [0],
-        "objective": {"metric": "reward/mean"},
-        "runs": {"where": "deployment", "concurrency": 4},
-    }
-    stack.run_in("sweep-worker", "sh", "-c", "cat > /app/runs/four.yaml", stdin=json.dumps(sweep))
-    run = stack.finished(stack.start_run("grpo-sweep/sweep", sweep="runs/four.yaml", sweep_dir="runs/four"), 900)
+    sweep = start_sweep(stack, "four", {"loss.beta": [0.01, 0.1, 0.5, 1.0]}, where="deployment", steps=3, seeds=[0])
+    run = stack.finished(sweep, 900)
     assert run["state_name"] == "Completed", run["state"]
-    arms = sorted(path for path in (volume(stack, "runs") / "four" / "runs").iterdir() if path.is_dir())
-    assert len(arms) == 4
-    for arm in arms:
-        assert problems(stack, run_dir_of(stack, str(arm.relative_to(volume(stack, "runs")))), 3) == []
+    assert [problems(stack, run_dir, 3) for run_dir in runs_of_sweep(stack, "four")] == [[]] * 4
 
 
 def test_a_start_with_a_secret_of_an_example_is_refused(stack: ComposeStack, tmp_path: Path) -> None:
