@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +24,6 @@ PREFECT_PORT, MLFLOW_PORT = 14200, 15000
 """Not the usual ones: a stack of this machine may have those."""
 LASTING = ("postgres", "redis", "s3", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker")
 POLL_SECONDS = 1.0
-START_SECONDS = 120.0
-"""For one service to become what another waits for."""
 
 
 class ComposeStack:
@@ -90,10 +87,7 @@ class ComposeStack:
     def up(self, *services: str) -> float:
         """Start everything; return the seconds until every container that lasts is healthy."""
         began = time.monotonic()
-        for service in self._in_order(services or tuple(self.described())):
-            for needed, how in self.described()[service].get("depends_on", {}).items():
-                self._await(needed, how["condition"])
-            self.compose("up", "--detach", "--no-build", "--no-deps", service)
+        self.compose("up", "--detach", "--no-build", *services)
         self.wait_healthy(tuple(name for name in services or LASTING if "healthcheck" in self.described()[name]))
         return time.monotonic() - began
 
@@ -104,22 +98,6 @@ class ComposeStack:
         for file in self.files:
             found |= yaml.safe_load((self.folder / file).read_text())["services"]
         return {name: service for name, service in found.items() if "profiles" not in service}
-
-    def _in_order(self, services: tuple[str, ...]) -> list[str]:
-        """Return services, each behind those that it depends on."""
-        graph = {name: set(self.described()[name].get("depends_on", {})) & set(services) for name in services}
-        return list(TopologicalSorter(graph).static_order())
-
-    def _await(self, service: str, condition: str) -> None:
-        """Wait for what a service needs of another.
-
-        podman-compose leaves that to podman, and Debian 12's does not know it: such a wait is refused, or ignored.
-        """
-        if condition == "service_healthy":
-            wait_for(lambda: self.health(service) == "healthy", START_SECONDS, self.conditions)
-            return
-        state = wait_for(lambda: (state := self.state(service)).get("Status") == "exited" and state, START_SECONDS)
-        assert state["ExitCode"] == 0, f"{service} has failed: {self.log(service)}"
 
     def log(self, service: str) -> str:
         """Return what a container has written."""

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ ONE_SHOT = {"check", "setup"}
 PYTHON_ROLES = {"check", "setup", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker"}
 MAKE_SECRETS = runpy.run_path(str(ROOT / "docker" / "make_secrets.py"))
 SECRET = "a-long-word-of-this-test-"
+EXAMPLES = [f"A-{word.upper()}-of-sufficient-length" for word in cluster.EXAMPLES]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +151,25 @@ def test_no_secret_is_in_the_file_or_on_a_command_line(described: dict[str, Any]
         assert SECRET not in " ".join(command), role
 
 
-@pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", "has spaces in it and is long"])
+@pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", *EXAMPLES])
+def test_an_image_that_is_not_ours_refuses_the_same_secrets(secrets: Path, bad: str) -> None:
+    starts = ["sh", str(ROOT / "docker" / "refuse-examples.sh"), "echo", "started", "it is"]
+    assert subprocess.run(starts, capture_output=True, text=True, check=True).stdout == "started it is\n"
+    (secrets / "redis_password").write_text(bad + "\n")
+    done = subprocess.run(starts, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.match(rf"error: {secrets}/redis_password: (is an example's|has \d+ characters).*docker/make_secrets\.py", done.stderr)
+
+
+def test_every_image_that_is_not_ours_starts_by_refusing(described: dict[str, Any]) -> None:
+    others = {name: service for name, service in described.items() if "build" not in service}
+    assert others.keys() == {"postgres", "redis", "s3"}
+    for name, service in others.items():
+        assert service["entrypoint"][:2] == ["sh", "/refuse-examples.sh"], name
+        assert "./docker/refuse-examples.sh:/refuse-examples.sh:ro" in service["volumes"], name
+
+
+@pytest.mark.parametrize("bad", ["change-me", "short", "", "has spaces in it and is long", *EXAMPLES])
 def test_a_bad_secret_is_refused_with_the_remedy(secrets: Path, bad: str) -> None:
     cluster.check_secrets()
     (secrets / "redis_password").write_text(bad + "\n")
