@@ -13,12 +13,11 @@ from typing import Any
 from grpo_core.config import RunConfig, find_config, load_config
 from grpo_core.config.code import Code, code_in, is_allowed
 from grpo_core.config.presets import FOLDERS, find_sweep
+from grpo_core.config.vllm_limits import SERVER_VARIABLE
 from grpo_core.errors import ConfigError, listed, shown
 from grpo_core.sweep.plan import Plan, load_sweep
 from tasks.process.context import is_deployed
 
-SERVER_VARIABLE = "GRPO_VLLM_URL"
-"""The one vLLM server that deployments may name in `rollout.vllm.url`: it is sent the key of GRPO_VLLM_KEY."""
 ALLOWED_VARIABLE = "GRPO_ALLOWED_REWARDS"
 """Modules, separated by commas, whose functions deployments may name as rewards; set by whoever starts the worker."""
 REMEDY = "or start the run with `grpo` at a terminal of the worker's machine"

@@ -1,6 +1,7 @@
 """What `rollout.engine: vllm` cannot do, and what of it does nothing without it. Knows no vllm."""
 
 import contextlib
+import os
 from urllib.parse import urlsplit
 
 from grpo_core.config.derived import is_changed, sampler_treatment
@@ -9,6 +10,9 @@ from grpo_core.config.repeatability import repeatability
 from grpo_core.config.schema import RunConfig, VllmConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SERVER_VARIABLE = "GRPO_VLLM_URL"
+"""The one server that deployments may name in `rollout.vllm.url` (`tasks/rails.py`); its owner knows that it shares the memory
+through which weights are handed over, though it has another address: a container beside the trainer's."""
 OF_A_LAUNCH = ("python", "kv_cache_gib")
 """Keys of `rollout.vllm` for a server that the run starts itself."""
 OF_A_SERVER, COLOCATED = ("python", "url"), ("sleep",)
@@ -28,9 +32,9 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
             "log-probabilities would be those of the restricted policy; set them to 1 and null",
         ),
         error_if(
-            server.url is not None and _host(server.url) not in LOOPBACK,
-            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}); the weights are handed "
-            "over as a file",
+            server.url is not None and _host(server.url) not in LOOPBACK and server.url != os.environ.get(SERVER_VARIABLE),
+            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}) nor the one in "
+            f"{SERVER_VARIABLE}; the weights are handed over as a file",
         ),
         *(
             error_if(server.url is not None and key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.url")

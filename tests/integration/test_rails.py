@@ -15,11 +15,12 @@ from flows import naming
 from flows.stack.services import stack_environment
 from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides, load_config
+from grpo_core.config.vllm_limits import SERVER_VARIABLE
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
-from tasks.rails import ALLOWED_VARIABLE, SERVER_VARIABLE, load_allowed
+from tasks.rails import ALLOWED_VARIABLE, load_allowed
 from tasks.run.evaluation_run import open_evaluation
 from tasks.run.reproduction import open_reproduction, say_changes
 from tasks.run.setup import hold_run, open_run
@@ -241,16 +242,27 @@ def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, caps
     ]
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9999", "http://[::1]:9999"])
 def test_a_deployment_names_no_server_but_the_one_that_the_owner_has_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    url = "http://127.0.0.1:9999"
     values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
     monkeypatch.setenv(SERVER_VARIABLE, "http://127.0.0.1:8000")
-    with pytest.raises(ConfigError, match=rf"rollout\.vllm\.url: '{url}' is not the server .* GRPO_VLLM_URL"):
+    with pytest.raises(ConfigError, match=rf"rollout\.vllm\.url: '{re.escape(url)}' is not the server .* GRPO_VLLM_URL"):
         load_allowed("tiny", values)
     monkeypatch.setenv(SERVER_VARIABLE, url)
     assert load_allowed("tiny", values).rollout.vllm.url == url
     monkeypatch.delenv(SERVER_VARIABLE)
     monkeypatch.delenv(PART_VARIABLE)
     assert load_allowed("tiny", values).rollout.vllm.url == url  # at a terminal
+
+
+def test_the_server_that_the_owner_has_named_may_be_a_container_beside_the_trainer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://vllm:8000"
+    values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
+    with pytest.raises(ConfigError, match=r"http://vllm:8000 is not an address of this machine .* GRPO_VLLM_URL"):
+        load_allowed("tiny", values)
+    monkeypatch.setenv(SERVER_VARIABLE, url)
+    assert load_allowed("tiny", values).rollout.vllm.url == url
