@@ -78,6 +78,8 @@ RUN case "$VLLM" in \
 
 FROM base AS vllm
 COPY --from=vllm-built /opt/vllm /opt/vllm
+# The server's command line is the one with which a run starts a server of its own.
+COPY grpo_core ./grpo_core
 COPY docker/vllm.py ./
 ENV PATH=/opt/vllm/bin:$PATH HF_HOME=/cache/huggingface
 USER 1000:1000

@@ -9,12 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import yaml
 
 from tests.compose.machine import build_mounts
 
@@ -23,21 +21,32 @@ ROOT = Path(__file__).parents[2]
 PREFECT_PORT, MLFLOW_PORT = 14200, 15000
 """Not the usual ones: a stack of this machine may have those."""
 LASTING = ("postgres", "redis", "s3", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker")
+ONE_SHOT = ("check", "setup")
 POLL_SECONDS = 1.0
+HEALTHY_SECONDS = 240.0
+"""For everything to be healthy, once the images are built."""
 
 
 class ComposeStack:
     """One project of podman-compose."""
 
-    def __init__(self, folder: Path, project: str = "grpo-test", *, files: tuple[str, ...] = ("docker-compose.yml",)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        project: str = "grpo-test",
+        *,
+        files: tuple[str, ...] = ("docker-compose.yml",),
+        profiles: tuple[str, ...] = (),
+    ) -> None:
         """Take the stack of a clone.
 
         Args:
             folder: the clone.
             project: what containers and volumes are named after.
             files: what podman-compose reads, the later over the earlier.
+            profiles: whose services are there, too.
         """
-        self.folder, self.project, self.files = folder, project, files
+        self.folder, self.project, self.files, self.profiles = folder, project, files, profiles
         self.seconds_to_healthy: float | None = None
 
     def clone(self) -> None:
@@ -60,7 +69,8 @@ class ComposeStack:
 
     def _podman_compose(self) -> list[str]:
         files = [word for file in self.files for word in ("--file", file)]
-        return [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files]
+        profiles = [word for profile in self.profiles for word in ("--profile", profile)]
+        return [sys.executable, "-m", "podman_compose", "--project-name", self.project, *files, *profiles]
 
     def _shell(self, line: str, check: bool = True, seconds: float = 900) -> str:
         ports = {"GRPO_PREFECT_PORT": str(PREFECT_PORT), "GRPO_MLFLOW_PORT": str(MLFLOW_PORT)}
@@ -78,33 +88,28 @@ class ComposeStack:
         assert not check or done.returncode == 0, (line, done.stdout[-3000:], done.stderr[-3000:])
         return done.stdout + done.stderr
 
-    def build(self) -> None:
-        """Build the images, with this machine's settings for pip."""
+    def build(self, *services: str) -> None:
+        """Build the images of services, with this machine's settings for pip; by default those that are in no profile."""
         settings = f"--podman-build-args=--network=host {' '.join(build_mounts())}"
-        for service in ("check", "worker"):  # one after the other: the second finds the stages that both have
+        for service in services or ("check", "worker"):  # one after the other: the second finds the stages that both have
             self.compose("build", service, first=(settings,), seconds=1800)
 
-    def up(self, *services: str) -> float:
-        """Start everything; return the seconds until every container that lasts is healthy."""
+    def up(self, *services: str, seconds: float = HEALTHY_SECONDS) -> float:
+        """Start services, by default everything; return the seconds until every container that lasts is healthy.
+
+        podman-compose leaves the order of starts to podman, and Debian 12's does not know it: all begin at once.
+        """
         began = time.monotonic()
         self.compose("up", "--detach", "--no-build", *services)
-        self.wait_healthy(tuple(name for name in services or LASTING if "healthcheck" in self.described()[name]))
+        self.wait_healthy(tuple(name for name in services or LASTING if name not in ONE_SHOT), seconds)
         return time.monotonic() - began
-
-    @cache  # noqa: B019  # of a few objects
-    def described(self) -> dict[str, Any]:
-        """Return the services that are in no profile, as the files describe them."""
-        found: dict[str, Any] = {}
-        for file in self.files:
-            found |= yaml.safe_load((self.folder / file).read_text())["services"]
-        return {name: service for name, service in found.items() if "profiles" not in service}
 
     def log(self, service: str) -> str:
         """Return what a container has written."""
         done = subprocess.run(["podman", "logs", self.container(service)], capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
-    def wait_healthy(self, services: tuple[str, ...] = LASTING, seconds: float = 240) -> None:
+    def wait_healthy(self, services: tuple[str, ...] = LASTING, seconds: float = HEALTHY_SECONDS) -> None:
         """Wait until the containers of these services are healthy."""
         wait_for(lambda: all(self.health(service) == "healthy" for service in services), seconds, self.conditions)
 

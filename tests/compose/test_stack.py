@@ -11,11 +11,10 @@ import pytest
 
 from tests.compose.evidence import problems, run_dir_of, steps, volume
 from tests.compose.runs import runs_of_sweep, start_sweep, start_tiny
-from tests.compose.stack import LASTING, ComposeStack, wait_for
+from tests.compose.stack import HEALTHY_SECONDS, LASTING, ComposeStack, wait_for
 from tests.security.browser import chromium, running_browser
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
-HEALTHY_SECONDS = 240.0
 
 
 def test_everything_is_healthy_within_4_minutes(stack: ComposeStack) -> None:

@@ -13,6 +13,8 @@ import yaml
 
 from flows.stack import automations, cluster, commands, health, services
 from flows.stack.state import Stack
+from grpo_core.config import load_config
+from grpo_core.generation.vllm import server
 from tasks.process import context
 from tasks.run.announcing import EVENT_NAMES
 
@@ -158,7 +160,9 @@ def test_an_image_that_is_not_ours_refuses_the_same_secrets(secrets: Path, bad: 
     (secrets / "redis_password").write_text(bad + "\n")
     done = subprocess.run(starts, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.match(rf"error: {secrets}/redis_password: (is an example's|has \d+ characters).*docker/make_secrets\.py", done.stderr)
+    assert re.match(
+        rf"error: {secrets}/redis_password: (is an example's|has \d+ characters).*docker/make_secrets\.py", done.stderr
+    )
 
 
 def test_every_image_that_is_not_ours_starts_by_refusing(described: dict[str, Any]) -> None:
@@ -286,3 +290,60 @@ def test_the_budget_automation_waits_for_the_event_that_runs_emit() -> None:
     assert EVENT_NAMES["kl_budget"] == automations.BUDGET_EVENT
     json.dumps(automations.AUTOMATIONS)
     assert len({automation["name"] for automation in automations.AUTOMATIONS}) == len(automations.AUTOMATIONS)
+
+
+VLLM_VARIABLES = {
+    "GRPO_VLLM_MODEL": "some/model",
+    "GRPO_VLLM_DTYPE": "float32",
+    "GRPO_VLLM_CONTEXT": "512",
+    "GRPO_VLLM_KV_CACHE_GIB": "3",
+    "GRPO_VLLM_THREADS": "2",
+}
+
+
+@pytest.fixture
+def vllm(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return docker/vllm.py as a container of the file finds it: key, variables."""
+    module = runpy.run_path(str(ROOT / "docker" / "vllm.py"))
+    monkeypatch.setitem(module["serve"].__globals__, "KEY", secrets / "vllm_key")
+    for name, value in VLLM_VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    return module
+
+
+def test_vllm_is_started_as_a_run_starts_a_server_of_its_own(vllm: Any, secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    found: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr("os.execve", lambda _path, command, variables: found.append((command, variables)))
+    vllm["serve"]()
+    ((words, variables),) = found
+    settings = server.ServerSettings(
+        python=Path(sys.executable),
+        model=Path("some/model"),
+        dtype="float32",
+        context=512,
+        threads=2,
+        kv_cache_gib=3,
+        log_file=Path("log"),
+    )
+    assert words == server.command(settings, 8000, host="0.0.0.0")
+    assert options(server.command(settings, 8000)) == options(words) | {"--host": "127.0.0.1"}
+    of_a_run = server.environment(settings, (secrets / "vllm_key").read_text().strip())
+    assert of_a_run.items() - variables.items() == {("HF_HUB_OFFLINE", "1")}  # a container fetches its model itself
+    assert not any(SECRET in word for word in words)
+
+
+@pytest.mark.parametrize("bad", ["", "0", "-1", "many", "1.5"])
+def test_a_bad_number_of_vllm_is_refused_by_name(vllm: Any, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+    monkeypatch.setenv("GRPO_VLLM_CONTEXT", bad)
+    with pytest.raises(SystemExit, match=f"GRPO_VLLM_CONTEXT={bad}: is no number"):
+        vllm["serve"]()
+
+
+def test_runs_may_use_the_server_of_the_profile(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = described["gpu-worker"]["environment"]["GRPO_VLLM_URL"]
+    assert url == "http://vllm:8000"
+    assert described["vllm"]["environment"].keys() == {*VLLM_VARIABLES, "HF_HOME"}
+    monkeypatch.setenv("GRPO_VLLM_URL", url)
+    values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
+    assert load_config("sums_tiny_cpu", values).rollout.vllm.url == url

@@ -140,12 +140,12 @@ class VllmServer:
         return f"its log, {self._settings.log_file}, ends with: {' | '.join(lines)}"
 
 
-def command(settings: ServerSettings, port: int) -> list[str]:
-    """Return the command line of a server that can be a sampler."""
+def command(settings: ServerSettings, port: int, *, host: str = "127.0.0.1") -> list[str]:
+    """Return the command line of a server that can be a sampler; loopback alone reaches it unless `host` says otherwise."""
     options = {
         "--model": settings.model,
         "--served-model-name": "policy",
-        "--host": "127.0.0.1",
+        "--host": host,
         "--port": port,
         "--dtype": settings.dtype,
         "--max-model-len": settings.context,
