@@ -15,6 +15,7 @@ from urllib.parse import quote
 from flows.stack import commands
 from flows.stack.commands import RUNS_QUEUE, STACK_VARIABLES, SWEEPS_QUEUE, client_variables
 from flows.stack.prefect_app import loopback_hosts
+from grpo_core.errors import StackError
 
 if TYPE_CHECKING:
     import httpx
@@ -153,7 +154,6 @@ def run_setup() -> None:
     import httpx
 
     from flows.stack.prefect_setup import set_up
-    from grpo_core.errors import StackError
 
     environment = {**os.environ, **STACK_VARIABLES, **_client(), "PWD": str(Path.cwd())}
     for attempt in range(1, ATTEMPTS + 1):
@@ -164,7 +164,7 @@ def run_setup() -> None:
         except (httpx.HTTPError, StackError) as error:
             if attempt == ATTEMPTS:
                 raise ClusterError(f"Prefect cannot be set up: {error}") from error
-            print(f"attempt {attempt}: {type(error).__name__}: {error}", flush=True)  # noqa: T201
+            _say(f"attempt {attempt}: {type(error).__name__}: {error}")
             time.sleep(PAUSE_SECONDS)
 
 
@@ -193,12 +193,13 @@ ROLES: dict[str, Callable[[], None]] = {
 
 
 def _run_worker(queue: str, limit: int | None) -> None:
-    from flows.stack.prefect_setup import crash_runs_of
+    from flows.stack.prefect_setup import await_queue, crash_runs_of
 
     name = os.environ[WORKER_VARIABLE]
     with cluster_client() as client:
+        await_queue(client, queue, _say)
         if lost := crash_runs_of(client, name):
-            print(f"{lost} run(s) of before had lost their process and are Crashed now", flush=True)  # noqa: T201
+            _say(f"{lost} run(s) of before had lost their process and are Crashed now")
     study = {"GRPO_STUDY_URL": _database("postgresql+psycopg", "optuna")}
     _become(commands.worker(name, queue=queue, limit=limit), worker_variables() | study)
 
@@ -274,6 +275,10 @@ def ensure_bucket() -> None:
         client.create_bucket(Bucket=BUCKET)
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
 def _become(command: list[str], variables: dict[str, str]) -> None:
     os.execve(command[0], command, {**os.environ, **STACK_VARIABLES, **variables})
 
@@ -284,7 +289,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"usage: python -m flows.stack.cluster {{{','.join(ROLES)}}}")
     try:
         ROLES[arguments[0]]()
-    except ClusterError as error:
+    except (ClusterError, StackError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ DEPLOYMENTS = (Path("prefect.yaml"), Path(__file__).with_name("prefect.yaml"))
 """Where the deployments are looked for: in the project's folder, then in the package, which has a link to the repository's."""
 JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
 """What of the start of a run's process can be set: nothing."""
+QUEUE_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 2.0
 UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WORKER_LABEL = "prefect.worker.name"
 """By which Prefect's own worker marks the runs that it has taken."""
@@ -38,6 +40,38 @@ def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, st
     _set_limits(client, slots)
     _prefect(environment, "--no-prompt", "deploy", "--all", "--prefect-file", str(next(filter(Path.is_file, DEPLOYMENTS))))
     _set_automations(client)
+
+
+def await_queue(client: httpx.Client, queue: str, report: Callable[[str], None]) -> None:
+    """Wait until `set_up` has made a queue of the pool; Prefect may not answer yet, either.
+
+    A worker's container waits here rather than for the end of another, which an engine may not know, or not after a reboot.
+
+    Args:
+        client: of Prefect's API.
+        queue: its name.
+        report: takes a line about the wait, now and then.
+
+    Raises:
+        StackError: it was not made in time.
+    """
+    began = reported = time.monotonic()
+    while (problem := _problem_of(client, queue)) is not None:
+        now = time.monotonic()
+        if now - began > QUEUE_SECONDS:
+            raise StackError(f"no queue {queue} of the work pool {POOL} after {QUEUE_SECONDS:.0f} s: {problem}")
+        if now - reported > REPORT_SECONDS:
+            report(f"waiting for the queue {queue} of the work pool {POOL}: {problem}")
+            reported = now
+        time.sleep(POLL_SECONDS)
+
+
+def _problem_of(client: httpx.Client, queue: str) -> str | None:
+    try:
+        answer = client.get(f"/work_pools/{POOL}/queues/{queue}")
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return None if answer.is_success else f"Prefect answers {answer.status_code}; the service `setup` makes it"
 
 
 def crash_runs_of(client: httpx.Client, worker: str) -> int:

@@ -53,6 +53,7 @@ def started(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cluster, "ensure_bucket", lambda: None)
     monkeypatch.setattr(cluster, "AUTH_FILE", secrets / "auth.ini")
     monkeypatch.setenv(cluster.WORKER_VARIABLE, "worker@here")
+    monkeypatch.setattr("flows.stack.prefect_setup.await_queue", lambda _client, _queue, _report: None)
     monkeypatch.setattr("flows.stack.prefect_setup.crash_runs_of", lambda _client, _worker: 0)
 
     def start(role: str) -> tuple[list[str], dict[str, str]]:
@@ -94,6 +95,11 @@ def test_what_lasts_has_a_health_check_and_what_is_needed_is_waited_for(describe
         for needed, how in service.get("depends_on", {}).items():
             ends = needed in ONE_SHOT
             assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy"), (name, needed)
+
+
+def test_what_ends_is_needed_by_others_only_where_it_needs_nothing(described: dict[str, Any]) -> None:
+    needed = {name for service in described.values() for name in service.get("depends_on", {})}
+    assert {name for name in needed & ONE_SHOT if "depends_on" in described[name]} == set()
 
 
 def test_health_is_asked_of_the_role_itself(described: dict[str, Any]) -> None:

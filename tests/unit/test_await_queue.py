@@ -1,0 +1,46 @@
+"""A worker's container that begins before the pool is made, or before Prefect answers."""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from flows.stack import prefect_setup
+from grpo_core.errors import StackError
+
+Answer = Callable[[], httpx.Response]
+
+
+def away() -> httpx.Response:
+    raise httpx.ConnectError("nobody listens")
+
+
+def client_of(answers: list[Answer], asked: list[str]) -> httpx.Client:
+    """Return a client of a Prefect API that gives these answers, the last of them again and again."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return (answers.pop(0) if len(answers) > 1 else answers[0])()
+
+    return httpx.Client(base_url="http://prefect/api", transport=httpx.MockTransport(answer))
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefect_setup, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(prefect_setup, "REPORT_SECONDS", 0.0)
+
+
+def test_it_waits_until_prefect_answers_and_the_queue_is_there() -> None:
+    asked: list[str] = []
+    said: list[str] = []
+    answers = [away, lambda: httpx.Response(503), lambda: httpx.Response(404), lambda: httpx.Response(200, json={})]
+    prefect_setup.await_queue(client_of(answers, asked), "sweeps", said.append)
+    assert asked == ["/api/work_pools/grpo/queues/sweeps"] * 4
+    assert ["nobody listens" in said[0], "answers 503" in said[1], "answers 404; the service `setup`" in said[2]] == [True] * 3
+
+
+def test_a_queue_that_nobody_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefect_setup, "QUEUE_SECONDS", 0.05)
+    with pytest.raises(StackError, match=r"no queue default of the work pool grpo after 0 s: Prefect answers 404"):
+        prefect_setup.await_queue(client_of([lambda: httpx.Response(404)], []), "default", lambda _line: None)
