@@ -12,10 +12,8 @@ from tests.compose.stack import ComposeStack
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 WITHOUT_GPU = """
 services:
-  gpu-worker:
-    deploy: !override {resources: {limits: {cpus: "2", memory: 6G}}}
-  vllm:
-    deploy: !override {resources: {limits: {cpus: "2", memory: 8G}}}
+  gpu-worker: {deploy: {resources: {reservations: !reset null}}}
+  vllm: {deploy: {resources: {reservations: !reset null}}}
 """
 MODEL = "bundled:smollm2-135m"
 VARIABLES = """
@@ -24,6 +22,8 @@ GRPO_VLLM_MODEL={model}
 GRPO_VLLM_DTYPE=float32
 GRPO_VLLM_CONTEXT=128
 GRPO_VLLM_KV_CACHE_GIB=1
+GRPO_GPU_CPUS=2
+GRPO_GPU_MEMORY=8G
 """
 SERVER = "http://vllm:8000"
 STEPS = 4
