@@ -23,8 +23,9 @@ import torch
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm.engine import Request
+from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.sampler import request_seed
-from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, ServerSettings, VllmServer
+from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
 from grpo_core.policy.forward import pad_left
 from grpo_core.policy.lean_decoding import why_not_lean

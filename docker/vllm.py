@@ -14,7 +14,7 @@ PORT = 8000
 
 def serve() -> None:
     """Become the server."""
-    from grpo_core.generation.vllm.server import ServerSettings, command, process_variables
+    from grpo_core.generation.vllm.launch import ServerSettings, command, process_variables
 
     settings = ServerSettings(
         python=Path(sys.executable),

@@ -41,7 +41,7 @@ def with_vllm(stack: ComposeStack) -> Iterator[ComposeStack]:
     stack.compose("stop", "worker")
     try:
         both.build("vllm")
-        both.up("gpu-worker", "vllm", seconds=900)
+        both.up("gpu-worker", "vllm", seconds=600)
         yield both
     finally:
         both.remove("gpu-worker")

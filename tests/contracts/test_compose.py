@@ -14,7 +14,7 @@ import yaml
 from flows.stack import automations, cluster, commands, health, services
 from flows.stack.state import Stack
 from grpo_core.config import load_config
-from grpo_core.generation.vllm import server
+from grpo_core.generation.vllm import launch
 from tasks.process import context
 from tasks.run.announcing import EVENT_NAMES
 
@@ -323,7 +323,7 @@ def test_vllm_is_started_as_a_run_starts_a_server_of_its_own(vllm: Any, secrets:
     monkeypatch.setattr("os.execve", lambda _path, command, variables: found.append((command, variables)))
     vllm["serve"]()
     ((words, variables),) = found
-    settings = server.ServerSettings(
+    settings = launch.ServerSettings(
         python=Path(sys.executable),
         model=Path("some/model"),
         dtype="float32",
@@ -332,11 +332,16 @@ def test_vllm_is_started_as_a_run_starts_a_server_of_its_own(vllm: Any, secrets:
         kv_cache_gib=3,
         log_file=Path("log"),
     )
-    assert words == server.command(settings, 8000, host="0.0.0.0")
-    assert options(server.command(settings, 8000)) == options(words) | {"--host": "127.0.0.1"}
-    of_a_run = server.environment(settings, (secrets / "vllm_key").read_text().strip())
+    assert words == launch.command(settings, 8000, host="0.0.0.0")
+    assert options(launch.command(settings, 8000)) == options(words) | {"--host": "127.0.0.1"}
+    of_a_run = launch.environment(settings, (secrets / "vllm_key").read_text().strip())
     assert of_a_run.items() - variables.items() == {("HF_HUB_OFFLINE", "1")}  # a container fetches its model itself
     assert not any(SECRET in word for word in words)
+
+
+def test_vllm_is_started_without_any_package_of_the_trainer() -> None:
+    imports = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import grpo_core.generation.vllm.launch"
+    subprocess.run([sys.executable, "-I", "-S", "-c", imports], check=True)
 
 
 @pytest.mark.parametrize("bad", ["", "0", "-1", "many", "1.5"])

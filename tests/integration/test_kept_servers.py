@@ -14,6 +14,7 @@ import pytest
 
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.kept import TrainingServer
+from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.load import describe_kept_server
 from grpo_core.generation.vllm.records import (
     KEEP_VARIABLE,
@@ -25,7 +26,6 @@ from grpo_core.generation.vllm.records import (
     record_files,
     write_record,
 )
-from grpo_core.generation.vllm.server import ServerSettings
 from grpo_core.machine.process_id import ProcessId, group_of, identify, is_running
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ TRAINING = """
 import sys, time
 from pathlib import Path
 from grpo_core.generation.vllm.kept import TrainingServer
-from grpo_core.generation.vllm.server import ServerSettings
+from grpo_core.generation.vllm.launch import ServerSettings
 python, model, log, times = sys.argv[1:]
 settings = ServerSettings(
     python=Path(python), model=Path(model), dtype="float32", context=64, threads=1, kv_cache_gib=1, log_file=Path(log)

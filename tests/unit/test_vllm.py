@@ -27,11 +27,11 @@ from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment, waiting
 from grpo_core.generation.vllm.client import VllmClient
 from grpo_core.generation.vllm.engine import Request
+from grpo_core.generation.vllm.launch import ServerSettings
+from grpo_core.generation.vllm.launch import environment as server_environment
 from grpo_core.generation.vllm.probe import Probe, probe_of
 from grpo_core.generation.vllm.proof import ProbeLogps, judge
 from grpo_core.generation.vllm.sampler import request_seed
-from grpo_core.generation.vllm.server import ServerSettings
-from grpo_core.generation.vllm.server import environment as server_environment
 from grpo_core.generation.vllm.weights import rounded_as_sent, weights_file, weights_of
 from tests.policies import policy_of
 

@@ -16,7 +16,7 @@ import torch
 
 from grpo_core.errors import SamplerError, raised_as
 from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
-from grpo_core.generation.vllm.server import HEAD_IN_FLOAT32, process_variables
+from grpo_core.generation.vllm.launch import HEAD_IN_FLOAT32, process_variables
 from grpo_core.generation.vllm.waiting import reported
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ColocatedVllm:
                 max_num_seqs=settings.in_flight,
                 logprobs_mode="processed_logprobs",  # with the temperature, as the trainer's
                 generation_config="vllm",  # no sampling settings from the model's folder
-                # Seeded requests and chunks of prompts end the engine on a CPU, see `server.command`.
+                # Seeded requests and chunks of prompts end the engine on a CPU, see `launch.command`.
                 enable_chunked_prefill=False,
                 max_num_batched_tokens=max(8192, settings.context),
                 kv_cache_memory_bytes=settings.kv_cache_gib * GIB,

@@ -15,6 +15,7 @@ from typing import IO
 
 from grpo_core.errors import SamplerError, raised_as
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.records import (
     CHOICE_SECONDS,
     KEEP_VARIABLE,
@@ -26,7 +27,7 @@ from grpo_core.generation.vllm.records import (
     read_record,
     write_record,
 )
-from grpo_core.generation.vllm.server import ServerSettings, VllmServer
+from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.machine.disk import remove
 from grpo_core.machine.hardware import kernel_variables
 from grpo_core.machine.locks import open_lock, try_lock, waited_lock

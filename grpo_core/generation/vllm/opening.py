@@ -10,8 +10,9 @@ from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.client import VllmClient, connect
 from grpo_core.generation.vllm.colocated import ColocatedSettings, ColocatedVllm
 from grpo_core.generation.vllm.kept import TrainingServer
+from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.generation.vllm.server import ServerSettings, find_python
+from grpo_core.generation.vllm.server import find_python
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 

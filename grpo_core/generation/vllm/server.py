@@ -1,7 +1,6 @@
 """The process of a vLLM server: on loopback, with a key, in a process group that ends with its owner."""
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -15,9 +14,9 @@ from pathlib import Path
 
 from grpo_core.errors import SamplerError, ServerGoneError
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.launch import ServerSettings, command, environment
 from grpo_core.generation.vllm.waiting import reported
 from grpo_core.machine.disk import append_private
-from grpo_core.machine.hardware import needed_variables
 from grpo_core.machine.process_id import ProcessId, identify
 
 logger = logging.getLogger(__name__)
@@ -29,24 +28,6 @@ START_SECONDS, POLL_SECONDS = 600.0, 0.5
 """A start takes 20 s to several minutes."""
 PORT_TAKEN = "ddress already in use"
 TAIL_LINES = 8
-GIB = 2**30
-HEAD_IN_FLOAT32 = {"head_dtype": "float32"}
-"""vLLM's setting for logits in float32, as the trainer's are: a bfloat16 logit near 20 is off by up to 0.06."""
-FOR_OTHERS = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "GLIBC_TUNABLES")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """What a server is started with."""
-
-    python: Path
-    model: Path
-    dtype: str
-    context: int
-    """Tokens of the longest prompt and completion together."""
-    threads: int
-    kv_cache_gib: int
-    log_file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,55 +119,6 @@ class VllmServer:
     def _log_end(self) -> str:
         lines = self._settings.log_file.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return f"its log, {self._settings.log_file}, ends with: {' | '.join(lines)}"
-
-
-def command(settings: ServerSettings, port: int, *, host: str = "127.0.0.1") -> list[str]:
-    """Return the command line of a server that can be a sampler; loopback alone reaches it unless `host` says otherwise."""
-    options = {
-        "--model": settings.model,
-        "--served-model-name": "policy",
-        "--host": host,
-        "--port": port,
-        "--dtype": settings.dtype,
-        "--max-model-len": settings.context,
-        "--logprobs-mode": "processed_logprobs",  # with the temperature, as the trainer's
-        "--generation-config": "vllm",  # no sampling settings from the model's folder
-        # A prompt that is cut into chunks consumes random numbers of seeded requests otherwise, and ends the engine on a CPU.
-        "--max-num-batched-tokens": max(8192, settings.context),
-        "--kv-cache-memory-bytes": settings.kv_cache_gib * GIB,
-        "--gpu-memory-utilization": 0.01,  # what remains of it is a check at the start, when the trainer has its part
-        "--middleware": "grpo_vllm.guard.RequireKey",
-        "--hf-overrides": json.dumps(HEAD_IN_FLOAT32),
-        "--weight-transfer-config": '{"backend": "grpo_file"}',
-    }
-    flags = ("--enforce-eager", "--no-enable-chunked-prefill")
-    pairs = [str(part) for pair in options.items() for part in pair]
-    return [str(settings.python), "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
-
-
-def environment(settings: ServerSettings, key: str) -> dict[str, str]:
-    """Return the environment of a server: this process's, without what is meant for others, among it their passwords."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOR_OTHERS)}
-    return {
-        **kept,
-        **process_variables(),
-        "GRPO_VLLM_KEY": key,
-        "VLLM_SERVER_DEV_MODE": "1",  # the routes of the weight transfer
-        "OMP_NUM_THREADS": str(settings.threads),
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-def process_variables() -> dict[str, str]:
-    """Return the environment variables of every process with vLLM, here or in a server."""
-    hardware = needed_variables()
-    return {
-        **hardware,
-        **({"GRPO_VLLM_WITHOUT_AMX": "1"} if hardware else {}),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
 
 
 def find_python(named: str | None) -> Path:
