@@ -80,7 +80,7 @@ FROM base AS vllm
 COPY --from=vllm-built /opt/vllm /opt/vllm
 # The server's command line is the one with which a run starts a server of its own.
 COPY grpo_core ./grpo_core
-COPY docker/vllm.py ./
+COPY docker/vllm_server.py ./
 ENV PATH=/opt/vllm/bin:$PATH HF_HOME=/cache/huggingface
 USER 1000:1000
-CMD ["python", "/app/vllm.py", "serve"]
+CMD ["python", "/app/vllm_server.py", "serve"]

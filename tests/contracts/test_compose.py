@@ -309,8 +309,8 @@ VLLM_VARIABLES = {
 
 @pytest.fixture
 def vllm(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return docker/vllm.py as a container of the file finds it: key, variables."""
-    module = runpy.run_path(str(ROOT / "docker" / "vllm.py"))
+    """Return docker/vllm_server.py as a container of the file finds it: key, variables."""
+    module = runpy.run_path(str(ROOT / "docker" / "vllm_server.py"))
     monkeypatch.setitem(module["serve"].__globals__, "KEY", secrets / "vllm_key")
     for name, value in VLLM_VARIABLES.items():
         monkeypatch.setenv(name, value)

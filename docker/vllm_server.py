@@ -1,6 +1,7 @@
-"""The vLLM server of docker-compose.yml: `python vllm.py serve`, and its health: `python vllm.py health`.
+"""The vLLM server of docker-compose.yml: `python vllm_server.py serve`, and its health: `python vllm_server.py health`.
 
 It is started as a run starts one of its own, from the same lines; what the run's configuration says there, variables say here.
+Not called vllm.py: it lies where modules are found.
 """
 
 import os
