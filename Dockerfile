@@ -69,14 +69,19 @@ CMD ["python", "-m", "flows.stack.cluster", "worker"]
 # A vLLM server for rollouts, without the trainer: vLLM needs other versions of packages that Prefect needs. VLLM: cuda or cpu.
 FROM builder AS vllm-built
 ARG VLLM=cuda
-COPY grpo_core ./grpo_core
+# What makes the environment, and no more: a change of anything else installs nothing again.
+COPY grpo_core/generation/vllm/environment.py ./
+COPY grpo_core/generation/vllm/plugin ./plugin
 RUN case "$VLLM" in \
-      cpu) python -m grpo_core.generation.vllm.environment /opt/vllm ;; \
-      cuda) python -m grpo_core.generation.vllm.environment /opt/vllm --cuda ;; \
+      cpu) python environment.py /opt/vllm ;; \
+      cuda) python environment.py /opt/vllm --cuda ;; \
       *) echo "VLLM=$VLLM: cpu or cuda"; exit 1 ;; \
     esac
 
 FROM base AS vllm
+# Its build for CPUs loads it.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=vllm-built /opt/vllm /opt/vllm
 # The server's command line is the one with which a run starts a server of its own.
 COPY grpo_core ./grpo_core
