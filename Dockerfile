@@ -79,9 +79,9 @@ RUN case "$VLLM" in \
     esac
 
 FROM base AS vllm
-# Its build for CPUs loads it.
+# It compiles kernels when it samples; its build for CPUs loads libnuma.
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=vllm-built /opt/vllm /opt/vllm
 # The server's command line is the one with which a run starts a server of its own.
 COPY grpo_core ./grpo_core

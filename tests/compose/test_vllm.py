@@ -54,7 +54,7 @@ def with_vllm(stack: ComposeStack) -> Iterator[ComposeStack]:
 def test_a_run_takes_its_rollouts_from_the_server_beside_its_worker(with_vllm: ComposeStack) -> None:
     run_id = start_tiny(
         with_vllm,
-        "sampled-by-vllm",
+        "by-vllm",
         steps=STEPS,
         **{
             **TINY,
@@ -68,8 +68,8 @@ def test_a_run_takes_its_rollouts_from_the_server_beside_its_worker(with_vllm: C
         },
     )
     run = with_vllm.finished(run_id, 1200)
-    assert run["state_name"] == "Completed", run["state"]
-    run_dir = run_dir_of(with_vllm, "sampled-by-vllm")
+    assert run["state_name"] == "Completed", (run["state"], with_vllm.log("vllm")[-3000:])
+    run_dir = run_dir_of(with_vllm, "by-vllm")
     assert problems(with_vllm, run_dir, STEPS) == []
     records = read_journal(run_dir.journal_file)
     steps = [record.data for record in records if record.kind == "step"]
