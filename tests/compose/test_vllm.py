@@ -62,8 +62,9 @@ def test_a_run_takes_its_rollouts_from_the_server_beside_its_worker(with_vllm: C
             "model.dtype": "float32",
             "rollout.engine": "vllm",
             "rollout.vllm.url": SERVER,
-            "rollout.num_prompts_per_step": 2,
             "rollout.max_prompt_tokens": 64,
+            "data.task_args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "rewards": [{"fn": "reasoning_gym"}],
             "optimizer.lr": 1e-4,
         },
     )
@@ -72,9 +73,10 @@ def test_a_run_takes_its_rollouts_from_the_server_beside_its_worker(with_vllm: C
     run_dir = run_dir_of(with_vllm, "by-vllm")
     assert problems(with_vllm, run_dir, STEPS) == []
     records = read_journal(run_dir.journal_file)
-    steps = [record.data for record in records if record.kind == "step"]
-    # What the server sampled with are the trainer's weights, at each step anew.
-    assert max(step["kl/sampler/k3"] for step in steps) < 1e-4
+    metrics = [record.data["metrics"] for record in records if record.kind == "step"]
+    # What the server sampled with are the trainer's weights, which each step has changed.
+    assert 1e-4 < metrics[1]["kl/init/k3"]
+    assert max(each["kl/sampler/k3"] for each in metrics) < 1e-6
     assert with_vllm.log("vllm").count('"POST /v1/completions HTTP/1.1" 200') >= STEPS
 
 
