@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from flows.stack import commands
 from flows.stack.commands import RUNS_QUEUE, STACK_VARIABLES, SWEEPS_QUEUE, client_variables
 from flows.stack.prefect_app import loopback_hosts
+from flows.stack.store import BUCKET, ensure_bucket
 from grpo_core.errors import StackError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ PREFECT_PORT_VARIABLE, MLFLOW_PORT_VARIABLE = "GRPO_PREFECT_PORT", "GRPO_MLFLOW_
 WORKER_VARIABLE = "GRPO_WORKER"
 PREFECT, MLFLOW = "prefect-server:4200", "mlflow-server:5000"
 POSTGRES, REDIS, OBJECTS = "postgres:5432", "redis:6379", "s3:7070"
-USER, BUCKET = "grpo", "mlflow"
+USER = "grpo"
 AUTH_FILE = Path("/tmp/mlflow-auth.ini")  # of a container, whose only user is ours
 PAGES = "/tmp/prefect-pages"  # likewise; Prefect writes them anew at each start
 SHORTEST = 16
@@ -103,7 +104,11 @@ def run_prefect_server() -> None:
 
 
 def run_prefect_services() -> None:
-    """What Prefect does by itself: late runs, events, automations."""
+    """What Prefect does by itself: late runs, events, automations; from when its server has made the tables."""
+    from flows.stack.prefect_setup import await_server
+
+    with cluster_client() as client:
+        await_server(client, _say)
     secret = {"PREFECT_SERVER_API_AUTH_STRING": secret_of("prefect_auth_string")}
     _become([sys.executable, "-m", "prefect", "server", "services", "start"], prefect_variables() | _client() | secret)
 
@@ -126,7 +131,7 @@ def run_mlflow_server() -> None:
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secret_of("mlflow_session_key"),
         **store_variables(),
     }
-    ensure_bucket()
+    ensure_bucket(store_variables())
     ours = loopback_hosts(_port(MLFLOW_PORT_VARIABLE, 5000)).split(",")
     options = {"--app-name": "basic-auth", "--artifacts-destination": f"s3://{BUCKET}"}
     _become(commands.mlflow_server("0.0.0.0", 5000, [MLFLOW, *ours], ours, options), variables)
@@ -242,37 +247,6 @@ def _port(variable: str, usual: int) -> int:
     if not value.isdecimal():
         raise ClusterError(f"{variable}={value}: is no port")
     return int(value)
-
-
-def objects_client() -> Any:
-    """Return a client of the artifact store."""
-    import boto3
-
-    variables = store_variables()
-    return boto3.client(
-        "s3",
-        endpoint_url=variables["MLFLOW_S3_ENDPOINT_URL"],
-        aws_access_key_id=variables["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
-        region_name=variables["AWS_DEFAULT_REGION"],
-    )
-
-
-def ensure_bucket() -> None:
-    """Make the bucket of the artifacts, unless it is there.
-
-    Raises:
-        ClusterError: the store refuses.
-    """
-    from botocore.exceptions import ClientError
-
-    client = objects_client()
-    try:
-        client.head_bucket(Bucket=BUCKET)
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in ("404", "NoSuchBucket"):
-            raise ClusterError(f"the artifact store refuses the bucket {BUCKET}: {error}") from error
-        client.create_bucket(Bucket=BUCKET)
 
 
 def _say(line: str) -> None:

@@ -9,14 +9,15 @@ import tarfile
 import tempfile
 from typing import IO, Any
 
-from flows.stack.cluster import BUCKET, ensure_bucket, objects_client
+from flows.stack.cluster import store_variables
+from flows.stack.store import BUCKET, ensure_bucket, objects_client
 
 IN_MEMORY_BYTES = 64 * 1024 * 1024
 
 
 def save(stream: IO[bytes]) -> int:
     """Write every object; return how many there were."""
-    client, count = objects_client(), 0
+    client, count = objects_client(store_variables()), 0
     with tarfile.open(fileobj=stream, mode="w|") as archive:
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
             for found in page.get("Contents", []):
@@ -27,8 +28,9 @@ def save(stream: IO[bytes]) -> int:
 
 def load(stream: IO[bytes]) -> int:
     """Put every object of a stream into the store, over one of its name; return how many there were."""
-    client, count = objects_client(), 0
-    ensure_bucket()
+    variables, count = store_variables(), 0
+    client = objects_client(variables)
+    ensure_bucket(variables)
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             file = archive.extractfile(member)

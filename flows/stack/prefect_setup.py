@@ -18,7 +18,7 @@ DEPLOYMENTS = (Path("prefect.yaml"), Path(__file__).with_name("prefect.yaml"))
 """Where the deployments are looked for: in the project's folder, then in the package, which has a link to the repository's."""
 JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
 """What of the start of a run's process can be set: nothing."""
-QUEUE_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 2.0
+WAIT_SECONDS, REPORT_SECONDS, POLL_SECONDS = 600.0, 30.0, 2.0
 UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
 WORKER_LABEL = "prefect.worker.name"
 """By which Prefect's own worker marks the runs that it has taken."""
@@ -42,6 +42,17 @@ def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, st
     _set_automations(client)
 
 
+def await_server(client: httpx.Client, report: Callable[[str], None]) -> None:
+    """Wait until Prefect's server answers, which it does once its tables are there.
+
+    Its background services do not recover from a start without them: no automation would ever be triggered.
+
+    Raises:
+        StackError: it did not answer in time.
+    """
+    _await(client, "/health", "Prefect's server", report)
+
+
 def await_queue(client: httpx.Client, queue: str, report: Callable[[str], None]) -> None:
     """Wait until `set_up` has made a queue of the pool; Prefect may not answer yet, either.
 
@@ -55,23 +66,27 @@ def await_queue(client: httpx.Client, queue: str, report: Callable[[str], None])
     Raises:
         StackError: it was not made in time.
     """
+    _await(client, f"/work_pools/{POOL}/queues/{queue}", f"the queue {queue}, which the service `setup` makes", report)
+
+
+def _await(client: httpx.Client, path: str, what: str, report: Callable[[str], None]) -> None:
     began = reported = time.monotonic()
-    while (problem := _problem_of(client, queue)) is not None:
+    while (problem := _problem_of(client, path)) is not None:
         now = time.monotonic()
-        if now - began > QUEUE_SECONDS:
-            raise StackError(f"no queue {queue} of the work pool {POOL} after {QUEUE_SECONDS:.0f} s: {problem}")
+        if now - began > WAIT_SECONDS:
+            raise StackError(f"waited for {WAIT_SECONDS:.0f} s in vain for {what}: {problem}")
         if now - reported > REPORT_SECONDS:
-            report(f"waiting for the queue {queue} of the work pool {POOL}: {problem}")
+            report(f"waiting for {what}: {problem}")
             reported = now
         time.sleep(POLL_SECONDS)
 
 
-def _problem_of(client: httpx.Client, queue: str) -> str | None:
+def _problem_of(client: httpx.Client, path: str) -> str | None:
     try:
-        answer = client.get(f"/work_pools/{POOL}/queues/{queue}")
+        answer = client.get(path)
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
-    return None if answer.is_success else f"Prefect answers {answer.status_code}; the service `setup` makes it"
+    return None if answer.is_success else f"Prefect answers {answer.status_code}"
 
 
 def crash_runs_of(client: httpx.Client, worker: str) -> int:

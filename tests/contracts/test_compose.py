@@ -50,9 +50,10 @@ def started(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what a role of the cluster becomes: (command, variables)."""
     found: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(cluster.os, "execve", lambda _path, command, variables: found.append((command, variables)))
-    monkeypatch.setattr(cluster, "ensure_bucket", lambda: None)
+    monkeypatch.setattr(cluster, "ensure_bucket", lambda _variables: None)
     monkeypatch.setattr(cluster, "AUTH_FILE", secrets / "auth.ini")
     monkeypatch.setenv(cluster.WORKER_VARIABLE, "worker@here")
+    monkeypatch.setattr("flows.stack.prefect_setup.await_server", lambda _client, _report: None)
     monkeypatch.setattr("flows.stack.prefect_setup.await_queue", lambda _client, _queue, _report: None)
     monkeypatch.setattr("flows.stack.prefect_setup.crash_runs_of", lambda _client, _worker: 0)
 

@@ -1,4 +1,4 @@
-"""A worker's container that begins before the pool is made, or before Prefect answers."""
+"""Containers that begin before Prefect answers, or before the pool is made."""
 
 from collections.abc import Callable
 
@@ -37,10 +37,18 @@ def test_it_waits_until_prefect_answers_and_the_queue_is_there() -> None:
     answers = [away, lambda: httpx.Response(503), lambda: httpx.Response(404), lambda: httpx.Response(200, json={})]
     prefect_setup.await_queue(client_of(answers, asked), "sweeps", said.append)
     assert asked == ["/api/work_pools/grpo/queues/sweeps"] * 4
-    assert ["nobody listens" in said[0], "answers 503" in said[1], "answers 404; the service `setup`" in said[2]] == [True] * 3
+    assert ["nobody listens" in said[0], "answers 503" in said[1], "`setup` makes: Prefect answers 404" in said[2]] == [
+        True
+    ] * 3
 
 
 def test_a_queue_that_nobody_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefect_setup, "QUEUE_SECONDS", 0.05)
-    with pytest.raises(StackError, match=r"no queue default of the work pool grpo after 0 s: Prefect answers 404"):
+    monkeypatch.setattr(prefect_setup, "WAIT_SECONDS", 0.05)
+    with pytest.raises(StackError, match=r"in vain for the queue default, which .* Prefect answers 404"):
         prefect_setup.await_queue(client_of([lambda: httpx.Response(404)], []), "default", lambda _line: None)
+
+
+def test_the_background_services_wait_until_the_server_has_its_tables() -> None:
+    asked: list[str] = []
+    prefect_setup.await_server(client_of([away, lambda: httpx.Response(200, json=True)], asked), lambda _line: None)
+    assert asked == ["/api/health"] * 2
