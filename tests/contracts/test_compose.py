@@ -353,8 +353,9 @@ def test_a_bad_number_of_vllm_is_refused_by_name(vllm: Any, monkeypatch: pytest.
 
 
 def test_runs_may_use_the_server_of_the_profile(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    url = described["gpu-worker"]["environment"]["GRPO_VLLM_URL"]
-    assert url == "http://vllm:8000"
+    url = "http://vllm:8000"
+    named = {name for name, service in described.items() if service.get("environment", {}).get("GRPO_VLLM_URL") == url}
+    assert named == {"gpu-worker", "sweep-worker"}  # the second reads the configurations of a sweep's runs
     assert described["vllm"]["environment"].keys() == {*VLLM_VARIABLES, "HF_HOME"}
     monkeypatch.setenv("GRPO_VLLM_URL", url)
     values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
