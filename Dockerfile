@@ -85,7 +85,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ libnuma1 &&
 COPY --from=vllm-built /opt/vllm /opt/vllm
 # The server's command line is the one with which a run starts a server of its own.
 COPY grpo_core ./grpo_core
-COPY docker/vllm_server.py ./
+COPY docker/vllm_server.py docker/refuse-examples.sh ./
 ENV PATH=/opt/vllm/bin:$PATH HF_HOME=/cache/huggingface
 USER 1000:1000
+ENTRYPOINT ["sh", "/app/refuse-examples.sh"]
 CMD ["python", "/app/vllm_server.py", "serve"]

@@ -1,14 +1,23 @@
 #!/bin/sh
-# The start of an image that is not ours: refuse secrets of an example and short ones, then become the command of the arguments.
-# The rule is that of flows/stack/cluster.py. Whoever runs the file need not wait for the service `check`: podman-compose does not.
+# The start of an image without this project's Python: refuse secrets that are an example's, too short or odd, as flows/stack/cluster.py
+# does, then become the command of the arguments. An engine may start a container although `check` has failed: podman-compose does.
 set -eu
-for file in "${GRPO_SECRETS:-/run/secrets}"/*; do
-    secret=$(tr '[:upper:]' '[:lower:]' < "$file")
-    case $secret in
-        *change-me* | *changeme* | *example* | *password* | *secret*) problem="is an example's" ;;
-        *) problem="has ${#secret} characters; at least 16 are needed" && [ ${#secret} -ge 16 ] && continue ;;
-    esac
-    echo "error: $file: $problem; remove it and run \`python3 docker/make_secrets.py\` on the host" >&2
+folder=${GRPO_SECRETS:-/run/secrets} found=""
+refuse() {
+    echo "error: $1; remove it and run \`python3 docker/make_secrets.py\` on the host" >&2
     exit 1
+}
+for file in "$folder"/*; do
+    [ -f "$file" ] || continue # an engine may have folders of its own there
+    found=yes
+    odd=$(LC_ALL=C tr -d '!-~\n' < "$file")
+    secret=$(LC_ALL=C tr '[:upper:]' '[:lower:]' < "$file")
+    case $secret in
+        *change-me* | *changeme* | *example* | *password* | *secret*) refuse "$file: is an example's" ;;
+    esac
+    if [ -n "$odd" ] || [ ${#secret} -lt 16 ]; then
+        refuse "$file: ${#secret} characters; at least 16 printable ones of ASCII, without a space, are needed"
+    fi
 done
+[ -n "$found" ] || refuse "$folder: no secret"
 exec "$@"

@@ -4,6 +4,7 @@ Commands and variables are those of `grpo up` (`commands`); this adds the addres
 which are files. It becomes the command that it starts, so that the container's signals reach that.
 """
 
+import hashlib
 import os
 import sys
 import time
@@ -67,8 +68,9 @@ def secret_of(name: str) -> str:
         raise ClusterError(f"{file}: no secret ({error}); run `python3 docker/make_secrets.py` on the host") from error
     if any(word in secret.lower() for word in EXAMPLES):
         raise ClusterError(f"{file}: is an example's; remove it and run `python3 docker/make_secrets.py` on the host")
-    if len(secret) < SHORTEST or not secret.isprintable() or " " in secret:
-        raise ClusterError(f"{file}: {len(secret)} characters; at least {SHORTEST} printable ones without a space are needed")
+    if len(secret) < SHORTEST or not (secret.isascii() and secret.isprintable()) or " " in secret:
+        needed = f"at least {SHORTEST} printable ones of ASCII, without a space, are needed"
+        raise ClusterError(f"{file}: {len(secret)} characters; {needed}")
     return secret
 
 
@@ -107,7 +109,7 @@ def run_prefect_services() -> None:
     """What Prefect does by itself: late runs, events, automations; from when its server has made the tables."""
     from flows.stack.prefect_setup import await_server
 
-    with cluster_client() as client:
+    with cluster_client(retries=0) as client:
         await_server(client, _say)
     secret = {"PREFECT_SERVER_API_AUTH_STRING": secret_of("prefect_auth_string")}
     _become([sys.executable, "-m", "prefect", "server", "services", "start"], prefect_variables() | _client() | secret)
@@ -164,7 +166,7 @@ def run_setup() -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with cluster_client() as client:
-                set_up(client, None, environment)
+                set_up(client, None, environment, version_mark())
             return
         except (httpx.HTTPError, StackError) as error:
             if attempt == ATTEMPTS:
@@ -198,11 +200,12 @@ ROLES: dict[str, Callable[[], None]] = {
 
 
 def _run_worker(queue: str, limit: int | None) -> None:
-    from flows.stack.prefect_setup import await_queue, crash_runs_of
+    from flows.stack.prefect_setup import await_set_up, crash_runs_of
 
     name = os.environ[WORKER_VARIABLE]
+    with cluster_client(retries=0) as client:
+        await_set_up(client, version_mark(), _say)
     with cluster_client() as client:
-        await_queue(client, queue, _say)
         if lost := crash_runs_of(client, name):
             _say(f"{lost} run(s) of before had lost their process and are Crashed now")
     study = {"GRPO_STUDY_URL": _database("postgresql+psycopg", "optuna")}
@@ -215,14 +218,27 @@ def worker_variables() -> dict[str, str]:
     return _client() | login | {"GRPO_VLLM_KEY": secret_of("vllm_key")}
 
 
-def cluster_client() -> "httpx.Client":
-    """Return a client of the stack's Prefect API that carries its secret, and waits for a server that is about to be there."""
+def version_mark() -> str:
+    """Return what tells the setup by this image from that by another: the commit that it was built of, and changes since."""
+    from grpo_core.run.provenance import source_state
+
+    commit, diff = source_state()
+    changes = f" with changes {hashlib.sha256(diff.encode()).hexdigest()[:8]}" if diff else ""
+    return f"set up by {(commit or 'no commit')[:12]}{changes}"
+
+
+def cluster_client(retries: int = RETRIES) -> "httpx.Client":
+    """Return a client of the stack's Prefect API that carries its secret.
+
+    Args:
+        retries: how often it asks a server again that does not listen, the pauses doubling from half a second.
+    """
     import base64
 
     import httpx
 
     login = base64.b64encode(secret_of("prefect_auth_string").encode()).decode()
-    transport = httpx.HTTPTransport(retries=RETRIES)
+    transport = httpx.HTTPTransport(retries=retries)
     return httpx.Client(
         base_url=f"http://{PREFECT}/api",
         headers={"Authorization": f"Basic {login}"},

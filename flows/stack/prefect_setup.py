@@ -24,13 +24,14 @@ WORKER_LABEL = "prefect.worker.name"
 """By which Prefect's own worker marks the runs that it has taken."""
 
 
-def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, str]) -> None:
+def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, str], mark: str | None = None) -> None:
     """Create the work pool or give it our job template, set its queues' limits, every deployment, and the automations.
 
     Args:
         client: of Prefect's API.
         slots: runs at a time, whichever worker takes them; None where each worker has its own limit.
         environment: of the command `prefect`.
+        mark: what the pool's description says at the end, for `await_set_up`.
 
     Raises:
         httpx.HTTPError: Prefect refuses or does not answer.
@@ -40,6 +41,8 @@ def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, st
     _set_limits(client, slots)
     _prefect(environment, "--no-prompt", "deploy", "--all", "--prefect-file", str(next(filter(Path.is_file, DEPLOYMENTS))))
     _set_automations(client)
+    if mark is not None:
+        client.patch(f"/work_pools/{POOL}", json={"description": mark}).raise_for_status()
 
 
 def await_server(client: httpx.Client, report: Callable[[str], None]) -> None:
@@ -53,25 +56,28 @@ def await_server(client: httpx.Client, report: Callable[[str], None]) -> None:
     _await(client, "/health", "Prefect's server", report)
 
 
-def await_queue(client: httpx.Client, queue: str, report: Callable[[str], None]) -> None:
-    """Wait until `set_up` has made a queue of the pool; Prefect may not answer yet, either.
+def await_set_up(client: httpx.Client, mark: str, report: Callable[[str], None]) -> None:
+    """Wait until `set_up` has ended with this mark; Prefect may not answer yet, either.
 
     A worker's container waits here rather than for the end of another, which an engine may not know, or not after a reboot.
 
     Args:
         client: of Prefect's API.
-        queue: its name.
+        mark: of the version that the worker is of.
         report: takes a line about the wait, now and then.
 
     Raises:
         StackError: it was not made in time.
     """
-    _await(client, f"/work_pools/{POOL}/queues/{queue}", f"the queue {queue}, which the service `setup` makes", report)
+    what = f"the end of the service `setup` ({mark})"
+    _await(client, f"/work_pools/{POOL}", what, report, lambda pool: pool.get("description") == mark)
 
 
-def _await(client: httpx.Client, path: str, what: str, report: Callable[[str], None]) -> None:
+def _await(
+    client: httpx.Client, path: str, what: str, report: Callable[[str], None], is_right: Callable[[Any], bool] = lambda _: True
+) -> None:
     began = reported = time.monotonic()
-    while (problem := _problem_of(client, path)) is not None:
+    while (problem := _problem_of(client, path, is_right)) is not None:
         now = time.monotonic()
         if now - began > WAIT_SECONDS:
             raise StackError(f"waited for {WAIT_SECONDS:.0f} s in vain for {what}: {problem}")
@@ -81,12 +87,14 @@ def _await(client: httpx.Client, path: str, what: str, report: Callable[[str], N
         time.sleep(POLL_SECONDS)
 
 
-def _problem_of(client: httpx.Client, path: str) -> str | None:
+def _problem_of(client: httpx.Client, path: str, is_right: Callable[[Any], bool]) -> str | None:
     try:
         answer = client.get(path)
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
-    return None if answer.is_success else f"Prefect answers {answer.status_code}"
+    if answer.is_success:
+        return None if is_right(answer.json()) else f"the work pool says {answer.json().get('description')!r}"
+    return f"Prefect answers {answer.status_code}"
 
 
 def crash_runs_of(client: httpx.Client, worker: str) -> int:

@@ -1,7 +1,6 @@
 """What `rollout.engine: vllm` cannot do, and what of it does nothing without it. Knows no vllm."""
 
 import contextlib
-import os
 from urllib.parse import urlsplit
 
 from grpo_core.config.derived import is_changed, sampler_treatment
@@ -11,8 +10,8 @@ from grpo_core.config.schema import RunConfig, VllmConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_VARIABLE = "GRPO_VLLM_URL"
-"""The one server that deployments may name in `rollout.vllm.url` (`tasks/rails.py`); its owner knows that it shares the memory
-through which weights are handed over, though it has another address: a container beside the trainer's."""
+"""The one server that deployments may name in `rollout.vllm.url` (`tasks/rails.py`), and the only one that may be a container
+beside the trainer's: whoever sets it knows that both mount the memory through which weights are handed over."""
 OF_A_LAUNCH = ("python", "kv_cache_gib")
 """Keys of `rollout.vllm` for a server that the run starts itself."""
 OF_A_SERVER, COLOCATED = ("python", "url"), ("sleep",)
@@ -32,9 +31,9 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
             "log-probabilities would be those of the restricted policy; set them to 1 and null",
         ),
         error_if(
-            server.url is not None and _host(server.url) not in LOOPBACK and server.url != os.environ.get(SERVER_VARIABLE),
-            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}) nor the one in "
-            f"{SERVER_VARIABLE}; the weights are handed over as a file",
+            server.url is not None and not is_on_this_machine(server.url) and not _may_be_a_container(server.url),
+            f"rollout.vllm.url: {server.url} is not an address of this machine ({', '.join(LOOPBACK)}) nor a container's name; "
+            "the weights are handed over as a file",
         ),
         *(
             error_if(server.url is not None and key in changed, f"rollout.vllm.{key}: has no effect with rollout.vllm.url")
@@ -59,6 +58,17 @@ def vllm_limits(config: RunConfig) -> tuple[Finding, ...]:
             "null weights them",
         ),
     )
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Return whether a server's address is a loopback one."""
+    return _host(url) in LOOPBACK
+
+
+def _may_be_a_container(url: str) -> bool:
+    """Return whether an address has a bare name, as containers have; `connect` asks whether it is the one allowed."""
+    host = _host(url)
+    return bool(host) and not {".", ":"} & set(str(host))
 
 
 def _host(url: str) -> str | None:

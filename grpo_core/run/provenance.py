@@ -42,7 +42,7 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
     """
     names, driver = ([], None) if config["training"]["device"] == "cpu" else gpus()  # none for a training on the CPU
     cuda, cudnn = _cuda_versions() if names else (None, None)
-    commit, diff = _source()
+    commit, diff = source_state()
     return {
         "git_commit": commit,
         # Of tracked files. Its digest is kept in any case.
@@ -152,7 +152,7 @@ def _cuda_versions() -> tuple[str | None, str | None]:
     return torch.version.cuda, None if cudnn is None else str(cudnn)
 
 
-def _source() -> tuple[str | None, str]:
+def source_state() -> tuple[str | None, str]:
     """Return the commit of this code and what was changed since: of the repository, else of the image."""
     commit = _git("rev-parse", "HEAD")
     if commit is None and (file := os.environ.get(BUILT_FROM_VARIABLE)):

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ class ComposeStack:
         *,
         files: tuple[str, ...] = ("docker-compose.yml",),
         profiles: tuple[str, ...] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Take the stack of a clone.
 
@@ -45,8 +46,10 @@ class ComposeStack:
             project: what containers and volumes are named after.
             files: what podman-compose reads, the later over the earlier.
             profiles: whose services are there, too.
+            variables: what a user would write into `.env`.
         """
         self.folder, self.project, self.files, self.profiles = folder, project, files, profiles
+        self.variables = dict(variables or {})
         self.seconds_to_healthy: float | None = None
 
     def clone(self) -> None:
@@ -62,10 +65,8 @@ class ComposeStack:
         """Run the commands that a page of docs/ gives below a heading, `docker compose` being podman-compose."""
         text = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
         for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
-            if started := re.fullmatch(r"docker compose up --detach(?: --build)?((?: [\w-]+)*)", line):
-                self.up(*started[1].split())
-            else:
-                self._shell(line.replace("docker compose", shlex.join(self._podman_compose())))
+            command = line.replace("docker compose up --detach --build", "docker compose up --detach")  # they are built
+            self._shell(command.replace("docker compose", shlex.join(self._podman_compose())))
 
     def _podman_compose(self) -> list[str]:
         files = [word for file in self.files for word in ("--file", file)]
@@ -74,7 +75,13 @@ class ComposeStack:
 
     def _shell(self, line: str, check: bool = True, seconds: float = 900) -> str:
         ports = {"GRPO_PREFECT_PORT": str(PREFECT_PORT), "GRPO_MLFLOW_PORT": str(MLFLOW_PORT)}
-        environment = {**os.environ, **ports, "BUILDAH_FORMAT": "docker", "PODMAN_COMPOSE_WARNING_LOGS": "false"}
+        environment = {
+            **os.environ,
+            **self.variables,
+            **ports,
+            "BUILDAH_FORMAT": "docker",
+            "PODMAN_COMPOSE_WARNING_LOGS": "false",
+        }
         done = subprocess.run(
             ["bash", "-c", f"set -eo pipefail; {line}"],
             cwd=self.folder,

@@ -92,12 +92,14 @@ def test_8_runs_on_one_host_take_place_one_after_another(stack: ComposeStack) ->
 
 
 def test_a_sweep_that_trains_by_itself_waits_for_the_run_of_another_worker(stack: ComposeStack) -> None:
-    run_id = start_tiny(stack, "beside", steps=STEPS, slow=True)
+    run_id = start_tiny(stack, "beside", steps=3 * STEPS, slow=True)
     wait_for(lambda: len(steps(run_dir_of(stack, "beside"))) > 3, 240, lambda: stack.flow_run(run_id))
     sweep = start_sweep(stack, "by-itself", {"loss.beta": [0.01, 1.0]}, where="local", steps=3, seeds=[0])
     assert [stack.finished(run)["state_name"] for run in (run_id, sweep)] == ["Completed", "Completed"]
     runs = runs_of_sweep(stack, "by-itself")
     assert len(runs) == 2
+    logs = [path.read_text() for path in runs[0].path.parent.glob("*.log")]
+    assert any("waiting for one of 1 slot(s)" in log for log in logs), logs
     assert most_at_once(spans([run_dir_of(stack, "beside"), *runs])) == 1
 
 

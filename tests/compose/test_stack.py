@@ -137,6 +137,7 @@ def test_a_dump_brings_everything_back_and_a_run_goes_on(stack: ComposeStack) ->
     stack.compose("down", "--volumes")
     shutil.rmtree(stack.folder / "secrets")
     stack.documented("operations.md", "Restore")
+    stack.wait_healthy()
     assert _kept(stack) == before
     assert len(steps(run_dir)) == done < 40
     run = stack.finished(stack.start_run("grpo/resume", run_dir="runs/halved"))

@@ -10,21 +10,16 @@ from tests.compose.runs import TINY, start_tiny
 from tests.compose.stack import ComposeStack
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
-WITHOUT_GPU = """
-services:
-  gpu-worker: {deploy: {resources: {reservations: !reset null}}}
-  vllm: {deploy: {resources: {reservations: !reset null}}}
-"""
 MODEL = "bundled:smollm2-135m"
-VARIABLES = """
-GRPO_VLLM=cpu
-GRPO_VLLM_MODEL={model}
-GRPO_VLLM_DTYPE=float32
-GRPO_VLLM_CONTEXT=128
-GRPO_VLLM_KV_CACHE_GIB=1
-GRPO_GPU_CPUS=2
-GRPO_GPU_MEMORY=8G
-"""
+VARIABLES = {
+    "GRPO_VLLM": "cpu",
+    "GRPO_VLLM_DTYPE": "float32",
+    "GRPO_VLLM_CONTEXT": "128",
+    "GRPO_VLLM_KV_CACHE_GIB": "1",
+    "GRPO_GPU_CPUS": "2",
+    "GRPO_GPU_MEMORY": "8G",
+    "GRPO_CPU_WORKERS": "0",
+}
 SERVER = "http://vllm:8000"
 STEPS = 4
 
@@ -34,21 +29,18 @@ def with_vllm(stack: ComposeStack) -> Iterator[ComposeStack]:
     """The stack with both services of the profiles, in the place of the worker without a GPU."""
     script = f"from grpo_core.policy.sources.find import resolve_model; print(resolve_model({MODEL!r}))"
     model = stack.run_in("sweep-worker", "python", "-c", script).strip()
-    variables = stack.folder / ".env"
-    variables.write_text(VARIABLES.format(model=model))
-    (stack.folder / "without-gpu.yml").write_text(WITHOUT_GPU)
-    both = ComposeStack(stack.folder, stack.project, files=("docker-compose.yml", "without-gpu.yml"), profiles=("gpu", "vllm"))
+    files = ("docker-compose.yml", "docker/without-gpu.yml")
+    variables = {**VARIABLES, "GRPO_VLLM_MODEL": model}
+    both = ComposeStack(stack.folder, stack.project, files=files, profiles=("gpu", "vllm"), variables=variables)
     stack.compose("stop", "worker")
     try:
         both.build("vllm")
         both.up("gpu-worker", "vllm", seconds=600)
         yield both
     finally:
-        both.remove("gpu-worker")
-        both.remove("vllm")
-        variables.unlink()
-        stack.start("worker")
-        stack.wait_healthy(("worker",))
+        for service in ("gpu-worker", "vllm"):
+            both.compose("rm", "--stop", "--force", service, check=False)
+        stack.up("worker")
 
 
 def test_a_run_takes_its_rollouts_from_the_server_beside_its_worker(with_vllm: ComposeStack) -> None:

@@ -54,7 +54,7 @@ def started(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cluster, "AUTH_FILE", secrets / "auth.ini")
     monkeypatch.setenv(cluster.WORKER_VARIABLE, "worker@here")
     monkeypatch.setattr("flows.stack.prefect_setup.await_server", lambda _client, _report: None)
-    monkeypatch.setattr("flows.stack.prefect_setup.await_queue", lambda _client, _queue, _report: None)
+    monkeypatch.setattr("flows.stack.prefect_setup.await_set_up", lambda _client, _mark, _report: None)
     monkeypatch.setattr("flows.stack.prefect_setup.crash_runs_of", lambda _client, _worker: 0)
 
     def start(role: str) -> tuple[list[str], dict[str, str]]:
@@ -160,19 +160,34 @@ def test_no_secret_is_in_the_file_or_on_a_command_line(described: dict[str, Any]
         assert SECRET not in " ".join(command), role
 
 
-@pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", *EXAMPLES])
-def test_an_image_that_is_not_ours_refuses_the_same_secrets(secrets: Path, bad: str) -> None:
+ODD = ["has spaces in it and is long", "short" + 20 * " ", 20 * " ", 20 * "ä", "a-tab-in-it\tand-is-long", "x" * 15]
+
+
+@pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", *ODD, *EXAMPLES])
+def test_an_image_without_our_python_refuses_the_same_secrets(secrets: Path, bad: str) -> None:
+    (secrets / "of-the-engine").mkdir()
     starts = ["sh", str(ROOT / "docker" / "refuse-examples.sh"), "echo", "started", "it is"]
     assert subprocess.run(starts, capture_output=True, text=True, check=True).stdout == "started it is\n"
     (secrets / "redis_password").write_text(bad + "\n")
     done = subprocess.run(starts, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.match(
-        rf"error: {secrets}/redis_password: (is an example's|has \d+ characters).*docker/make_secrets\.py", done.stderr
-    )
+    refusal = rf"error: {secrets}/redis_password: (is an example's|\d+ characters).*docker/make_secrets\.py"
+    assert re.match(refusal, done.stderr)
+    with pytest.raises(cluster.ClusterError, match="redis_password"):
+        cluster.check_secrets()
 
 
-def test_every_image_that_is_not_ours_starts_by_refusing(described: dict[str, Any]) -> None:
+def test_no_secret_at_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(tmp_path))
+    starts = ["sh", str(ROOT / "docker" / "refuse-examples.sh"), "echo", "started"]
+    done = subprocess.run(starts, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}: no secret" in done.stderr
+
+
+def test_every_image_without_our_python_starts_by_refusing(described: dict[str, Any]) -> None:
+    assert 'ENTRYPOINT ["sh", "/app/refuse-examples.sh"]' in (ROOT / "Dockerfile").read_text().split(" AS vllm\n")[1]
+    assert not {"entrypoint", "command"} & described["vllm"].keys()
     others = {name: service for name, service in described.items() if "build" not in service}
     assert others.keys() == {"postgres", "redis", "s3"}
     for name, service in others.items():
@@ -353,9 +368,10 @@ def test_a_bad_number_of_vllm_is_refused_by_name(vllm: Any, monkeypatch: pytest.
 
 
 def test_runs_may_use_the_server_of_the_profile(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    url = "http://vllm:8000"
-    named = {name for name, service in described.items() if service.get("environment", {}).get("GRPO_VLLM_URL") == url}
-    assert named == {"gpu-worker", "sweep-worker"}  # the second reads the configurations of a sweep's runs
+    url = described["gpu-worker"]["environment"]["GRPO_VLLM_URL"]
+    assert url == "http://vllm:8000"
+    shared = {name for name, each in described.items() if "handover:/dev/shm:nocopy" in each.get("volumes", [])}
+    assert shared == {"worker", "sweep-worker", "gpu-worker", "vllm"}
     assert described["vllm"]["environment"].keys() == {*VLLM_VARIABLES, "HF_HOME"}
     monkeypatch.setenv("GRPO_VLLM_URL", url)
     values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}

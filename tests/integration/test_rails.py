@@ -16,7 +16,8 @@ from flows.stack.services import stack_environment
 from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides, load_config
 from grpo_core.config.vllm_limits import SERVER_VARIABLE
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, SamplerError
+from grpo_core.generation.vllm.client import connect
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
@@ -262,7 +263,13 @@ def test_the_server_that_the_owner_has_named_may_be_a_container_beside_the_train
 ) -> None:
     url = "http://vllm:8000"
     values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
-    with pytest.raises(ConfigError, match=r"http://vllm:8000 is not an address of this machine .* GRPO_VLLM_URL"):
+    with pytest.raises(ConfigError, match=r"'http://vllm:8000' is not the server .* GRPO_VLLM_URL"):
         load_allowed("tiny", values)
     monkeypatch.setenv(SERVER_VARIABLE, url)
     assert load_allowed("tiny", values).rollout.vllm.url == url
+    # Whoever reads what the run has stored need not have the variable; whoever samples must.
+    monkeypatch.delenv(SERVER_VARIABLE)
+    monkeypatch.delenv(PART_VARIABLE)
+    config = load_allowed("tiny", values)
+    with pytest.raises(SamplerError, match=r"vllm:8000 is not an address of this machine, nor the one in GRPO_VLLM_URL"):
+        connect(config)

@@ -1,5 +1,6 @@
 """Containers that begin before Prefect answers, or before the pool is made."""
 
+import functools
 from collections.abc import Callable
 
 import httpx
@@ -31,21 +32,23 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefect_setup, "REPORT_SECONDS", 0.0)
 
 
-def test_it_waits_until_prefect_answers_and_the_queue_is_there() -> None:
+def test_it_waits_until_prefect_answers_and_the_setup_of_its_version_has_ended() -> None:
     asked: list[str] = []
     said: list[str] = []
-    answers = [away, lambda: httpx.Response(503), lambda: httpx.Response(404), lambda: httpx.Response(200, json={})]
-    prefect_setup.await_queue(client_of(answers, asked), "sweeps", said.append)
-    assert asked == ["/api/work_pools/grpo/queues/sweeps"] * 4
-    assert ["nobody listens" in said[0], "answers 503" in said[1], "`setup` makes: Prefect answers 404" in said[2]] == [
-        True
-    ] * 3
+    answers: list[Answer] = [away, *(functools.partial(httpx.Response, code) for code in (503, 404))]
+    answers += [functools.partial(httpx.Response, 200, json={"description": mark}) for mark in (None, "of before", "of now")]
+    prefect_setup.await_set_up(client_of(answers, asked), "of now", said.append)
+    assert asked == ["/api/work_pools/grpo"] * 6
+    ends = ("nobody listens", "answers 503", "answers 404", "the work pool says None", "the work pool says 'of before'")
+    for line, end in zip(said, ends, strict=True):
+        assert line.startswith("waiting for the end of the service `setup` (of now): ")
+        assert line.endswith(end)
 
 
-def test_a_queue_that_nobody_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setup_that_never_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefect_setup, "WAIT_SECONDS", 0.05)
-    with pytest.raises(StackError, match=r"in vain for the queue default, which .* Prefect answers 404"):
-        prefect_setup.await_queue(client_of([lambda: httpx.Response(404)], []), "default", lambda _line: None)
+    with pytest.raises(StackError, match=r"in vain for the end of the service `setup` \(mark\): Prefect answers 404"):
+        prefect_setup.await_set_up(client_of([lambda: httpx.Response(404)], []), "mark", lambda _line: None)
 
 
 def test_the_background_services_wait_until_the_server_has_its_tables() -> None:

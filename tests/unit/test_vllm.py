@@ -377,6 +377,7 @@ COLOCATED = {**VLLM, "rollout.vllm.mode": "colocate"}
     [
         ({"rollout.vllm.in_flight": 8}, r"rollout\.vllm\.in_flight: has no effect with rollout\.engine embedded"),
         ({**VLLM, "rollout.vllm.url": "http://10.0.0.1:1"}, r"10\.0\.0\.1:1 is not an address of this machine"),
+        ({**VLLM, "rollout.vllm.url": "http://gpu.example:1"}, r"gpu\.example:1 is not an address of this machine"),
         ({**VLLM, "rollout.vllm.url": "http://["}, "is not an address of this machine"),
         ({**VLLM, "rollout.vllm.url": "http://localhost:1", "rollout.vllm.python": "x"}, "python: has no effect with"),
         ({**COLOCATED, "rollout.vllm.url": "http://localhost:1"}, "url: has no effect with rollout.vllm.mode colocate"),

@@ -13,6 +13,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
+from grpo_core.config.vllm_limits import SERVER_VARIABLE, is_on_this_machine
 from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
 from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
 from grpo_core.generation.vllm.waiting import reported
@@ -194,9 +195,14 @@ def connect(config: RunConfig) -> VllmClient:
 
     Raises:
         ServerGoneError: it does not answer.
-        SamplerError: it cannot be the sampler of this configuration.
+        SamplerError: it cannot be the sampler of this configuration, or is elsewhere and not the one in GRPO_VLLM_URL.
     """
-    settings = config.rollout.vllm
-    client = VllmClient(str(settings.url), os.environ.get(KEY_VARIABLE), settings.in_flight)
+    settings, url = config.rollout.vllm, str(config.rollout.vllm.url)
+    if not is_on_this_machine(url) and url != os.environ.get(SERVER_VARIABLE):
+        raise SamplerError(
+            f"rollout.vllm.url: {url} is not an address of this machine, nor the one in {SERVER_VARIABLE}; set that where "
+            "the server mounts the memory through which weights are handed over"
+        )
+    client = VllmClient(url, os.environ.get(KEY_VARIABLE), settings.in_flight)
     client.open_model(longest_row(config))
     return client

@@ -1,7 +1,7 @@
 """What a vLLM server that can be a sampler is started with: its command line and its environment.
 
-Of this project it needs the standard library alone, so that a container with vLLM and nothing of the trainer's starts from the
-same lines (docker/vllm_server.py).
+It and what it imports need the standard library alone, so that a container that has vLLM and none of the trainer's packages is
+started from the same lines (docker/vllm_server.py).
 """
 
 import json
