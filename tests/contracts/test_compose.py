@@ -131,7 +131,8 @@ def test_a_gpu_is_reserved_by_profile_alone(described: dict[str, Any]) -> None:
 
 
 def test_every_volume_that_is_mounted_has_a_name(compose: dict[str, Any]) -> None:
-    mounted = [volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", [])]
+    volumes = [volume for service in compose["services"].values() for volume in service.get("volumes", [])]
+    mounted = [volume["source"] if isinstance(volume, dict) else volume.split(":")[0] for volume in volumes]
     assert {name for name in mounted if not name.startswith("./")} == compose["volumes"].keys()
 
 
@@ -370,7 +371,8 @@ def test_a_bad_number_of_vllm_is_refused_by_name(vllm: Any, monkeypatch: pytest.
 def test_runs_may_use_the_server_of_the_profile(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     url = described["gpu-worker"]["environment"]["GRPO_VLLM_URL"]
     assert url == "http://vllm:8000"
-    shared = {name for name, each in described.items() if "handover:/dev/shm:nocopy" in each.get("volumes", [])}
+    handover = {"type": "volume", "source": "handover", "target": "/dev/shm", "volume": {"nocopy": True}}
+    shared = {name for name, each in described.items() if handover in each.get("volumes", [])}
     assert shared == {"worker", "sweep-worker", "gpu-worker", "vllm"}
     assert described["vllm"]["environment"].keys() == {*VLLM_VARIABLES, "HF_HOME"}
     monkeypatch.setenv("GRPO_VLLM_URL", url)
