@@ -76,7 +76,14 @@ def secret_of(name: str) -> str:
 
 def check_secrets() -> None:
     """Refuse a start with secrets that are missing, an example's, or the same for two purposes."""
-    found = {name: secret_of(name) for name in FILES}
+    found, problems = {}, []
+    for name in FILES:
+        try:
+            found[name] = secret_of(name)
+        except ClusterError as error:
+            problems.append(str(error))
+    if problems:
+        raise ClusterError("\n".join(problems))
     if len(set(found.values())) < len(found):
         raise ClusterError("two secrets are the same; run `python3 docker/make_secrets.py` on the host in an empty folder")
 

@@ -207,6 +207,14 @@ def test_a_bad_secret_is_refused_with_the_remedy(secrets: Path, bad: str) -> Non
         cluster.check_secrets()
 
 
+def test_every_bad_secret_is_named(secrets: Path) -> None:
+    for name in ("redis_password", "mlflow_password"):
+        (secrets / name).write_text("change-me\n")
+    with pytest.raises(cluster.ClusterError) as refused:
+        cluster.check_secrets()
+    assert ["redis_password" in str(refused.value), "mlflow_password" in str(refused.value)] == [True, True]
+
+
 def test_one_secret_for_two_purposes_is_refused(secrets: Path) -> None:
     (secrets / "redis_password").write_text((secrets / "vllm_key").read_text())
     with pytest.raises(cluster.ClusterError, match="the same"):
