@@ -39,7 +39,8 @@ def with_vllm(stack: ComposeStack) -> Iterator[ComposeStack]:
         yield both
     finally:
         for service in ("gpu-worker", "vllm"):
-            both.compose("rm", "--stop", "--force", service, check=False)
+            if both.state(service):
+                both.remove(service)
         stack.up("worker")
 
 
