@@ -14,9 +14,9 @@ DATA_SOURCES = ("reasoning_gym", "file", "hub")
 ALLOWED_TASKS = frozenset(
     """
     ab acre advanced_geometry aiw base_conversion binary_alternation caesar_cipher calendar_arithmetic chain_sum
-    circuit_logic coin_flip color_cube_rotation complex_arithmetic count_bits count_primes course_schedule
+    circuit_logic color_cube_rotation count_bits count_primes course_schedule
     cryptarithm decimal_chain_sum emoji_mystery family_relationships figlet_font fraction_simplification futoshiki
-    game_of_life game_of_life_halting gcd group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap
+    gcd group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap
     knights_knaves largest_island lcm leg_counting letter_counting letter_jumble list_functions mahjong_puzzle
     manipulate_matrix maze mini_sudoku modulo_grid needle_haystack number_filtering number_format number_sequence
     palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix power_function
@@ -26,7 +26,7 @@ ALLOWED_TASKS = frozenset(
     tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
     """.split()  # noqa: SIM905
 )
-"""reasoning-gym tasks whose scorer evaluates no text as code; `data/gym.py` says how they were chosen."""
+"""reasoning-gym tasks whose scorer can be trusted; `data/gym.py` says how they were chosen."""
 MADE_ROWS = 2000
 """Of a reasoning-gym task, where `data.size` is null."""
 BUILTIN_REWARDS = {
@@ -55,7 +55,7 @@ def check_data_source(value: str) -> str:
         hint = f"did you mean {' or '.join(close)}?" if close else f"allowed: {', '.join(sorted(ALLOWED_TASKS))}"
         raise _unknown(
             f"{shown(name)} is not on the allow-list of reasoning-gym tasks (it is not known, or its scorer may run model "
-            f"output as code); {hint}"
+            f"output as code or rewards wrong answers); {hint}"
         )
     return value
 

@@ -71,8 +71,8 @@ class RewardConfig(Section):
     args: PlainValues = Field(default={})
     """Keyword arguments given to the function at every call."""
     dry_run: bool = True
-    """Call the function once before a run starts, in a process of its own, on the first two rows with their gold answers as
-    completions; off: for a function whose call costs money, or takes more than 30 s."""
+    """Call the function before a run starts, in a process of its own, on the first eight rows with their gold answers and with
+    wrong ones as completions; off: for a function whose call costs money, or takes more than 30 s."""
     cpu_seconds: float | None = Field(default=None, gt=0, le=1e6)
     """Bound in CPU time. Of `math_answer`, `reasoning_gym` and `format`: for each completion, which scores 0 beyond it; null =
     1. Of a function of yours: for each call with the whole batch, beyond which the run stops; null = 600. Ten times as much by

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from grpo_core.data.prompts import PromptSplit, is_conversation, jsonable
+from grpo_core.data.prompts import PromptSplit, is_conversation
 from grpo_core.errors import DataError, cause
 from grpo_core.machine.jsonfile import STORED, Count, build, parse_json, read_json, write_json
 from grpo_core.types import Prompt
@@ -87,7 +87,7 @@ def load_frozen(folder: Path) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
 
 
 def _write(prompts: Sequence[Prompt], path: Path) -> str:
-    text = "".join(json.dumps(jsonable(vars(prompt)), ensure_ascii=False) + "\n" for prompt in prompts)
+    text = "".join(json.dumps(vars(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
     path.write_text(text, encoding="utf-8")
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,8 +1,12 @@
 """reasoning-gym tasks: procedural prompts with a scorer of their own.
 
 Only tasks on `ALLOWED_TASKS` are used. Some scorers of the package evaluate the answer as code (`eval`, sympy's parser); a
-model's output must never reach those. The list holds the tasks whose whole module names nothing that evaluates text, and
-whose rows, written as JSON and read back, still give the oracle answer the score 1. A contract test checks both.
+model's output must never reach those. Others reward wrong answers: `game_of_life_halting` gives every text 1,
+`complex_arithmetic` gives it to `nan`; the closeness that `coin_flip` and `game_of_life` reward gives `0` 0.93 and an empty
+board 0.96. The list holds the tasks whose whole module names nothing that evaluates text, whose rows, written as JSON and read
+back, still give the gold answer the score 1, and whose scorer gives constants and the gold answers of other rows at most 0.6
+on average. A contract test checks all three. Two tasks are graded exactly, but most of their gold answers are the same:
+`circuit_logic` (61% are 0) and `syllogism` (70% are Yes).
 """
 
 import json
@@ -59,6 +63,6 @@ def task_scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
 def _check_allowed(task: str) -> None:
     if task not in ALLOWED_TASKS:
         raise DataError(
-            f"data.source reasoning_gym:{name_of(task)}: not on the allow-list (its scorer may run model output as code, or "
-            f"is not known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
+            f"data.source reasoning_gym:{name_of(task)}: not on the allow-list (its scorer may run model output as code or "
+            f"rewards wrong answers, or is not known); allowed: {', '.join(sorted(ALLOWED_TASKS))}"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_core.errors import DataError, cause
 from grpo_core.machine.hub import why_hub_is_away
+from grpo_core.machine.jsonfile import jsonable
 
 
 def hub_rows(name: str, config_name: str | None, split: str, count: int | None = None) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def hub_rows(name: str, config_name: str | None, split: str, count: int | None =
             # Streamed, only what is asked for is fetched; the cache holds nothing that could be.
             is_part = count is not None and reason is None
             rows = datasets.load_dataset(name, config_name, split=split, streaming=is_part)
-            return [dict(row) for row in itertools.islice(rows, count)]
+            return [jsonable(dict(row)) for row in itertools.islice(rows, count)]
     except Exception as error:  # the hub client raises many unrelated types: offline, 404, gated, bad configuration
         which = f"data.source hub:{name} (data.hub_config {config_name}, data.hub_split {split})"
         if reason:

@@ -4,7 +4,6 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -103,8 +102,6 @@ def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
         if not config.chat_template:
             return _plain_text(value, config)
         return (*_opening(config), {"role": "user", "content": value})
-    if isinstance(value, np.ndarray):  # a list column of a parquet file
-        value = value.tolist()
     if value and is_conversation(value):
         if not config.chat_template:
             raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
@@ -209,11 +206,6 @@ def count_held_out(num_distinct: int, config: DataConfig) -> int:
             f"{num_distinct - num_eval} for training and {num_eval} held out; both need at least 1"
         )
     return num_eval
-
-
-def jsonable(value: Any) -> Any:
-    """Return a column value as plain JSON values; arrays and NumPy scalars become lists and numbers, the rest text."""
-    return json.loads(json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item)))
 
 
 def prompts_of_step(prompts: Sequence[Prompt], num_prompts_per_step: int, seed: int, step: int) -> tuple[Prompt, ...]:

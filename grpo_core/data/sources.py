@@ -1,4 +1,4 @@
-"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
+"""Read raw rows, of plain JSON values: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
 
 Adding a source: one function that returns rows, one line in `read_rows`, its name in `config/names.py`. What of a file cannot
 be taken as it stands is an error with its line: no field is guessed, shifted or left out.
@@ -14,7 +14,7 @@ from grpo_core.config import DataConfig
 from grpo_core.data.gym import gym_rows
 from grpo_core.data.hub import hub_rows
 from grpo_core.errors import DataError, cause, shown
-from grpo_core.machine.jsonfile import unique_keys
+from grpo_core.machine.jsonfile import jsonable, unique_keys
 
 Row = dict[str, Any]
 
@@ -164,7 +164,7 @@ def csv_rows(path: Path, count: int | None = None) -> list[Row]:
 
 
 def parquet_rows(path: Path, count: int | None = None) -> list[Row]:
-    """Return one row a row of the table, at most `count` of them, as pandas reads it.
+    """Return one row a row of the table, at most `count` of them, with values as JSON has them.
 
     Raises:
         ValueError: two columns have the same name.
@@ -181,7 +181,7 @@ def parquet_rows(path: Path, count: int | None = None) -> list[Row]:
             table = Table.from_batches(itertools.islice(file.iter_batches(batch_size=count), 1), file.schema_arrow).to_pandas()
     table.columns = table.columns.map(str)
     _refuse_doubles(list(table.columns))
-    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    return [jsonable(row) for row in table.to_dict("records")]
 
 
 def _refuse_doubles(names: list[str]) -> None:

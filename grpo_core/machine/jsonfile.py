@@ -55,6 +55,11 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+def jsonable(value: Any) -> Any:
+    """Return a value as plain JSON values; arrays and NumPy scalars become lists and numbers, the rest text."""
+    return json.loads(json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item)))
+
+
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write a JSON file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
 

@@ -3,8 +3,10 @@
 import os
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_core.config import RunConfig
@@ -12,11 +14,17 @@ from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.data.prompts import columns_of, raw_content
 from grpo_core.data.sources import Row
 from grpo_core.errors import RewardError, cause
-from grpo_core.rewards.base import MESSAGES_NOT_TEXT, call, load_rewards
+from grpo_core.rewards.base import MESSAGES_NOT_TEXT, Reward, call, load_rewards
 from grpo_core.types import Prompt
 
 LARGEST_REWARD = 1e18
 """The largest float32 is 3.4e38."""
+CONSTANTS = ("nan", "inf", "0", "1", "-1", "x", "{}", "[]", "", "True", "False", "None", "Yes", "No")
+"""Answers that need no question: no verifier may score one nearly as high as the gold answers."""
+NEAR = 0.1
+"""A wrong answer scores nearly as high as the gold answer within this share of the range of scores."""
+LOOK_SECONDS = 10.0
+"""A slow function is called with the gold answers and as many of the constants as this allows."""
 NOT_THE_USERS = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(__file__).resolve().parents[1]), "<"}
@@ -46,6 +54,8 @@ def untokenized(rows: Sequence[Row], config: RunConfig) -> list[Prompt]:
 def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: Sequence[str] = ()) -> tuple[str, ...]:
     """Import one reward function and call it, with the gold answers as completions; return warnings about what it returned.
 
+    A function that uses the gold answer is called with wrong ones as well.
+
     Args:
         index: of the function in `rewards`.
         config: of the run.
@@ -66,17 +76,68 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
         raise RewardError(fault + _hidden(reward.fn, folders)) from error
     if not reward.dry_run:
         return ()
-    answers = [str(prompt.columns.get("answer", "")) for prompt in prompts]
+    golds, until = [str(prompt.columns.get("answer", "")) for prompt in prompts], time.monotonic() + LOOK_SECONDS
+    values = _values(what, loaded, prompts, golds, "their gold answers")
+    doubts = [*_doubts(what, values)]
+    if config.data.answer_column is not None and _uses_gold(loaded, prompts, golds, values):
+        doubts += _rivals(what, loaded, prompts, golds, _mean(values), until=until)
+    return tuple(doubts)
+
+
+def _values(what: str, loaded: Reward, prompts: Sequence[Prompt], texts: Sequence[str], kind: str) -> tuple[float | None, ...]:
     try:
-        values, _ = call(loaded, prompts, answers)
+        return call(loaded, prompts, texts)[0]
     except RewardError as error:
         raised = error.__cause__
-        skip = f"; it was called on the first {len(prompts)} rows with their gold answers as completions"
+        skip = f"; it was called on the first {len(prompts)} rows with {kind} as completions"
         if raised is None:  # it broke its signature
-            raise RewardError(f"{what} {_without_prefix(str(error), reward.fn)}{skip}") from error
-        hint = _hint(raised, reward.fn, prompts[0].columns, is_chat=not isinstance(prompts[0].content, str))
+            raise RewardError(f"{what} {_without_prefix(str(error), loaded.fn)}{skip}") from error
+        hint = _hint(raised, loaded.fn, prompts[0].columns, is_chat=not isinstance(prompts[0].content, str))
         raise RewardError(f"{what} raised {type(raised).__name__}: {cause(raised)}{_place(raised)}{hint}{skip}") from error
-    return tuple(_doubts(what, values))
+
+
+def _uses_gold(loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], values: Sequence[float | None]) -> bool:
+    """Return whether the scores need the column `answer`; those of a length or a format do not."""
+    columns = [{name: value for name, value in prompt.columns.items() if name != "answer"} for prompt in prompts]
+    without = [replace(prompt, columns=rest) for prompt, rest in zip(prompts, columns, strict=True)]
+    try:
+        return call(loaded, without, golds)[0] != values
+    except RewardError:
+        return True
+
+
+def _rivals(
+    what: str, loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], gold: float, *, until: float
+) -> Iterator[str]:
+    """Yield that wrong answers score nearly as high as the gold answers, whose mean score is `gold`, or make it raise."""
+    texts = {f"the constant {constant!r}": [constant] * len(golds) for constant in CONSTANTS}
+    if len(set(golds)) > 1:
+        later = [[*golds[row:], *golds[:row]] for row in range(len(golds))]
+        texts["another row's gold answer"] = [next(other for other in others if other != others[0]) for others in later]
+    scores: dict[str, float] = {}
+    for kind, completions in texts.items():
+        if time.monotonic() > until:
+            break
+        try:
+            scores[kind] = _mean(_values(what, loaded, prompts, completions, kind))
+        except RewardError as error:
+            yield f"{error}; a completion like that would end the run"
+            return
+    # Where even the gold answers earn nothing, the function expects them in some format.
+    worst = min(0.0, gold, *scores.values())
+    if rivals := [kind for kind, score in scores.items() if gold > worst and score >= gold - NEAR * (gold - worst)]:
+        same = sum(text.strip() == answer.strip() for text, answer in zip(texts[rivals[0]], golds, strict=True))
+        yield (
+            f"{what} {rivals[0]} scores {scores[rivals[0]]:.3g} on average over the first {len(golds)} rows, where the gold "
+            f"answers score {gold:.3g}"
+            + (f"; it is the gold answer of {same} of them" if same else "")
+            + (f"; {len(rivals) - 1} of {len(texts) - 1} other wrong answers score as high" if rivals[1:] else "")
+            + ". A policy can be trained to print it"
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    return sum(value or 0.0 for value in values) / len(values)
 
 
 def _doubts(what: str, values: Sequence[float | None]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A process that reads the first rows of a run's data and calls its reward functions on two of them.
+"""A process that reads the first rows of a run's data and calls its reward functions on some of them.
 
 `python -m grpo_core.run.rehearsal DESCRIPTOR < facts.json`: what it finds is written as JSON lines to a descriptor of its own,
 since code of users prints what it likes. It is a process because that code may take for ever, crash or end the process.
@@ -27,7 +27,7 @@ ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
 """How many rows are looked at, of a file that is larger than that and of a hub's data set; all are, when they are frozen."""
 MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
-CALLED_WITH = 2
+CALLED_WITH = 8
 """How many rows a reward function is called with."""
 
 

@@ -1,19 +1,27 @@
-"""Every allowed reasoning-gym task: its module evaluates no text, its rows survive JSON, hostile answers do nothing."""
+"""Every allowed reasoning-gym task: its module evaluates no text, its rows survive JSON, wrong answers earn little."""
 
 import inspect
 import json
 import re
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from grpo_core.data.gym import ALLOWED_TASKS, gym_rows, gym_score
+from grpo_core.errors import DataError
+from grpo_core.rewards.dry_run import CONSTANTS
 
 EVALUATORS = re.compile(r"\b(eval|exec|parse_expr|sympify|compile|subprocess|literal_eval)\b")
 TASKS = sorted(ALLOWED_TASKS)
+ROWS, SLOW_ROWS = 200, 12
+SLOW = ("futoshiki", "knight_swap", "number_sequence", "quantum_lock", "sokoban", "sudoku", "zebra_puzzles")
+"""Their rows take up to a third of a second each to make."""
+LOPSIDED = {"circuit_logic": "0", "syllogism": "Yes"}
+"""Most of their gold answers are this, which is graded exactly."""
 
 
 def hostile(target: Path) -> list[str]:
@@ -61,6 +69,23 @@ def test_rows_survive_json_and_hostile_answers_do_nothing(task: str, tmp_path: P
         for text in hostile(target):
             assert 0 <= gym_score(task, text, frozen) <= 1
     assert not target.exists()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_constant_and_another_rows_gold_answer_earn_clearly_less_than_the_gold_answer(task: str) -> None:
+    rows = gym_rows(task, {}, SLOW_ROWS if task in SLOW else ROWS, seed=0)
+    others = [*rows[1:], rows[0]]
+    scores = {constant: mean(gym_score(task, constant, row) for row in rows) for constant in CONSTANTS}
+    scores["of another row"] = mean(gym_score(task, other["answer"], row) for other, row in zip(others, rows, strict=True))
+    if task in LOPSIDED:  # its own gold answers, and for no other does it score
+        assert scores.pop(LOPSIDED[task]) == mean(row["answer"] == LOPSIDED[task] for row in rows) < 0.75
+    assert max(scores.values()) <= 0.6  # the gold answers score 1
+
+
+@pytest.mark.parametrize("task", ["game_of_life_halting", "complex_arithmetic", "coin_flip", "game_of_life"])
+def test_a_task_that_rewards_wrong_answers_is_refused(task: str) -> None:
+    with pytest.raises(DataError, match=f"reasoning_gym:{task}: not on the allow-list .*rewards wrong answers"):
+        gym_rows(task, {}, 2, seed=0)
 
 
 def test_a_broken_row_is_an_error_and_not_a_score() -> None:

@@ -69,7 +69,7 @@ def test_all_rows_of_a_data_source_are_evaluated_whatever_its_name(
         ({"evaluation.samples": 2, "evaluation.k": [1]}, "own", "heldout"),
         ({"data.eval_fraction": 0.5}, "split", "chain_sum"),
         ({"rollout.max_prompt_tokens": 63}, "split", "chain_sum"),
-        ({"data.source": "reasoning_gym:complex_arithmetic"}, "all", "complex_arithmetic"),
+        ({"data.source": "reasoning_gym:decimal_chain_sum"}, "all", "decimal_chain_sum"),
     ],
 )
 def test_what_is_asked_for_decides_on_the_prompts(

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
+from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run import rehearsing
@@ -24,7 +26,7 @@ import helpers_of_this_test
 
 def good(prompts, completions, answer, **columns):
     print("{}")
-    assert [message[0]["content"] for message in completions] == answer and len(prompts) == 2
+    assert [message[0]["content"] for message in completions] == answer and len(prompts) == 8
     return [1.0] * len(completions)
 
 
@@ -61,6 +63,34 @@ def hangs(completions, **columns):
     import time
     open("hangs.pid", "w").write(str(__import__("os").getpid()))
     time.sleep(1000)
+
+
+def anything(completions, answer, **columns):
+    return [1.0] * len(completions)
+
+
+def distance(completions, **columns):
+    numbers = [float(message[0]["content"].replace("x", "nan") or 0) for message in completions]
+    return [0.0 if abs(number - float(gold)) > 0 else 1.0 for number, gold in zip(numbers, columns["answer"])]
+
+
+def not_worse(completions, answer, **columns):
+    texts = [message[0]["content"] for message in completions]
+    wrong = [text.isdigit() and text != gold for text, gold in zip(texts, answer)]
+    return [-1.0 if is_wrong else 0.0 for is_wrong in wrong]
+
+
+def boxed(completions, answer, **columns):
+    return [float("boxed{" + gold in message[0]["content"]) for message, gold in zip(completions, answer)]
+
+
+def brevity(completions, **columns):
+    return [1.0 / (1 + len(message[0]["content"])) for message in completions]
+
+
+def lists_stay_lists(completions, parts, answer, **columns):
+    assert [type(part) for part in parts] == [list] * len(parts), parts
+    return [float(message[0]["content"] == part[1]["gold"][0]) for message, part in zip(completions, parts)]
 
 
 def drift(history):
@@ -107,9 +137,9 @@ def test_each_mistake_of_a_reward_function_is_one_line_with_its_place(faults: An
     by_name = {name: [fault for fault in found if f":{name}: " in fault] for name in names[:6]}
     assert by_name["good"] == []
     for name, *parts in (
-        ("fails", "raised KeyError: 'level'", f"{beside}/helpers_of_this_test.py, line 3", "first 2 rows"),
+        ("fails", "raised KeyError: 'level'", f"{beside}/helpers_of_this_test.py, line 3", "first 8 rows"),
         ("text", "raised AttributeError", f"{beside}/rewards_of_this_test.py, line 16", "list of messages, as in TRL"),
-        ("few", "returned 1 values for 2 completions"),
+        ("few", "returned 1 values for 8 completions"),
         ("leaves", "ended its process with sys.exit(enough)"),
         ("nothing", "cannot be imported", "has no attribute 'nothing'"),
     ):
@@ -249,12 +279,61 @@ def test_what_is_doubtful_is_a_warning(faults: Any, tmp_path: Path) -> None:
     rows = [(f"{number} + 1 =", str(number + 1)) for number in range(20)]
     assert warnings(rows) == ()
     nones, huge = warnings(rows, "nones", "huge")
-    assert nones.endswith("nones: returned None (cannot be scored) for each of the first 2 rows, with its gold answer")
+    assert nones.endswith("nones: returned None (cannot be scored) for each of the first 8 rows, with its gold answer")
     assert "huge: returned 1e+300; float32 cannot hold" in huge
     (several,) = warnings([*rows, ("1 + 1 =", "3")])
     assert several.startswith("data.answer_column 'answer': 1 prompt(s) have several gold answers")
     (long,) = warnings([*rows, ("What is it?", "1" * 5000)], rewards=[{"fn": "math_answer"}])
     assert "1 gold answer(s) have more than 4000 characters, the first is row 20" in long
+
+
+def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None:
+    anything, distance, not_worse = faults("anything", "distance", "not_worse", part="warnings")
+    assert anything == (
+        "rewards.0.fn rewards_of_this_test:anything: the constant 'nan' scores 1 on average over the first 8 rows, where the "
+        "gold answers score 1; 14 of 14 other wrong answers score as high. A policy can be trained to print it"
+    )
+    assert distance.startswith(
+        "rewards.1.fn rewards_of_this_test:distance: raised ValueError: could not convert string to float"
+    )
+    assert "line 5" in distance
+    assert distance.endswith("rows with the constant '{}' as completions; a completion like that would end the run")
+    assert (
+        "not_worse: the constant 'nan' scores 0 on average over the first 8 rows, where the gold answers score 0; " in not_worse
+    )
+
+
+def test_a_constant_that_is_the_gold_answer_is_called_so(faults: Any, tmp_path: Path) -> None:
+    def warnings(golds: list[str]) -> tuple[str, ...]:
+        rows = ({"question": f"Is {number} odd?", "answer": gold} for number, gold in enumerate(golds))
+        (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return faults(overrides={"data.source": f"file:{tmp_path / 'some.jsonl'}"}, part="warnings")  # type: ignore[no-any-return]
+
+    (same,) = warnings(["True"] * 20)
+    assert "the constant 'True' scores 1 on average" in same
+    assert "; it is the gold answer of 8 of them. A policy" in same
+    assert warnings(["True", "False"] * 10) == ()
+
+
+@pytest.mark.parametrize("fn", ["exact_answer", "math_answer", "format", "length", "boxed", "brevity"])
+def test_a_function_that_rewards_gold_answers_alone_or_none_has_no_warning(faults: Any, fn: str) -> None:
+    assert (
+        faults(overrides={"rewards": [{"fn": fn if fn in BUILTIN_REWARDS else f"rewards_of_this_test:{fn}"}]}, part="warnings")
+        == ()
+    )
+
+
+def test_the_verifier_of_a_task_has_no_warning(faults: Any) -> None:
+    values = {"data.source": "reasoning_gym:chain_sum", "rewards": [{"fn": "reasoning_gym"}]}
+    assert faults(overrides=values, part="warnings") == ()
+
+
+def test_a_function_gets_the_types_of_the_frozen_rows(faults: Any, tmp_path: Path) -> None:
+    rows = [
+        {"question": f"{number}?", "answer": "-", "parts": [{"gold": ["0"]}, {"gold": [str(number)]}]} for number in range(20)
+    ]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "some.parquet")
+    assert faults("lists_stay_lists", overrides={"data.source": f"file:{tmp_path / 'some.parquet'}"}) == ()
 
 
 def test_a_module_of_ones_own_that_another_one_hides_is_named(faults: Any, beside: Path) -> None:

@@ -11,6 +11,7 @@ from grpo_core.config import RewardConfig, load_config
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import RewardError
 from grpo_core.rewards.base import Reward, load_rewards, reward_name, reward_notes, score
+from grpo_core.rewards.dry_run import CONSTANTS
 from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
 from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
 from grpo_core.types import Prompt
@@ -92,6 +93,22 @@ def test_math_answer_does_not_run_what_a_model_writes(tmp_path: Path) -> None:
     assert len(math_answer([""] * len(texts), texts, answer=["2"] * len(texts))) == len(texts)
     math_answer([""], ["2"], answer=[attack])
     assert not target.exists()
+
+
+@pytest.mark.parametrize("gold", ["72", "-3", "1,200", "3.5", "1/2", "5%", "$18", r"\frac{3}{4}", "x+1", "10:30", "[1,2]"])
+def test_no_constant_is_the_answer_of_a_verifier(gold: str) -> None:
+    texts = [
+        *CONSTANTS,
+        r"\boxed{}",
+        "$$",
+        r"\boxed{\infty}",
+        r"\boxed{\frac{0}{0}}",
+        "9" * 4000,
+        r"\boxed{" * 500,
+        "1 " * 2000,
+    ]
+    for verifier in (math_answer, exact_answer):
+        assert verifier([""] * len(texts), texts, answer=[gold] * len(texts)) == [0.0] * len(texts)
 
 
 def test_math_answer_reads_only_the_end_of_a_very_long_text() -> None:
