@@ -1,7 +1,7 @@
-"""Read raw rows, of plain JSON values: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
+"""Read raw rows: `reasoning_gym:<task>`, `file:<path>`, `hub:<dataset>`.
 
-Adding a source: one function that returns rows, one line in `read_rows`, its name in `config/names.py`. What of a file cannot
-be taken as it stands is an error with its line: no field is guessed, shifted or left out.
+Adding a source: one function that returns rows of plain JSON values, one line in `read_rows`, its name in `config/names.py`.
+What of a file cannot be taken as it stands is an error with its line: no field is guessed, shifted or left out.
 """
 
 import csv

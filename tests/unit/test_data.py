@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from grpo_core.config import DataConfig
 from grpo_core.data.frozen import freeze, load_frozen, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.data.prompts import PromptSplit, build_prompts, prompts_of_step
-from grpo_core.data.sources import read_rows
+from grpo_core.data.sources import first_rows, read_rows
 from grpo_core.errors import DataError
 from grpo_core.types import Prompt
 
@@ -63,6 +64,18 @@ def test_a_hub_data_set_gives_the_same_rows_as_the_file(tmp_path: Path, monkeypa
     (tmp_path / "set").mkdir()
     write_rows(tmp_path / "set" / f"train{suffix}")
     assert read_rows(DataConfig(source=f"hub:{tmp_path / 'set'}")) == ROWS
+
+
+def test_lists_dates_and_records_of_a_table_are_read_as_they_are_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    fields = {"parts": [{"gold": ["1", "2"]}], "numbers": [[1, 2], [3]], "day": datetime(2026, 1, 2)}
+    path = write_rows(tmp_path / "set" / "train.parquet", [{**row, **fields} for row in ROWS])
+    expected = [{**row, **fields, "day": "2026-01-02 00:00:00"} for row in ROWS]
+    for source in (f"file:{path}", f"hub:{path.parent}"):
+        assert read_rows(DataConfig(source=source)) == first_rows(DataConfig(source=source), len(ROWS)) == expected
 
 
 def test_a_hub_data_set_without_the_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
