@@ -1,6 +1,7 @@
 """The whole flow on the tiny model: what it prints, what lies in the RUN_DIR, what MLflow holds."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -109,10 +110,11 @@ def test_mlflow_run_is_finished_with_params_tags_inputs_and_artifacts(mlflow_run
 def test_no_tag_and_no_key_of_a_run_can_be_a_label(mlflow_run: tuple[Any, Any], tiny_yaml: Path) -> None:
     taken = mlflow_run[1].data.tags | mlflow_run[1].data.params
     assert {"run_dir", "git_commit", "policy_step", "loss.beta"} <= taken.keys()
-    with pytest.raises(ConfigError) as refused:
-        load_config(str(tiny_yaml), {"tracking.labels": dict.fromkeys(taken, "x")})
     for name in taken:
-        assert f"tracking.labels: '{name}' is a tag of this project or MLflow, or a key of the conf" in str(refused.value)
+        with pytest.raises(
+            ConfigError, match=rf"tracking\.labels: '{re.escape(name)}' is a tag of this project or MLflow, or a"
+        ):
+            load_config(str(tiny_yaml), {"tracking.labels": {name: "x"}})
 
 
 def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, prefect_api: str) -> None:
