@@ -73,8 +73,8 @@ def resume(
 
     Args:
         run_dir: Folder of the run.
-        repair: What to do about a damaged journal; left out, it is refused. mlflow = take its missing steps from MLflow.
-            cut = go back to the last checkpoint that its whole part reaches.
+        repair: What to do about a damaged journal; left out, it is refused. cut = go back to the last checkpoint that its
+            whole part reaches.
         microbatch_tokens: A smaller `training.microbatch_tokens`, where the run was out of memory.
         rollout_rows: A smaller `training.rollout_rows`, where the run was out of memory.
     """

@@ -21,7 +21,7 @@ from grpo_core.run.resuming import refuse_idle_sizes
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
 
-Repair = Literal["mlflow", "cut"]
+Repair = Literal["cut"]
 
 
 def train(
@@ -45,7 +45,7 @@ def train(
     ] = None,
     repair: Annotated[
         Repair | None,
-        typer.Option(help="With --resume: rebuild a damaged journal from MLflow, or cut it back to a checkpoint."),
+        typer.Option(help="With --resume: cut a damaged journal back to a checkpoint."),
     ] = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""

@@ -4,6 +4,8 @@ Each check lists the findings that it can make, each with the condition under wh
 bound and the value.
 """
 
+import re
+
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.lora_limits import lora_limits
@@ -273,16 +275,17 @@ def _rewards(config: RunConfig) -> Findings:
     )
 
 
-OWN_TAGS = ("mlflow.", "grpo.", "alert.", "prefect.")
-"""Beginnings of tags that MLflow and this project read or write themselves."""
+OWN_TAGS = re.compile(
+    r"(?s)(mlflow|grpo|alert|prefect)\..*|.*_(digest|path|step)|(run|sweep)_dir|git_commit|preset|seed|answer"
+)
+"""Tags that MLflow and this project read or write themselves."""
 
 
 def _labels(config: RunConfig) -> Findings:
     return tuple(
         error_if(
-            label.startswith(OWN_TAGS),
-            f"tracking.labels: {shown(label)} begins as a tag of MLflow's or of this project's own does "
-            f"({', '.join(OWN_TAGS)}); give the label another name",
+            bool(OWN_TAGS.fullmatch(label)) or label.partition(".")[0] in RunConfig.model_fields,
+            f"tracking.labels: {shown(label)} is a tag of this project or MLflow, or a key of the configuration; rename it",
         )
         for label in config.tracking.labels
     )

@@ -49,6 +49,7 @@ class TrackingConfig(Section):
     parent: Text | None = None
     """MLflow run id of the sweep that the run belongs to; null = it stands alone."""
     labels: dict[str, str] = Field(default={})
-    """Tags and parameters of the MLflow run that group it with others, such as sweep and arm."""
+    """Tags and parameters of the MLflow run that group it with others, such as sweep and arm. A tag that
+    this project or MLflow sets, or a key of the configuration, is refused."""
     git_diff: bool = True
     """Keep the uncommitted changes of the code in provenance.json, also in MLflow; off = their digest alone."""

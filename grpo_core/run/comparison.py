@@ -39,7 +39,7 @@ STATISTICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "compl
 
 ADDED = ("/timeout_frac",)
 """Ends of keys that earlier versions did not measure: not compared with a record that lacks them."""
-WORDS = ("repaired", "cause")
+WORDS = ("cause",)
 """What a `ref_sync` record holds beside figures."""
 Identity = tuple[Kind, int, str]
 """Which record of a run it is: kind, step, and of evaluations the set."""

@@ -51,12 +51,11 @@ class Saved:
     facts: Mapping[str, Any] | None = None
     """Its figures, as its file holds them."""
 
-    def fault(self, records: Sequence[Record], accepted: frozenset[str] = frozenset()) -> str | None:
+    def fault(self, records: Sequence[Record]) -> str | None:
         """Return why a journal is not the one that this was saved with; None if it can be.
 
         Args:
             records: of the whole journal, superseded ones included.
-            accepted: digests of marks that a repair has taken the place of.
         """
         name = f"{self.path.parent.name}/{self.path.name}"
         if self.set_name is not None:
@@ -66,7 +65,7 @@ class Saved:
         if self.step and not any(record.kind == "step" and record.step == self.step for record in records):
             return f"it {_end(records)}, and {name} was saved after step {self.step}"
         mark = self.mark
-        if mark is None or not mark.records or mark.digest in accepted:
+        if mark is None or not mark.records:
             return None
         if len(records) < mark.records:
             return f"it {_end(records)} in {len(records)} records, and {name} was saved after {mark.records} records"
@@ -176,15 +175,8 @@ def find_fault(records: Sequence[Record], saved: Sequence[Saved], has_digests: b
     """Return what is wrong with a journal whose lines are whole; None if nothing is."""
     if has_digests and records and not records[0].digest:
         return "its records hold no digests although this run wrote them: it was written again by something else"
-    accepted = accepted_digests(records)
-    faults = (*(item.fault(records, accepted) for item in saved), _hole_text(records))
+    faults = (*(item.fault(records) for item in saved), _hole_text(records))
     return next((fault for fault in faults if fault is not None), None)
-
-
-def accepted_digests(records: Sequence[Record]) -> frozenset[str]:
-    """Return the marks of checkpoints whose records a repair has rebuilt."""
-    lists = [record.data["accepts"] for record in records if record.kind == "alert" and "accepts" in record.data]
-    return frozenset(digest for digests in lists if isinstance(digests, list) for digest in map(str, digests))
 
 
 def find_hole(records: Sequence[Record]) -> tuple[int, int, Record] | None:

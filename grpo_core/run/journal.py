@@ -40,15 +40,12 @@ JOURNAL_FILE = "journal.jsonl"
 
 
 class DamagedJournalError(JournalError):
-    """A journal is not as it was written: refused with the ways out."""
+    """A journal is not as it was written: refused with the way out."""
 
     def __init__(self, fault: str, path: Path) -> None:
         """Say what is wrong with the journal at `path`, and what to do about it."""
-        repair = f"grpo train --resume {shlex.quote(str(path.parent))} --repair"
-        super().__init__(
-            f"{fault}; `{repair} mlflow` takes what is damaged or missing from MLflow, `{repair} cut` goes back to the last "
-            "checkpoint that the whole part reaches"
-        )
+        repair = f"grpo train --resume {shlex.quote(str(path.parent))} --repair cut"
+        super().__init__(f"{fault}; `{repair}` goes back to the last checkpoint that the whole part reaches")
         self.fault = fault
 
 

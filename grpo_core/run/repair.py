@@ -1,4 +1,4 @@
-"""Repair of a damaged journal: back to the last checkpoint that its whole part reaches, or rebuilt from tracked figures.
+"""Repair of a damaged journal: back to the last checkpoint that its whole part reaches.
 
 Whatever is done, the damaged file stays beside the journal as journal.damaged-<time>.jsonl, and a record of the new journal
 says how it was repaired. A repair that is killed has done nothing, or is done again.
@@ -15,7 +15,7 @@ from grpo_core.errors import JournalError
 from grpo_core.machine.disk import free_name, read_regular, write_whole
 from grpo_core.machine.locks import locked_soon
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import Saved, accepted_digests, find_fault, find_hole, find_saved, wrote_digests
+from grpo_core.run.integrity import Saved, find_fault, find_hole, find_saved, wrote_digests
 from grpo_core.run.journal import whole_lines
 from grpo_core.run.record import Chain, Record, decode_record, encode, now
 
@@ -41,8 +41,6 @@ class Damage:
     saved: list[Saved]
     num_whole: int
     """Lines from the beginning that are as they were written."""
-    trusted: list[Record]
-    """Records that are as they were written, wherever they stand."""
 
 
 def find_damage(run_dir: RunDir) -> Damage | None:
@@ -56,19 +54,13 @@ def find_damage(run_dir: RunDir) -> Damage | None:
     if fault is None:
         return None
     prefix = _prefix(lines)
-    vouched = [_is_vouched(prefix, item, accepted_digests(prefix)) for item in saved]
+    vouched = [_is_vouched(prefix, item) for item in saved]
     foreign = False in vouched or (has_digests and bool(whole) and not whole[0].digest)
     if foreign:  # written again, or another run's: only what a checkpoint vouches for
         marks = [item.mark.records for item, is_so in zip(saved, vouched, strict=True) if is_so and item.mark is not None]
         prefix = prefix[: max(marks, default=0)]
     hole = find_hole(prefix)
-    return Damage(
-        fault=fault,
-        lines=lines,
-        saved=saved,
-        num_whole=len(prefix) if hole is None else hole[2].seq,
-        trusted=prefix if foreign else whole,
-    )
+    return Damage(fault=fault, lines=lines, saved=saved, num_whole=len(prefix) if hole is None else hole[2].seq)
 
 
 def scan(content: Sequence[bytes]) -> tuple[list[Line], str | None]:
@@ -108,8 +100,7 @@ def cut(run_dir: RunDir, damage: Damage) -> str:
         JournalError: another process writes the journal.
     """
     kept = [line.record for line in damage.lines[: damage.num_whole] if line.record is not None]
-    accepted = accepted_digests(kept)
-    lost = [item for item in damage.saved if item.fault(kept, accepted) is not None]
+    lost = [item for item in damage.saved if item.fault(kept) is not None]
     reached = [item for item in damage.saved if item.set_name is None and item not in lost]
     where = f"goes back to {reached[-1].path.name}" if reached else "begins again at step 0"
     checkpoints = [item.path.name for item in lost if item.set_name is None]
@@ -125,16 +116,6 @@ def cut(run_dir: RunDir, damage: Damage) -> str:
                 item.path.unlink()
         _put(run_dir.journal_file, [line.content for line in damage.lines[: damage.num_whole]], [note])
     return text
-
-
-def rewrite(run_dir: RunDir, records: Sequence[Record]) -> None:
-    """Put a rebuilt journal in the place of the damaged one.
-
-    Raises:
-        JournalError: another process writes the journal.
-    """
-    with _held(run_dir.journal_file):
-        _put(run_dir.journal_file, [], records)
 
 
 def _held(journal: Path) -> IO[bytes]:
@@ -161,9 +142,9 @@ def _prefix(lines: Sequence[Line]) -> list[Record]:
     return [line.record for line in lines[: next(damaged, len(lines))] if line.record is not None]
 
 
-def _is_vouched(records: Sequence[Record], saved: Saved, accepted: frozenset[str]) -> bool | None:
+def _is_vouched(records: Sequence[Record], saved: Saved) -> bool | None:
     """Return whether a checkpoint was saved after these records; None where it cannot tell."""
     mark = saved.mark
-    if mark is None or not mark.records or mark.digest in accepted or mark.records > len(records):
+    if mark is None or not mark.records or mark.records > len(records):
         return None
     return records[mark.records - 1].digest == mark.digest

@@ -273,18 +273,17 @@ class StoredSweep:
         Raises:
             ConfigError: the arm cannot keep the sweep's invariant.
         """
-        labels = {"sweep": self.id, "arm": f"{arm.number:03d}"} | {key: str(value) for key, value in arm.values.items()}
         return {
             **arm_overrides(self.plan.sweep, self.plan.base, arm.values),
             "training.seed": seed,
             "tracking.run_name": arm.run_name(seed),
-            "tracking.labels": labels,
+            "tracking.labels": {"sweep": self.id, "arm": f"{arm.number:03d}"},
         }
 
 
-def mlflow_run_id(run_dir: RunDir) -> str | None:
-    """Return the id of a run in MLflow; None where it has none that can be read."""
+def mlflow_run_id(flow_dir: FlowDir) -> str | None:
+    """Return the id of a run or sweep in MLflow; None where it has none that can be read."""
     try:
-        return str(read_json(run_dir.tracking_file)["run_id"])
+        return str(read_json(flow_dir.tracking_file)["run_id"])
     except (OSError, ValueError, LookupError, TypeError):
         return None

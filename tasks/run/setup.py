@@ -28,8 +28,8 @@ from tasks.run.progress import say
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
 NO_SIZES: Mapping[str, int] = {}
-Repair = Literal["mlflow", "cut"]
-"""What takes the place of the damaged part of a journal: what MLflow holds of it, or nothing."""
+Repair = Literal["cut"]
+"""What becomes of the damaged part of a journal."""
 
 
 @task(name="open-run", cache_policy=NO_CACHE)
@@ -67,7 +67,6 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
         ConfigError: config.json was edited since the run began, or a size is larger than the run's.
-        TrackingError: the journal is to be repaired from MLflow, which cannot be read.
         FolderError: a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
@@ -75,7 +74,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     run_dir.read_config()
     refuse_evaluation(run_dir)
     if repair is not None:
-        repair_run(run_path, repair)
+        repair_run(run_path)
     notes = check_resumable(run_dir)
     if sizes:
         with hold_run(run_path):
@@ -87,16 +86,13 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     return run_path
 
 
-def repair_run(run_path: Path, repair: Repair) -> None:
+def repair_run(run_path: Path) -> None:
     """Make the journal of a run whole again; one that is whole stays as it is.
 
     Raises:
-        JournalError: another process works on the run, or the journal cannot be repaired in this way.
-        TrackingError: MLflow cannot be read.
+        JournalError: another process works on the run, or it cannot go back to a checkpoint.
     """
-    from grpo_core.run.rebuild import rebuild
-    from grpo_core.run.repair import cut, find_damage, rewrite
-    from tasks.tracking.fetch import tracked_figures
+    from grpo_core.run.repair import cut, find_damage
 
     run_dir = RunDir(run_path)
     engine = run_dir.read_config().training.engine
@@ -106,14 +102,9 @@ def repair_run(run_path: Path, repair: Repair) -> None:
             say(f"{run_dir.journal_file}: whole, so there is nothing to repair")
             return
         say(f"{run_dir.journal_file}: {damage.fault}")
-        if repair == "mlflow":
-            rebuilt = rebuild(damage, tracked_figures(run_dir))
-            rewrite(run_dir, rebuilt)
-            say(str(rebuilt[0].data["text"]))
-        elif engine != "native":
+        if engine != "native":
             raise JournalError(f"run dir {run_path}: training.engine {engine} cannot go back to a checkpoint; start a new run")
-        else:
-            say(cut(run_dir, damage))
+        say(cut(run_dir, damage))
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ __all__ = [
     "Shipper",
     "TrackedRun",
     "end_tracking",
+    "find_or_open",
     "noting",
     "open_tracking",
     "stop_requested",
@@ -70,7 +71,7 @@ def open_tracking(run_path: Path) -> TrackedRun:
         TrackingError: the store or server cannot be used.
     """
     run_dir = RunDir(run_path)
-    tracked = _open(run_dir, tracking_uri(run_dir.read_config(), run_path))
+    tracked = find_or_open(run_dir, tracking_uri(run_dir.read_config(), run_path))
     link_mlflow(tracked)
     return tracked
 
@@ -82,7 +83,12 @@ def open_tracking(run_path: Path) -> TrackedRun:
     wait=wait_fixed(1),
     reraise=True,
 )
-def _open(run_dir: RunDir, uri: str) -> TrackedRun:
+def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
+    """Return the MLflow run of a folder, running: the one that it has, at its own address or at `uri`, or a new one there.
+
+    Raises:
+        TrackingError: the store or server cannot be used.
+    """
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     # A server may come up again at another address, with the same runs.
     addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))

@@ -1,38 +1,26 @@
-"""Read back what an earlier run left in MLflow: its files, and the figures of one whose journal is damaged."""
+"""Read back what an earlier run left in MLflow: its files, and where it is."""
 
-import math
 import re
-import sys
-import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import RunConfig, validate_config
-from grpo_core.errors import ModelError, TrackingError, cause
-from grpo_core.machine.jsonfile import read_json
-from grpo_core.metrics import is_registered
+from grpo_core.errors import ModelError, TrackingError
 from grpo_core.policy.loading import weights_digest
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
-from grpo_core.run.rebuild import Point, Tracked
+from grpo_core.sweep.folder import mlflow_run_id
 from tasks.credentials import environment_uri
 from tasks.tracking.store import (
     default_uri,
     make_client,
-    read_tracked,
-    read_tracking_file,
-    short_retries,
     tracking_errors,
-    tracking_uri,
 )
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
 SETTINGS = ("config.json", "origin.json", "provenance.json", "data")
 RECORDS = (*SETTINGS, "journal.jsonl")
-OF_EVALUATIONS = "eval/"
 
 
 def is_mlflow_run(name: str) -> bool:
@@ -92,12 +80,7 @@ def find_folder(run_id: str) -> Path | None:
     place = tags.get("run_dir") or tags.get("sweep_dir")
     if not place:
         return None
-    folder = Path(place)
-    try:
-        is_its = read_tracking_file(FlowDir(folder).tracking_file).run_id == run_id
-    except (OSError, ValueError):
-        return None
-    return folder if is_its else None
+    return Path(place) if mlflow_run_id(FlowDir(Path(place))) == run_id else None
 
 
 def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
@@ -121,56 +104,3 @@ def _saved_policy(tags: Mapping[str, str]) -> Path | None:
     folder = Path(tags.get("policy_path", ""))
     unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
     return folder if unchanged else None
-
-
-def tracked_figures(run_dir: RunDir) -> Tracked:
-    """Return every figure that MLflow holds of a run, by step, with the time of its journal record.
-
-    Raises:
-        TrackingError: the run was never tracked, or MLflow cannot be reached.
-    """
-    known, config = read_tracked(run_dir), run_dir.read_config()
-    failures = []
-    for uri in dict.fromkeys((known.uri, tracking_uri(config, run_dir.path))):  # as in `reopen`: it may have moved
-        try:
-            with short_retries():
-                return _read(make_client(uri), known.run_id, config)
-        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-            failures.append(cause(error))
-    raise TrackingError(
-        f"run dir {run_dir.path}: MLflow run {known.run_id} cannot be read ({'; '.join(failures)}); start its server or set "
-        "MLFLOW_TRACKING_URI, or use `--repair cut`"
-    )
-
-
-def _read(client: Any, run_id: str, config: RunConfig) -> Tracked:
-    run = client.get_run(run_id)
-    figures: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    times: dict[tuple[str, int], int] = {}
-    for key in filter(is_registered, run.data.metrics):
-        name = key.split("/")[1] if key.startswith(OF_EVALUATIONS) else ""
-        for point in client.get_metric_history(run_id, key):
-            place = name, int(point.step)
-            figures[place].setdefault(key, _journalled(point.value))
-            times[place] = min(int(point.timestamp), times.get(place, sys.maxsize))
-    points = {place: Point(time_ms=times[place], metrics=metrics) for place, metrics in figures.items()}
-    return Tracked(
-        began_ms=int(run.info.start_time),
-        config=_began_with(client, run_id) or config,
-        steps={step: point for (name, step), point in points.items() if not name and "progress/step" in point.metrics},
-        evaluations={place: point for place, point in points.items() if place[0]},
-    )
-
-
-def _journalled(value: float) -> float:
-    """Return a figure as it was sent: MLflow's stores have no infinities and keep the largest number instead."""
-    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max * (1 - 1e-12) else float(value)
-
-
-def _began_with(client: Any, run_id: str) -> RunConfig | None:
-    """Return the configuration that was tracked when the run began; None where it is not there."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return validate_config(read_json(Path(client.download_artifacts(run_id, "config.json", folder))))
-        except Exception:  # noqa: BLE001  (as above; or it is no configuration)
-            return None

@@ -9,9 +9,9 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record, last_event
 from grpo_core.run.resuming import path_argument
-from tasks.tracking import Status, noting, track_inputs, track_results
-from tasks.tracking.opening import open_new
-from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries
+from tasks.tracking import Status, find_or_open, noting, track_inputs, track_results
+from tasks.tracking.opening import refuse_copy
+from tasks.tracking.store import TrackedRun, make_client, read_tracked
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -28,7 +28,10 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     records = check_run(run_dir).history
     if writer := lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file):
         raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")
-    tracked = _find_or_open(run_dir, read_tracked(run_dir))
+    known = read_tracked(run_dir)
+    tracked = find_or_open(run_dir, known.uri)
+    if tracked.run_id != known.run_id and run_dir.provenance_file.exists():  # a run that was killed early has none
+        track_inputs.fn(run_path, tracked)
     status = _status(records)
     return tracked, status, track_results.fn(run_path, tracked, status)
 
@@ -38,25 +41,11 @@ def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
     problems: list[str] = []
     again = f"; `grpo report {path_argument(run_dir.path)}` tries again"
     with noting(problems, "the report is not in MLflow", again):
-        make_client(tracked.uri, create=False).log_artifacts(tracked.run_id, str(run_dir.report), run_dir.report.name)
+        client = make_client(tracked.uri, create=False)
+        own = f"`grpo track {path_argument(run_dir.path)}` gives this folder a run of its own"
+        refuse_copy(client.get_run(tracked.run_id), run_dir, tracked, own)
+        client.log_artifacts(tracked.run_id, str(run_dir.report), run_dir.report.name)
     return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
-
-
-def _find_or_open(run_dir: RunDir, tracked: TrackedRun) -> TrackedRun:
-    """Return the run's MLflow run; a new one, with its inputs, where the store was replaced or the run was deleted."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        with short_retries():
-            is_gone = make_client(tracked.uri).get_run(tracked.run_id).info.lifecycle_stage == "deleted"
-    except MlflowException as error:
-        is_gone = error.error_code == "RESOURCE_DOES_NOT_EXIST"
-    if not is_gone:
-        return tracked
-    anew = open_new(run_dir, tracked.uri)
-    if run_dir.provenance_file.exists():  # a run that was killed early has none
-        track_inputs.fn(run_dir.path, anew)
-    return anew
 
 
 def _status(records: list[Record]) -> Status:

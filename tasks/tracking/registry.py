@@ -26,6 +26,7 @@ from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions
 from grpo_core.run.resuming import path_argument
+from tasks.tracking.opening import find_owner
 from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
 
 MODEL_FOLDER, MODEL_FILE = "model", "MLmodel"
@@ -90,6 +91,9 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
             continue
         if run.info.lifecycle_stage == "deleted":
             failures.append("it was deleted")
+            continue
+        if owner := find_owner(run, run_dir, known):
+            failures.append(f"it belongs to {owner}")
             continue
         return replace(known, uri=uri)
     raise TrackingError(

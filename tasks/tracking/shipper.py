@@ -1,16 +1,18 @@
 """Journal records in, batches out, each figure exactly once.
 
 Rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow at the start
-and after every error, is sent again. A step that is replayed after a resume is the same step: its first record is sent, once.
-The table of reference syncs follows each sync.
+and after every error, is sent again. A step that is replayed after a resume is the same step: its first record is sent, once,
+and a tag lists those whose replay gave other figures. The table of reference syncs follows each sync.
 """
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 
 from grpo_core.plain_text import for_markdown
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
+from grpo_core.run.comparison import Identity, figures, identity
 from grpo_core.run.journal import Record
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
@@ -27,6 +29,8 @@ MAX_NOTE = 4000
 """Characters of a description; stores have bounds of their own."""
 PASSES_TAG = "grpo.passes"
 """How much is computed at once since the newest resume, which may have lowered what the parameters of the run say."""
+REPLAYED_TAG = "grpo.replayed_differently"
+"""The steps whose points in MLflow are not the figures that count: a resume has repeated them, with others."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 DELETED = "the MLflow run was deleted"
@@ -47,7 +51,9 @@ class Shipper:
         self._notes: list[str] = []
         self._syncs = SyncTable(self._client, tracked.run_id)
         self._marks: dict[str, int] = {}
-        self._taken: dict[str, int] = {}
+        self._first: dict[Identity, int] = {}
+        """Hash of the deterministic figures of each step's and evaluation's first record: those that MLflow gets."""
+        self._differing: set[Identity] = set()
         self._next_ship = 0.0
         self.last_error = ""
         """What the last attempt to send met; empty if it went well."""
@@ -68,10 +74,14 @@ class Shipper:
         self._syncs.add(record)
         if not record.metrics:
             return
-        key = _mark_key(record)
-        if record.step > self._taken.get(key, -1):
-            self._taken[key] = record.step
+        what, digest = identity(record), hash(repr(sorted(figures(record).items())))  # of the text: no NaN equals another
+        if what not in self._first:
+            self._first[what] = digest
             self._waiting.append(record)
+        elif (digest != self._first[what]) != (what in self._differing):
+            self._differing ^= {what}
+            steps = _ranges(sorted({step for _, step, _ in self._differing})) or "none"
+            self._tags[REPLAYED_TAG] = f"steps {steps}: the points here are those of the first attempt, which does not count"
 
     def add_alert(self, alert: Alert) -> None:
         """Take one alert: a tag and a line of the description, with the bound that was crossed, the value and the step."""
@@ -164,6 +174,18 @@ def add_to_note(note: str, alerts: Sequence[str]) -> str:
 def _mark_key(record: Record) -> str:
     """Return a key that every record of this kind (of evaluations: of this set) holds."""
     return "progress/step" if record.kind == "step" else f"eval/{record.data['set']}/greedy_accuracy"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in a few characters.
+
+    >>> _ranges([1, 2, 3, 7, 9, 10])
+    '1-3, 7, 9-10'
+    """
+    # In a run without a gap a number and its place grow alike.
+    groups = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _batches(records: list[Record]) -> Iterator[list[Record]]:

@@ -8,7 +8,7 @@ import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +40,8 @@ class TrackedRun:
     name: str
     view: str = ""
     """Id of the saved view of its experiment; empty where the store has not taken it, or an earlier version tracked the run."""
+    writers: tuple[str, ...] = field(default=(), compare=False)
+    """What the tag `grpo.writer` of the run may hold as long as no copy of the folder has opened it."""
 
     @property
     def has_pages(self) -> bool:

@@ -19,7 +19,7 @@ from tasks.links import prefect_run_page
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking import OPENING_REMEDY, Status
 from tasks.tracking.charts import own_metrics
-from tasks.tracking.opening import NOTE, PARENT, create_run, link_back
+from tasks.tracking.opening import NOTE, PARENT, create_run, link_back, refuse_copy, take_over
 from tasks.tracking.prefect_link import link_mlflow
 from tasks.tracking.store import TrackedRun, make_client, read_tracking_file, short_retries, tracking_errors, tracking_uri
 from tasks.tracking.view import SavedView, ensure_view
@@ -58,9 +58,10 @@ def _open_parent(stored: StoredSweep) -> TrackedRun:
     with tracking_errors(f"tracking.uri {uri}: the sweep cannot be tracked", OPENING_REMEDY):
         client = make_client(uri)
         known = read_parent(stored.dir)
-        if known is not None and _is_there(client, known):
-            client.update_run(known.run_id, status="RUNNING")
-            return replace(known, view=ensure_view(client, known.experiment_id, _view(stored)))
+        if known is not None and (run := _find_parent(client, known)):
+            refuse_copy(run, stored.dir, known, "resume that one: a copied sweep gets no run of its own")
+            view = ensure_view(client, known.experiment_id, _view(stored))
+            return take_over(client, run, stored.dir, replace(known, view=view))
         return create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params, view=_view(stored))
 
 
@@ -77,16 +78,17 @@ def _view(stored: StoredSweep) -> SavedView:
     )
 
 
-def _is_there(client: Any, known: TrackedRun) -> bool:
-    """Return whether the store holds a sweep's run: it may have been deleted, or the whole store replaced."""
+def _find_parent(client: Any, known: TrackedRun) -> Any:
+    """Return a sweep's run; None where it was deleted, or the whole store replaced."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return bool(client.get_run(known.run_id).info.lifecycle_stage != "deleted")
+        run = client.get_run(known.run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return False
+            return None
         raise
+    return None if run.info.lifecycle_stage == "deleted" else run
 
 
 def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
@@ -157,6 +159,7 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", an
     """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
     with short_retries():
+        refuse_copy(client.get_run(tracked.run_id), stored.dir, tracked, "report on that one")
         client.log_artifacts(tracked.run_id, str(stored.dir.results), "results")
         client.log_artifacts(tracked.run_id, str(stored.dir.report), "report")
         client.log_text(

@@ -1,6 +1,7 @@
 """The whole flow on the tiny model: what it prints, what lies in the RUN_DIR, what MLflow holds."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from grpo_core.config import load_config
+from grpo_core.errors import ConfigError
 from grpo_core.metrics import find_metric
 from grpo_core.run.journal import read_journal
 from tests.step_keys import required_step_keys
@@ -102,6 +105,16 @@ def test_mlflow_run_is_finished_with_params_tags_inputs_and_artifacts(mlflow_run
     assert {"config.json", "provenance.json", "journal.jsonl", "data", "completions", "eval"} <= artifacts
     assert {"report/reward.png", "report/kl.png", "report/report.md", "policy/model.safetensors"} <= artifacts
     assert {"tables/completions_eval_final.json", "tables/completions_last_step.json"} <= artifacts
+
+
+def test_no_tag_and_no_key_of_a_run_can_be_a_label(mlflow_run: tuple[Any, Any], tiny_yaml: Path) -> None:
+    taken = mlflow_run[1].data.tags | mlflow_run[1].data.params
+    assert {"run_dir", "git_commit", "policy_step", "loss.beta"} <= taken.keys()
+    for name in taken:
+        with pytest.raises(
+            ConfigError, match=rf"tracking\.labels: '{re.escape(name)}' is a tag of this project or MLflow, or a"
+        ):
+            load_config(str(tiny_yaml), {"tracking.labels": {name: "x"}})
 
 
 def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, prefect_api: str) -> None:

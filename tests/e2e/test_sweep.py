@@ -108,7 +108,6 @@ def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Fin
     swept = ("arm", "loss.beta", "rollout.group_size", "training.seed")
     assert len({tuple(run.data.params[key] for key in swept) for run in children}) == 4
     for run in children:
-        assert run.data.tags["loss.beta"] == run.data.params["loss.beta"]
         assert run.data.tags["sweep"] == sweep_dir.read().id
         assert run.data.metrics["sweep/objective"] == pytest.approx(
             sum(point.value for point in client.get_metric_history(run.info.run_id, "reward/mean")[-5:]) / 5

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_core.errors import ConfigError, GrpoError, JournalError
+from grpo_core.errors import ConfigError, JournalError
 from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
@@ -141,8 +141,7 @@ def test_a_damaged_journal_is_refused_everywhere_and_not_touched(
             read()
         assert words in str(refused.value)
         assert f"{run_dir.journal_file}" in str(refused.value)
-        for way in ("mlflow", "cut"):
-            assert f"grpo train --resume {run_dir.path} --repair {way}" in str(refused.value)
+        assert f"grpo train --resume {run_dir.path} --repair cut" in str(refused.value)
     capsys.readouterr()
     assert main([str(run_dir.path)]) == 2
     assert words in capsys.readouterr().err
@@ -307,7 +306,7 @@ def test_a_cut_goes_back_to_the_last_checkpoint_that_the_whole_part_reaches(
     same_history(finished, run_dir)
     assert find_damage(run_dir) is None
     resumed = [record.step for record in read_records(run_dir.journal_file) if record.kind == "resume"]
-    assert resumed == ([left] if any(r.kind == "start" for r in found.trusted) and found.num_whole > 1 else [])
+    assert resumed == ([left] if left else [])
 
 
 def test_a_cut_that_was_killed_half_way_is_done_again(run_dir: RunDir, finished: RunDir) -> None:
@@ -324,7 +323,7 @@ def test_a_journal_that_is_whole_is_not_repaired(run_dir: RunDir) -> None:
     assert find_damage(run_dir) is None
 
 
-# Repaired from MLflow
+# In MLflow
 
 
 @pytest.fixture(scope="module")
@@ -373,67 +372,6 @@ def assert_tracked_once(tracked: Any, run_dir: RunDir) -> None:
     assert found == dict.fromkeys(expected, 1)
 
 
-@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "written again"])
-def test_mlflow_gives_back_the_steps_that_are_missing(
-    run_dir: RunDir, finished: RunDir, tracked: Any, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tasks.run.setup import repair_run
-
-    DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
-    repair_run(run_dir.path, "mlflow")
-    assert "journal repaired from MLflow" in capsys.readouterr().out
-    same_history(finished, run_dir)
-    assert list(run_dir.path.glob("journal.damaged-*.jsonl"))
-    records = read_records(run_dir.journal_file)
-    marked = [record.step for record in records if record.kind == "step" and record.data.get("repaired") == "mlflow"]
-    # After a line that is gone, the next one cannot be known to be the one that was written.
-    one = {"one digit": [5], "cut to half": [4, 5, 6, 7, 8], "a line less": marked}
-    assert marked == one.get(damage, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert len(marked) <= 2 or damage != "a line less"
-    times = {r.step: r.timestamp_ms for r in read_records(finished.journal_file) if r.kind == "step"}
-    assert {record.step: record.timestamp_ms for record in records if record.kind == "step"} == times
-    kinds = ("ref_sync", "eval")
-    wanted, found = ([(r.kind, r.step) for r in read_records(d.journal_file) if r.kind in kinds] for d in (finished, run_dir))
-    assert sorted(found) == sorted(wanted)
-    assert any("repaired from MLflow" in note for note in run_status(run_dir).notes)
-    assert main([str(run_dir.path)]) == 0  # an end that was lost is written again; no step is
-    same_history(finished, run_dir)
-    assert run_status(run_dir).state == "finished"
-    assert_tracked_once(tracked, run_dir)
-    repair_run(run_dir.path, "mlflow")
-    assert "nothing to repair" in capsys.readouterr().out
-
-
-def test_a_repaired_journal_that_is_damaged_again_is_repaired_again(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
-    from tasks.run.setup import repair_run
-
-    cut_after(run_dir, 3)
-    repair_run(run_dir.path, "mlflow")
-    change_a_digit(run_dir, 7)
-    repair_run(run_dir.path, "cut")
-    assert run_status(run_dir).step == 6
-    assert main([str(run_dir.path)]) == 0
-    same_history(finished, run_dir)
-    assert_tracked_once(tracked, run_dir)
-
-
-def test_what_mlflow_does_not_hold_either_is_not_invented(run_dir: RunDir, tracked: Any) -> None:
-    from tasks.run.setup import repair_run
-
-    run, client = tracked
-    other = client.create_run(run.experiment_id).info.run_id
-    run_dir.tracking_file.write_text(json.dumps({**asdict(run), "run_id": other}))
-    cut_after(run_dir, 3)
-    before = run_dir.journal_file.read_bytes()
-    with pytest.raises(JournalError, match=r"MLflow does not hold the steps 4, 5, 6, 7, 8 either; `--repair cut`"):
-        repair_run(run_dir.path, "mlflow")
-    assert run_dir.journal_file.read_bytes() == before
-    assert not list(run_dir.path.glob("journal.damaged-*"))
-    run_dir.tracking_file.unlink()
-    with pytest.raises(GrpoError, match=r"no readable tracking.json"):
-        repair_run(run_dir.path, "mlflow")
-
-
 def test_a_cut_leaves_mlflow_with_each_figure_once(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
     from tasks.run.setup import reopen_run
 
@@ -450,7 +388,7 @@ def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
     journal = Journal(run_dir.journal_file)
     try:
         with pytest.raises(JournalError, match="is writing its journal"):
-            repair_run(run_dir.path, "cut")
+            repair_run(run_dir.path)
     finally:
         journal.close()
 

@@ -1,6 +1,7 @@
 """The shipper against a real MLflow store: every figure once, whatever is replayed, repeated or lost on the way."""
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ import pytest
 
 from grpo_core.run.journal import Journal, Record, read_records
 from tasks.tracking import Shipper, TrackedRun
+from tests.integration import stateful_reward
+from tests.integration.test_lowered_passes import cut_back
+from tests.integration.test_training import of_kind, train
 
 KEY = "kl/ref/k3"
 
@@ -92,6 +96,97 @@ def test_a_batch_whose_answer_was_lost_is_not_sent_again(tracked: TrackedRun, re
     ship(Shipper(tracked), replayed)
     assert lost.is_set()
     assert history(tracked) == points([*replayed[:3], replayed[-1]])
+
+
+def replayed_tag(tracked: TrackedRun) -> str | None:
+    from mlflow import MlflowClient
+
+    tags: dict[str, str] = MlflowClient(tracking_uri=tracked.uri).get_run(tracked.run_id).data.tags
+    return tags.get("grpo.replayed_differently")
+
+
+@pytest.fixture
+def otherwise(tmp_path: Path) -> list[Record]:
+    """Steps 1 to 4 and an evaluation, a resume at 1, steps 2 to 5 again: 2, 3 and the evaluation with other figures."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for values in ((0.1, 0.2, 0.3, math.nan), (0.2001, 0.31, math.nan, 0.5)):
+        for number, value in enumerate(values, start=1 if values[0] == 0.1 else 2):
+            took = {"time/step_seconds": float(len(read_records(path)))}  # never the same
+            journal.append("step", number, {"metrics": {"progress/step": float(number), KEY: value, **took}})
+            if number == 4:
+                journal.append("eval", 4, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": values[0]}})
+        if values[0] == 0.1:
+            journal.append("resume", 1, {})
+    journal.close()
+    return read_records(path)
+
+
+FIRST_ATTEMPT = "the points here are those of the first attempt, which does not count"
+
+
+@pytest.mark.parametrize("read_before", [0, 3, 6, 8, 11])
+def test_a_tag_lists_the_steps_whose_replay_gave_other_figures(
+    tracked: TrackedRun, otherwise: list[Record], read_before: int
+) -> None:
+    ship(Shipper(tracked), otherwise[:read_before])
+    ship(Shipper(tracked), otherwise)
+    assert replayed_tag(tracked) == f"steps 2-4: {FIRST_ATTEMPT}"  # 4 is that of the evaluation
+    assert [(number, value) for number, value, _ in history(tracked) if number != 4] == [(1, 0.1), (2, 0.2), (3, 0.3), (5, 0.5)]
+
+
+def test_a_tag_that_mlflow_could_not_take_comes_later(
+    tracked: TrackedRun, otherwise: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the server is away")
+
+    shipper = Shipper(tracked)
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "log_batch", away)
+        for record in otherwise:
+            shipper.add(record)
+        assert not shipper.ship()
+    assert replayed_tag(tracked) is None
+    assert shipper.ship_all(20) == 0
+    assert replayed_tag(tracked) == f"steps 2-4: {FIRST_ATTEMPT}"
+
+
+def test_a_replay_that_gives_the_first_figures_after_all_takes_the_steps_from_the_tag(
+    tracked: TrackedRun, replayed: list[Record], tmp_path: Path
+) -> None:
+    ship(Shipper(tracked), replayed)
+    assert replayed_tag(tracked) is None
+    journal = Journal(tmp_path / "journal.jsonl")
+    for factor in (2.0, 1.0):
+        journal.append("resume", 2, {})
+        for number in (3, 4):
+            step(journal, number, factor * number / 10)
+        ship(Shipper(tracked), read_records(tmp_path / "journal.jsonl"))
+        assert replayed_tag(tracked) == f"steps {'3-4' if factor == 2 else 'none'}: {FIRST_ATTEMPT}"
+    journal.close()
+
+
+def test_a_reward_with_a_state_of_its_own_is_replayed_and_the_run_carries_the_tag(tracked: TrackedRun, tiny_run: Any) -> None:
+    fn = f"{stateful_reward.__name__}:{stateful_reward.counting.__name__}"
+    options = {"training.steps": 6, "training.checkpoint_every": 4, "training.keep_checkpoints": 9, "rewards": [{"fn": fn}]}
+    run = tiny_run(options)
+    train(run)
+    first = read_records(run.journal_file)
+    ship(Shipper(tracked), first)  # by a monitor that was killed with the training
+    assert replayed_tag(tracked) is None
+    cut_back(run, 4)
+    counted = train(run)
+    ship(Shipper(tracked), read_records(run.journal_file))
+    assert replayed_tag(tracked) == f"steps 5-6: {FIRST_ATTEMPT}"
+    assert history(tracked, "reward/mean") == [
+        (r.step, r.metrics["reward/mean"], r.timestamp_ms) for r in of_kind(first, "step")
+    ]
+    assert [r.metrics["reward/mean"] for r in of_kind(counted, "step")][4:] != [
+        point[1] for point in history(tracked, "reward/mean")
+    ][4:]
 
 
 def sync(journal: Journal, number: int, alpha: float) -> None:

@@ -270,7 +270,7 @@ def test_the_damaged_journal_of_an_older_run_can_be_repaired(tmp_path: Path) -> 
     record = '{"seq":%d,"time":"2026-11-22T10:00:00+00:00","kind":"%s","step":%d,"data":{}}\n'
     lines = [record % (seq, "step" if seq else "start", seq) for seq in range(4)]
     run_dir.journal_file.write_text("".join(lines).replace('"step":2', '"step:2'))
-    repair_run(run_dir.path, "cut")
+    repair_run(run_dir.path)
     assert run_dir.marker() is not None
     assert [(found.kind, found.step) for found in check_run(run_dir).records] == [("start", 0), ("step", 1), ("alert", 1)]
 

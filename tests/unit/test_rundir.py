@@ -108,7 +108,7 @@ def test_alerts_of_training_and_monitor_are_one_story_in_the_order_of_the_steps(
     run_dir = RunDir(tmp_path)
     journal = Journal(run_dir.journal_file)
     records = [journal.append("alert", step, {"text": f"training {step}"}) for step in (2, 3)]
-    records.append(journal.append("alert", 3, {"text": "rebuilt", "repaired": "mlflow"}))
+    records.append(journal.append("alert", 3, {"text": "cut", "repaired": "cut"}))
     journal.close()
     for step in (3, 1, 2):
         add_alert(run_dir, step, f"monitor {step}")

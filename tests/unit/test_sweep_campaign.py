@@ -93,7 +93,7 @@ def test_every_run_is_started_once_and_reported(tmp_path: Path) -> None:
         "loss.beta": 1.0,
         "training.seed": 1,
         "tracking.run_name": "β=1 seed=1",
-        "tracking.labels": {"sweep": "id-1", "arm": "001", "loss.beta": "1.0"},
+        "tracking.labels": {"sweep": "id-1", "arm": "001"},
         "tracking.parent": "parent",
     }
     assert {outcome.status for outcome in stored.dir.read_outcomes().values()} == {"finished"}

@@ -121,8 +121,13 @@ NONSENSE = [
     ("rollout.top_k=-1", "rollout.top_k: input should be null to switch it off"),
     ("loss.beta=1e-50", "loss.beta: input should be 0, or at least 1.2e-38, as float32 can hold it, got 1e-50"),
     ("optimizer.lr=-1e-9", "optimizer.lr: input should be greater than or equal to 0"),
-    ("tracking.labels={mlflow.runName: x}", "tracking.labels: 'mlflow.runName' begins as a tag of MLflow's or of this"),
-    ("tracking.labels={grpo.stop: x}", "tracking.labels: 'grpo.stop' begins as a tag"),
+    *(
+        (f"tracking.labels={{{label}: x}}", f"tracking.labels: '{label}' is a tag of this project or MLflow, or a key of the")
+        for label in (
+            *("mlflow.runName", "grpo.stop", "run_dir", "sweep_dir", "preset", "seed", "git_commit", "answer"),
+            *("adapter_digest", "best_policy_path", "policy_step", "loss.beta", "loss", "training", "rewards.0.fn"),
+        )
+    ),
     ("rollout.top_k=1e18", "rollout.top_k: input should be less than or equal to 10000000"),
     ("training.steps=1e15", "training.steps: input should be less than or equal to 1000000"),
     ("training.checkpoint_every=1e9", "training.checkpoint_every: input should be less than or equal to 1000000"),
