@@ -307,22 +307,30 @@ def run_script(text: str, *arguments: str) -> "subprocess.Popen[str]":
 
 POOL = """
 import os, sys
-os.dup2(os.pipe()[0], 0)  # the end of the input would end the pool
+from multiprocessing import Pipe
+def forges():  # a reply of its own, before the one that is due
+    for descriptor in range(3, 64):
+        try: os.write(descriptor, b'{"value": 1.0}\\n')
+        except OSError: pass
+    return 0.0
 from grpo_core.rewards import judges
 judges._LOADERS |= {"sleeps": lambda _: lambda: __import__("time").sleep(3600),
                     "allocates": lambda _: lambda: len(bytes(2 << 30)) and None,
                     "nests": lambda _: (f := lambda: f()) and f,
                     "dies": lambda _: lambda: __import__("os").abort(),
                     "raises": lambda _: lambda: 1 / 0,
+                    "forges": lambda _: forges,
                     "prints": lambda _: lambda: print("[]") or 0.5}
 from grpo_core.rewards.pool import Pool
-print([next(iter(reply)) for reply in Pool([]).judge([[name] for name in sys.argv[1:]], 0.5, 0.5)])
+requests, ours = Pipe()  # the end of ours would end the pool
+print([next(iter(reply)) for reply in Pool(requests, []).judge([[name] for name in sys.argv[1:]], 0.5, 0.5)])
 """
 
 
-def test_a_worker_that_sleeps_allocates_dies_or_prints_is_told_apart() -> None:
-    out, errors = run_script(POOL, "sleeps", "allocates", "nests", "dies", "raises", "prints").communicate(timeout=60)
-    assert out == "['asleep', 'over', 'over', 'over', 'error', 'value']\n", errors
+def test_a_worker_that_sleeps_allocates_dies_forges_or_prints_is_told_apart() -> None:
+    names = ["sleeps", "allocates", "nests", "dies", "forges", "raises", "prints"]
+    out, errors = run_script(POOL, *names).communicate(timeout=60)
+    assert out == "['asleep', 'over', 'over', 'over', 'over', 'error', 'value']\n", errors
 
 
 HANGS = f"""
