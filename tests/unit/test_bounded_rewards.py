@@ -204,6 +204,30 @@ def test_a_users_function_that_hangs_at_a_later_call_stops_by_name() -> None:
         assert score([reward], [prompt()], ["a"]).total == (1,)
 
 
+def burns(seconds: list[float], **_: Any) -> list[float]:
+    end = time.thread_time() + seconds[0]
+    while time.thread_time() < end:
+        pass
+    return [1.0]
+
+
+def dozes_for(seconds: list[float], **_: Any) -> list[float]:
+    time.sleep(seconds[0])
+    return [1.0]
+
+
+@pytest.mark.parametrize(("function", "cpu_seconds"), [(burns, 0.02), (dozes_for, 0.002)])
+def test_a_call_that_returns_as_its_bound_is_reached_leaves_nothing_behind(
+    function: Callable[..., Any], cpu_seconds: float
+) -> None:
+    reward = own(function, cpu_seconds)
+    for number in range(60):
+        with contextlib.suppress(RewardError):
+            score([reward], [prompt(seconds=0.018 + number / 15_000)], ["a"])
+        assert signal.getsignal(signal.SIGPROF) is signal.SIG_IGN
+        assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
 def test_in_another_thread_the_clock_bounds_a_users_function() -> None:
     with ThreadPoolExecutor() as threads:
         reward = own(sleeps, 0.05)
