@@ -196,5 +196,6 @@ def last_words(module: str, returncode: int, log_file: Path) -> str:
         return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
     if call := call_that_ended_process(lines):
-        return f"{call}: it did not return within its bound (rewards[].cpu_seconds), and nothing could interrupt it; {log_file} has the line"
+        fault = "it did not return within its bound (rewards[].cpu_seconds), and nothing could interrupt it"
+        return f"{call}: {fault}; {log_file} has the line"
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"
