@@ -6,7 +6,6 @@ from typing import Any
 from grpo_core.config import RunConfig
 from grpo_core.rewards.base import Reward, load_rewards
 from grpo_core.rewards.bounded import Verdicts
-from grpo_core.rewards.call_guard import CALLS
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_records
 
@@ -18,7 +17,7 @@ def open_rewards(config: RunConfig, run_dir: RunDir | None) -> tuple[tuple[Rewar
         RewardError: a function cannot be imported.
         JournalError: a journal cannot be read.
     """
-    return load_rewards(config.rewards, CALLS), Verdicts(() if run_dir is None else _records(run_dir))
+    return load_rewards(config.rewards, bounded=True), Verdicts(() if run_dir is None else _records(run_dir))
 
 
 def _records(run_dir: RunDir) -> Iterator[Mapping[str, Any]]:

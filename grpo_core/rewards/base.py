@@ -22,7 +22,7 @@ from grpo_core.config.code import code_in
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import RewardError, cause, few_names, name_of
 from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge_batch
-from grpo_core.rewards.call_guard import CallGuard, Overrun
+from grpo_core.rewards.call_guard import Overrun, call_bounded
 from grpo_core.rewards.workers import WORKERS
 from grpo_core.types import Conversation, Prompt
 
@@ -53,8 +53,8 @@ class Reward:
     function: RewardFn
     cpu_seconds: float | None = None
     """Bound in CPU time, as the config has it; None = the default."""
-    guard: CallGuard | None = None
-    """Bounds the calls of a user's function; None where whoever waits for it can interrupt it."""
+    is_bounded: bool = False
+    """Whether calls in this process are bounded: not where whoever waits for a user's function can interrupt it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ class ScoredCompletions:
     """Of the functions that are judged within a bound: what to journal."""
 
 
-def load_rewards(configs: Sequence[RewardConfig], guard: CallGuard | None = None) -> tuple[Reward, ...]:
+def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> tuple[Reward, ...]:
     """Import every configured reward function.
 
     Args:
         configs: of the functions.
-        guard: of a process that may be ended by it.
+        bounded: whether a user's function that hangs is to end this process.
 
     Raises:
         RewardError: one cannot be imported, is not callable, or two share a metric name.
@@ -87,7 +87,7 @@ def load_rewards(configs: Sequence[RewardConfig], guard: CallGuard | None = None
             args=config.args,
             function=_import(config.fn),
             cpu_seconds=config.cpu_seconds,
-            guard=None if config.fn in BUILTIN_REWARDS else guard,
+            is_bounded=bounded and config.fn not in BUILTIN_REWARDS,
         )
         for config in configs
     )
@@ -237,11 +237,11 @@ def _called(reward: Reward, arguments: dict[str, Any], sample: Callable[[int], s
 
 
 def _invoke(reward: Reward, arguments: Mapping[str, Any]) -> Any:
-    if reward.guard is None:
+    if not reward.is_bounded:
         return reward.function(**arguments)
     bound = CALL_CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     what = f"reward {reward.fn}, called with {len(arguments['completions'])} completions"
-    return reward.guard.call(lambda: reward.function(**arguments), bound, what)
+    return call_bounded(lambda: reward.function(**arguments), bound, what)
 
 
 def _first_failing(reward: Reward, arguments: Mapping[str, Any]) -> int:

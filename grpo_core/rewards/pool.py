@@ -1,13 +1,13 @@
-"""The process that judges completions within a bound: `python -m grpo_core.rewards.pool JUDGE...`, started by `workers.py`.
+"""The process that judges completions within a bound, started by `workers.py`: `python -m grpo_core.rewards.pool FD JUDGE...`.
 
 It imports the judges once and forks a worker for each core: it has one thread and no torch, so a fork is safe, and replacing a
 worker takes milliseconds where a new interpreter takes half a second. It never runs a judge itself. A request and its reply are
-one JSON line each, on standard input and output:
+one message each, in JSON, on a connection whose messages have their length in front: what it holds is what has not been read.
 
     {"rows": [[judge, argument, ...], ...], "cpu_seconds": bound, "asleep_seconds": backstop}
     [{"value": score} | {"over": why} | {"asleep": seconds} | {"error": text}, ...]
 
-The end of its input ends it and its workers, also in the middle of a request; a worker dies with it.
+The end of the connection ends it and its workers, also in the middle of a request; a worker dies with it.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ import ctypes
 import json
 import os
 import resource
-import select
 import signal
-import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from grpo_core.rewards.judges import Judge, load_judge
 
@@ -33,6 +33,8 @@ POLL_SECONDS = 0.01
 """Between two looks at a worker: the kernel counts CPU time in ticks of this length."""
 WORKER_MEMORY = 2**30
 """Bytes of address space that a worker may take beside what it was forked with."""
+MAX_REPLY = 2**28
+"""Bytes. Text that was written past the protocol begins with a greater length: a blank and more four times."""
 PR_SET_PDEATHSIG = 1
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -51,13 +53,11 @@ class JudgeProcess:
 
     def __init__(self, judges: Mapping[str, Judge]) -> None:
         """Fork it."""
-        ours, theirs = socket.socketpair()
+        self.connection, theirs = Pipe()
         self.pid = os.fork()
         if self.pid == 0:
             _work(theirs, judges)
         theirs.close()
-        self.socket = ours
-        self._lines = ours.makefile("r")
         self.row = -1
         self._began = self._seen = 0.0
         self._asleep = 0.0
@@ -69,17 +69,15 @@ class JudgeProcess:
         self._began = self._seen = _usage(self.pid).cpu_seconds
         self._asleep, self._looked = 0.0, time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # it died idle; reading from it says so
-            self.socket.sendall(json.dumps(row).encode() + b"\n")
+            self.connection.send_bytes(json.dumps(row).encode())
 
     def receive(self) -> dict[str, Any]:
         """Return what it says of its row; it is at hand."""
-        line = ""
-        with contextlib.suppress(ConnectionResetError):
-            line = self._lines.readline()
-        if line.endswith("\n"):
-            found: dict[str, Any] = json.loads(line)
-            return found
-        return {"over": "it ended its worker"}
+        try:
+            found: dict[str, Any] = json.loads(self.connection.recv_bytes(MAX_REPLY))
+        except (EOFError, OSError):
+            return {"over": "it ended its worker"}
+        return found
 
     def overrun(self, cpu_seconds: float, asleep_seconds: float) -> dict[str, Any] | None:
         """Return that its row has exceeded a bound, or sleeps; None while neither is so."""
@@ -96,15 +94,20 @@ class JudgeProcess:
         """Kill it and wait for its end."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self._lines.close()
-        self.socket.close()
+        self.connection.close()
 
 
 class Pool:
     """Workers, which know every judge that was loaded before they were forked."""
 
-    def __init__(self, judges: Iterable[str]) -> None:
-        """Load judges; workers are forked when there are rows for them."""
+    def __init__(self, requests: Connection, judges: Iterable[str]) -> None:
+        """Load judges; workers are forked when there are rows for them.
+
+        Args:
+            requests: whose end is the end of whoever waits for replies.
+            judges: to be loaded.
+        """
+        self._requests = requests
         self._judges: dict[str, Judge] = {}
         self._workers: list[JudgeProcess] = []
         self._load(judges)
@@ -120,34 +123,34 @@ class Pool:
         self._load(row[0] for row in rows)
         replies: list[dict[str, Any]] = [{} for _ in rows]
         waiting = deque(enumerate(rows))
-        busy: dict[int, JudgeProcess] = {}
+        busy: list[JudgeProcess] = []
         while waiting or busy:
             self._hand_out(waiting, busy)
-            readable, _, _ = select.select([*busy, sys.stdin.fileno()], [], [], POLL_SECONDS)
-            if sys.stdin.fileno() in readable:  # whoever waits for the reply has ended
+            ready = wait([self._requests, *(worker.connection for worker in busy)], POLL_SECONDS)
+            if self._requests in ready:  # whoever waits for the reply has ended
                 self.end()
                 raise SystemExit
-            for descriptor, worker in list(busy.items()):
-                reply = worker.receive() if descriptor in readable else worker.overrun(cpu_seconds, asleep_seconds)
+            for worker in list(busy):
+                reply = worker.receive() if worker.connection in ready else worker.overrun(cpu_seconds, asleep_seconds)
                 if reply is None:
                     continue
                 replies[worker.row] = reply
-                del busy[descriptor]
+                busy.remove(worker)
                 if "value" not in reply and "error" not in reply:
                     self._workers.remove(worker)
                     worker.end()
         return replies
 
-    def _hand_out(self, waiting: "deque[tuple[int, list[Any]]]", busy: dict[int, JudgeProcess]) -> None:
+    def _hand_out(self, waiting: "deque[tuple[int, list[Any]]]", busy: list[JudgeProcess]) -> None:
         """Give rows to idle workers, forking those that are missing."""
         most = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         while waiting and len(busy) < most:
-            idle = next((worker for worker in self._workers if worker.socket.fileno() not in busy), None)
+            idle = next((worker for worker in self._workers if worker not in busy), None)
             if idle is None:
                 idle = JudgeProcess(self._judges)
                 self._workers.append(idle)
             idle.send(*waiting.popleft())
-            busy[idle.socket.fileno()] = idle
+            busy.append(idle)
 
     def end(self) -> None:
         """End every worker."""
@@ -156,7 +159,7 @@ class Pool:
         self._workers.clear()
 
 
-def _work(requests: socket.socket, judges: Mapping[str, Judge]) -> None:
+def _work(requests: Connection, judges: Mapping[str, Judge]) -> None:
     """Judge rows until the pool is gone."""
     try:
         # A hostile row must not reach the pool's input and output, nor the other workers.
@@ -166,9 +169,8 @@ def _work(requests: socket.socket, judges: Mapping[str, Judge]) -> None:
         os.closerange(3, kept)
         os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
         _confine()
-        with requests.makefile("r") as lines:
-            for line in lines:
-                requests.sendall(json.dumps(_reply(judges, json.loads(line))).encode() + b"\n")
+        while True:
+            requests.send_bytes(json.dumps(_reply(judges, json.loads(requests.recv_bytes()))).encode())
     finally:
         os._exit(0)
 
@@ -197,20 +199,18 @@ def _usage(pid: int) -> Usage:
     return Usage(cpu_seconds=(int(fields[11]) + int(fields[12])) / TICKS, is_running=fields[0] == "R")
 
 
-def main(judges: list[str], requests: TextIO, replies: TextIO) -> None:
+def main(requests: Connection, judges: Iterable[str]) -> None:
     """Answer requests until there are no more."""
-    pool = Pool(judges)
-    while line := requests.readline():
-        request = json.loads(line)
-        found = pool.judge(request["rows"], request["cpu_seconds"], request["asleep_seconds"])
-        replies.write(json.dumps(found) + "\n")
-        replies.flush()
+    pool = Pool(requests, judges)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            request = json.loads(requests.recv_bytes())
+            found = pool.judge(request["rows"], request["cpu_seconds"], request["asleep_seconds"])
+            requests.send_bytes(json.dumps(found).encode())
     pool.end()
 
 
 if __name__ == "__main__":
     for _number in (signal.SIGINT, signal.SIGTERM):  # for whoever started it, who finishes the step
         signal.signal(_number, signal.SIG_IGN)
-    _replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is not a reply
-    main(sys.argv[1:], sys.stdin, _replies)
+    main(Connection(int(sys.argv[1])), sys.argv[2:])

@@ -1,7 +1,6 @@
 """This process's side of the workers that judge completions: started at the first need, ended with this process."""
 
 import atexit
-import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +8,8 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from grpo_core.errors import RewardError
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "grpo_core.rewards.pool"
+STANDARD_ERROR = 2
 ASLEEP_FACTOR = 10
 """The wall-clock backstop, in bounds: for a row that sleeps and so never reaches its bound in CPU time."""
 LEAST_ASLEEP_SECONDS = 10.0
@@ -39,7 +41,8 @@ class Workers:
 
     def __init__(self) -> None:
         """Start nothing yet."""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
         self._one_at_a_time = threading.Lock()
 
     def start(self, judges: Iterable[str]) -> None:
@@ -49,14 +52,16 @@ class Workers:
         self.close()
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, *judges],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), *judges],
+            stdin=subprocess.DEVNULL,
+            stdout=STANDARD_ERROR,  # what a library prints
+            pass_fds=[theirs.fileno()],
             # One order of sets and dictionaries in every process: sympy's results may depend on it.
             env={**os.environ, **one_thread, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
         )
+        theirs.close()
 
     def judge(self, rows: Sequence[Row], cpu_seconds: float, full_cpu_seconds: float) -> list[Reply]:
         """Return what came of each row, in their order.
@@ -72,7 +77,7 @@ class Workers:
         if not rows:
             return []
         asleep = max(LEAST_ASLEEP_SECONDS, ASLEEP_FACTOR * full_cpu_seconds)
-        request = json.dumps({"rows": rows, "cpu_seconds": cpu_seconds, "asleep_seconds": asleep})
+        request = json.dumps({"rows": rows, "cpu_seconds": cpu_seconds, "asleep_seconds": asleep}).encode()
         with self._one_at_a_time:
             self.start(dict.fromkeys(row[0] for row in rows))
             try:
@@ -82,34 +87,29 @@ class Workers:
                 raise
         return [Reply(kind=kind, content=content) for reply in replies for kind, content in reply.items()]
 
-    def _exchange(self, request: str) -> str:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def _exchange(self, request: bytes) -> bytes:
+        assert self._connection is not None
+        assert self._process is not None
         try:
-            process.stdin.write(request + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line.endswith("\n"):
+            self._connection.send_bytes(request)
+            return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            process = self._process
             self.close()
             ended = f"exit code {process.returncode}"
-            raise RewardError(f"the process that judges completions ({MODULE}) ended ({ended}); the log above says why")
-        return line
+            raise RewardError(
+                f"the process that judges completions ({MODULE}) ended ({ended}); the log above says why"
+            ) from None
 
     def close(self) -> None:
         """End the process, and with it its workers."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        process.kill()
-        process.wait()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            process.kill()
+            process.wait()
 
 
 WORKERS = Workers()

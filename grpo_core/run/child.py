@@ -13,6 +13,7 @@ from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slot
+from grpo_core.rewards.call_guard import call_that_ended_process
 from grpo_core.run.child_log import ChildLog, names_a_wait
 from grpo_core.run.process_state import NOT_STARTED, ProcessState, write_process_state
 
@@ -190,8 +191,11 @@ def python_path(*folders: str) -> str:
 
 
 def last_words(module: str, returncode: int, log_file: Path) -> str:
-    """Return the message of a child that failed: the last line of its log, or what killed it."""
+    """Return the message of a child that failed: the last line of its log, or what ended it."""
     if returncode < 0:
         return f"{module} was killed by {signal.Signals(-returncode).name}; its log is {log_file}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    if call := call_that_ended_process(lines):
+        fault = "it did not return within its bound (rewards[].cpu_seconds), and nothing could interrupt it"
+        return f"{call}: {fault}; {log_file} has the line"
     return lines[-1] if lines else f"{module} ended with exit code {returncode} and wrote nothing"

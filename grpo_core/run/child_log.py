@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grpo_core.rewards.watch_call import WAITING
+from grpo_core.rewards.call_guard import WAITING
 
 
 class ChildLog:

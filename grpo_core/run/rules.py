@@ -15,12 +15,15 @@ from statistics import median
 from grpo_core.config import RuleConfig
 from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
+from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.journal import Record
 from grpo_core.run.windows import slope
 
 Figures = Mapping[str, float]
 MOST_TEXT = 500
 """Characters of what a function of a user's says that are kept."""
+FUNCTION_SECONDS = 60.0
+"""By the clock; after it a function is not called again."""
 RELEASE = 0.8
 """A breach has ended once the figure is within this share of the bound: one that sways about it is reported once."""
 
@@ -116,14 +119,21 @@ class _Watched:
         over = f" ({'slope' if rule.kind == 'kl_rate' else 'median'} of {rule.steps} steps)" if rule.steps > 1 else ""
         return f"{rule.watched} {what}{value:.4g}{times}{over}, {side} the {traits.bound_name} of {limit:g}{traits.unit}"
 
+    def _called(self) -> object:
+        """Import a function, if that is still to be done, and call it."""
+        if self.function is None:
+            module, _, attribute = (self.rule.function or "").partition(":")
+            self.function = getattr(importlib.import_module(module), attribute)
+        return self.function([dict(figures) for figures in self.history], **self.rule.options)
+
     def _asked(self) -> str | None:
         """Return what a function says of the window."""
         name = self.rule.function or ""
         try:
-            if self.function is None:
-                module, _, attribute = name.partition(":")
-                self.function = getattr(importlib.import_module(module), attribute)
-            found = self.function([dict(figures) for figures in self.history], **self.rule.options)
+            found = call_within(self._called, FUNCTION_SECONDS, name)
+        except Overrun as error:
+            self.function = _says_nothing
+            return f"{error}; it is not called again until the run is resumed"
         except Exception as error:  # noqa: BLE001  (somebody else's function: it must not end the run)
             return f"{name} failed ({type(error).__name__}: {cause(error)})"
         return None if not found else f"{name}: {' '.join(str(found).split())[:MOST_TEXT]}"
@@ -239,6 +249,10 @@ class RuleBook:
             )
             for rule in begun
         ]
+
+
+def _says_nothing(_history: object, **_options: object) -> None:
+    """Stand in for a function that hangs."""
 
 
 def _sentence(rule: RuleConfig, step: int, text: str) -> str:

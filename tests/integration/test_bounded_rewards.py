@@ -14,11 +14,13 @@ import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
+from grpo_core.errors import TrainingError
 from grpo_core.machine.process_id import identify, is_running
 from grpo_core.metrics import find_metric
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.rewards.workers import Workers
+from grpo_core.run.child import run_watched
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
 from grpo_core.run.reproduction import compare_runs, final_policy
@@ -195,27 +197,85 @@ def test_an_evaluation_of_completions_that_hang_ends(tiny_run: Callable[..., Run
     assert sum(map(timeouts, evaluations)) > 0
 
 
-SPINS = """
-def f(completions, **columns):
-    f.calls = getattr(f, "calls", 0) + 1
-    while f.calls == 3:
-        pass
+OWN = """
+import time
+from itertools import repeat
+
+def quick(completions, **columns):
     return [float(len(completion[0]["content"]) < 5) for completion in completions]
+
+def spins(completions, **columns):
+    spins.calls = getattr(spins, "calls", 0) + 1
+    while spins.calls == 3:
+        pass
+    return quick(completions)
+
+def holds_lock(completions, **columns):
+    sum(repeat(1))  # no signal is looked at in there
+
+def catches_everything(completions, **columns):
+    while True:
+        try:
+            time.sleep(3600)
+        except BaseException:
+            pass
 """
+
+
+def own(tiny_run: Callable[..., RunDir], folder: Path, fn: str, cpu_seconds: float, **more: Any) -> tuple[RunDir, list[str]]:
+    """A run with a function of a user's, and the command that trains it."""
+    (folder / "own.py").write_text(OWN)
+    run_dir = tiny_run({"rewards": [{"fn": f"own:{fn}", "cpu_seconds": cpu_seconds, "dry_run": False}], **more})
+    return run_dir, [sys.executable, "-m", "grpo_core.training", str(run_dir.path)]
+
+
+def train(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, check=False, env=environment, timeout=300, capture_output=True, text=True)
+
+
+def test_a_users_function_that_returned_does_not_end_a_run_whose_steps_take_many_bounds(
+    tiny_run: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    long_steps = {"rollout.num_prompts_per_step": 40, "rollout.group_size": 16, "rollout.max_completion_tokens": 24}
+    run_dir, command = own(tiny_run, tmp_path, "quick", cpu_seconds=0.1, **long_steps)
+    ended = train(command, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    steps = [record.metrics for record in read_journal(run_dir.journal_file) if record.kind == "step"]
+    assert len(steps) == run_dir.read_config().training.steps
+    assert min(step["time/step_seconds"] for step in steps) > 0.5, steps
 
 
 def test_a_users_function_that_hangs_ends_the_run_by_name_after_a_checkpoint(
     tiny_run: Callable[..., RunDir], tmp_path: Path
 ) -> None:
-    (tmp_path / "spinning.py").write_text(SPINS)
-    run_dir = tiny_run({"rewards": [{"fn": "spinning:f", "cpu_seconds": 0.5}]})
-    command = [sys.executable, "-m", "grpo_core.training", str(run_dir.path)]
-    ended = subprocess.run(
-        command, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=300, capture_output=True, text=True
-    )
+    run_dir, command = own(tiny_run, tmp_path, "spins", cpu_seconds=0.5)
+    ended = train(command, tmp_path)
     assert ended.returncode == 1
     last = read_journal(run_dir.journal_file)[-1]
     assert (last.kind, last.data["status"]) == ("end", "failed")
-    assert "reward spinning:f, called with 12 completions: more than 0.5 s of CPU time" in last.data["reason"]
+    assert "reward own:spins, called with 12 completions: more than 0.5 s of CPU time" in last.data["reason"]
     assert ended.stderr.splitlines()[-1] == last.data["reason"]
     assert [path.name for path in list_checkpoints(run_dir.checkpoints)] == ["step_000002"]
+
+
+@pytest.mark.parametrize("fn", ["holds_lock", "catches_everything"])
+def test_a_training_that_no_signal_can_end_is_ended_and_its_function_named(
+    fn: str, tiny_run: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    run_dir, _ = own(tiny_run, tmp_path, fn, cpu_seconds=0.2)
+
+    def stop(child: subprocess.Popen[bytes]) -> None:
+        child.kill()
+
+    with pytest.raises(TrainingError) as caught:
+        run_watched(
+            "grpo_core.training",
+            [str(run_dir.path)],
+            tmp_path / "train.log",
+            look=lambda: time.sleep(0.1),
+            stop=stop,
+            report=str,
+            import_from=[str(tmp_path)],
+        )
+    assert str(caught.value).startswith(f"reward own:{fn}, called with 12 completions: it did not return")

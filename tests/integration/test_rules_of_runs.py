@@ -1,6 +1,7 @@
 """Each rule of the monitor, on a training made for it, and none of them on the same training with a bound that it keeps."""
 
 import shutil
+import time
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_core.policy.policy import Policy
+from grpo_core.run import rules
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_records
 from grpo_core.run.judge import Judge
@@ -57,6 +59,11 @@ def too_long(history: list[dict[str, float]], least: float) -> str | None:
     """Find completions longer than `least`, in a whole window."""
     lengths = [figures["completion/tokens/mean"] for figures in history]
     return f"{min(lengths):.1f} tokens" if min(lengths) > least else None
+
+
+def sleeps(history: list[dict[str, float]]) -> None:
+    """Hold whoever waits for it."""
+    time.sleep(3600)
 
 
 def alerts_of(run: RunDir) -> list[str]:
@@ -129,6 +136,18 @@ def test_a_breach_synchronises_the_reference_and_is_named_as_the_cause(synced: A
             assert figures[step + 1]["kl/ref/k3"] == 0 < figures[step + 1]["kl/init/k3"]
     # What the monitor reads out of the journal is what the training has decided.
     assert alerts_of(run) == list(found.values())
+
+
+@pytest.mark.proof
+def test_a_function_that_sleeps_does_not_hold_the_training(synced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "FUNCTION_SECONDS", 0.3, raising=False)
+    rule = {"kind": "custom", "function": f"{HERE}:sleeps", "window": 2, "action": "sync"}
+    run = synced("run", **{"monitor.rules": [rule]})
+    records = train(run)
+    assert len(of_kind(records, "step")) == 8
+    (text,) = alerts_of(run)
+    assert text.startswith(f"step 2: {HERE}:sleeps: no result after 0.3 s of the clock")
+    assert causes(records) == {2: text}
 
 
 @pytest.mark.proof

@@ -1,11 +1,14 @@
 """The bounds of reward functions: what hangs scores 0 or nothing, a verdict is given again, no worker outlives its need."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,12 @@ import pytest
 
 from grpo_core.config import RewardConfig, check_consistency, load_config
 from grpo_core.errors import RewardError
+from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.machine.hardware import core_count
 from grpo_core.machine.process_id import identify, is_running
 from grpo_core.rewards.base import Reward, ScoredCompletions, load_rewards, score
 from grpo_core.rewards.bounded import Verdicts
-from grpo_core.rewards.call_guard import CallGuard
+from grpo_core.run.child import last_words
 from grpo_core.types import Prompt
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +131,13 @@ def test_what_had_its_score_in_time_gets_it_again_where_it_takes_longer() -> Non
 # A user's function
 
 
+def own(function: Callable[..., Any], cpu_seconds: float) -> Reward:
+    """A function of this file as a training calls it."""
+    rewards = [{"fn": f"{__name__}:{function.__name__}", "cpu_seconds": cpu_seconds}]
+    ((reward,), _) = open_rewards(load_config(None, {"rewards": rewards}), None)
+    return reward
+
+
 def spins(**_: Any) -> list[float]:
     while True:
         pass
@@ -152,59 +163,155 @@ def ignores_errors(**_: Any) -> list[float]:
             continue
 
 
-@pytest.fixture
-def guard() -> Iterator[CallGuard]:
-    guard = CallGuard()
-    yield guard
-    guard.close()
+def catches_twice(**_: Any) -> list[float]:
+    for _attempt in range(2):
+        with contextlib.suppress(BaseException):
+            spins()
+    return spins()
+
+
+def hangs_when_asked(completions: list[str], **_: Any) -> list[float]:
+    return spins() if "hang" in completions else [1.0]
+
+
+OVERRUN = "more than 0.05 s of CPU time"
 
 
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (spins, "more than 0.05 s of CPU time"),
-        (backtracks, "more than 0.05 s of CPU time"),
-        (ignores_errors, "more than 0.05 s of CPU time"),
+        (spins, OVERRUN),
+        (backtracks, OVERRUN),
+        (ignores_errors, OVERRUN),
+        (catches_twice, OVERRUN),
         (sleeps, "no result after 0.5 s of the clock"),
     ],
 )
-def test_a_users_function_that_hangs_stops_by_name(guard: CallGuard, function: Callable[..., Any], reason: str) -> None:
-    reward = Reward(fn="mine:f", name="f", weight=1, args={}, function=function, cpu_seconds=0.05, guard=guard)
+def test_a_users_function_that_hangs_stops_by_name(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(RewardError) as caught:
-        score([reward], [prompt()] * 3, ["a", "b", "c"])
-    assert str(caught.value).startswith(f"reward mine:f, called with 3 completions: {reason}")
+        score([own(function, 0.05)], [prompt()] * 3, ["a", "b", "c"])
+    named = f"reward {__name__}:{function.__name__}, called with 3 completions"
+    assert str(caught.value).startswith(f"{named}: {reason}")
     assert "rewards[].cpu_seconds 0.05" in str(caught.value)
 
 
-def test_a_users_function_within_its_bound_is_called_here_again_and_again(guard: CallGuard) -> None:
-    calls: list[int] = []
-
-    def mine(completions: list[str], **_: Any) -> list[float]:
-        calls.append(os.getpid())
-        time.sleep(0.15)  # the watching process has looked by then
-        return [float(len(calls))]
-
-    before = signal.getsignal(signal.SIGPROF)
-    reward = Reward(fn="mine:f", name="f", weight=1, args={}, function=mine, cpu_seconds=0.1, guard=guard)
-    prompts = [prompt()]
-    assert [score([reward], prompts, ["a"]).total for _ in range(3)] == [(1,), (2,), (3,)]
-    assert set(calls) == {os.getpid()}
-    assert signal.getsignal(signal.SIGPROF) == before
+def test_a_users_function_that_hangs_at_a_later_call_stops_by_name() -> None:
+    reward = own(hangs_when_asked, 0.05)
+    assert [score([reward], [prompt()], ["a"]).total for _ in range(3)] == [(1,)] * 3
+    for _ in range(2):  # an interrupt leaves nothing behind
+        with pytest.raises(RewardError, match=OVERRUN):
+            score([reward], [prompt()], ["hang"])
+        assert score([reward], [prompt()], ["a"]).total == (1,)
 
 
-HOLDS_PYTHON = """
+def burns(seconds: list[float], **_: Any) -> list[float]:
+    end = time.thread_time() + seconds[0]
+    while time.thread_time() < end:
+        pass
+    return [1.0]
+
+
+def dozes_for(seconds: list[float], **_: Any) -> list[float]:
+    time.sleep(seconds[0])
+    return [1.0]
+
+
+@pytest.mark.parametrize(("function", "cpu_seconds"), [(burns, 0.02), (dozes_for, 0.002)])
+def test_a_call_that_returns_as_its_bound_is_reached_leaves_nothing_behind(
+    function: Callable[..., Any], cpu_seconds: float
+) -> None:
+    reward = own(function, cpu_seconds)
+    for number in range(60):
+        with contextlib.suppress(RewardError):
+            score([reward], [prompt(seconds=0.018 + number / 15_000)], ["a"])
+        assert signal.getsignal(signal.SIGPROF) is signal.SIG_IGN
+        assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
+def test_in_another_thread_the_clock_bounds_a_users_function() -> None:
+    with ThreadPoolExecutor() as threads:
+        reward = own(sleeps, 0.05)
+        with pytest.raises(RewardError, match=r"sleeps, called with 1 completions: no result after 0.5 s of the clock"):
+            threads.submit(score, [reward], [prompt()], ["a"]).result()
+        assert threads.submit(score, [own(hangs_when_asked, 0.05)], [prompt()], ["a"]).result().total == (1,)
+
+
+THREADS: list[int] = []
+
+
+def dozes(**_: Any) -> list[float]:
+    THREADS.append(threading.get_ident())
+    time.sleep(0.3)
+    return [1.0]
+
+
+def test_what_other_threads_compute_does_not_count() -> None:
+    ended = threading.Event()
+
+    def burn() -> None:
+        while not ended.is_set():
+            pass
+
+    burner = threading.Thread(target=burn)
+    burner.start()
+    try:
+        assert score([own(dozes, 0.1)], [prompt()], ["a"]).total == (1,)
+    finally:
+        ended.set()
+        burner.join()
+    assert [threading.get_ident()] == THREADS
+
+
+GUARDED = """
+import contextlib, os, re, signal, sys, threading, time
 from itertools import repeat
-from grpo_core.rewards.call_guard import CALLS
-CALLS.call(lambda: sum(repeat(1)), 0.2, "reward mine:f, called with 1 completions")
+from grpo_core.config import load_config
+from grpo_core.evaluation.rewards import open_rewards
+from grpo_core.rewards import call_guard
+from grpo_core.rewards.base import score
+from grpo_core.types import Prompt
+
+def call(fn, cpu_seconds):
+    (rewards, _) = open_rewards(load_config(None, {"rewards": [{"fn": fn, "cpu_seconds": cpu_seconds}]}), None)
+    return score(rewards, [Prompt(id=0, content="q", text="q", token_ids=(1,), columns={})], ["a"]).total
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+def quick(**_): return [1.0]
+def holds_lock(**_): return [float(sum(repeat(1)))]  # no signal is looked at in there
+def catches_everything(**_):
+    while True:
+        with contextlib.suppress(BaseException): burn(100)
+def late(**_):
+    os.kill(os.getpid(), signal.SIGPROF)
+    return [1.0]
 """
 
 
-@pytest.mark.proof
-def test_native_code_that_no_signal_reaches_is_killed_by_name() -> None:
-    script = run_script(HOLDS_PYTHON)
+@pytest.mark.parametrize("between", ["burn(0.3)", "time.sleep(0.3)", "os.kill(os.getpid(), signal.SIGPROF)"])
+def test_what_follows_a_call_that_returned_is_never_interrupted(between: str) -> None:
+    """Nor is it when it takes many bounds in CPU time, or by the clock, or a signal comes late."""
+    script = run_script(f"{GUARDED}\nfor _ in range(8):\n    call('__main__:quick', 0.02)\n    {between}\n")
     _, errors = script.communicate(timeout=60)
-    assert script.returncode == -signal.SIGKILL
-    assert errors.startswith("killed: reward mine:f, called with 1 completions: more than 0.2 s of CPU time")
+    assert (script.returncode, errors) == (0, "")
+
+
+def test_a_call_is_measured_by_itself_and_not_by_the_signal_that_comes() -> None:
+    script = run_script(f"{GUARDED}\nburn(0.3)\nprint([call('__main__:late', 0.2) for _ in range(8)])")
+    out, errors = script.communicate(timeout=60)
+    assert (out, errors) == (f"{[(1.0,)] * 8}\n", "")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("function", ["holds_lock", "catches_everything"])
+def test_what_nothing_can_interrupt_is_ended_by_name(function: str, tmp_path: Path) -> None:
+    script = run_script(f"{GUARDED}\ncall_guard.GRACE_SECONDS = 1.0\ncall('__main__:{function}', 0.2)")
+    _, errors = script.communicate(timeout=60)
+    log = tmp_path / "train.log"
+    log.write_text(f"what came before\n{errors}")
+    message = last_words("grpo_core.training", script.returncode, log)
+    assert message.startswith(f"reward __main__:{function}, called with 1 completions: it did not return")
+    assert f"in {function}" in errors  # and where in it
 
 
 # Processes
@@ -224,22 +331,30 @@ def run_script(text: str, *arguments: str) -> "subprocess.Popen[str]":
 
 POOL = """
 import os, sys
-os.dup2(os.pipe()[0], 0)  # the end of the input would end the pool
+from multiprocessing import Pipe
+def forges():  # a reply of its own, before the one that is due
+    for descriptor in range(3, 64):
+        try: os.write(descriptor, b'{"value": 1.0}\\n')
+        except OSError: pass
+    return 0.0
 from grpo_core.rewards import judges
 judges._LOADERS |= {"sleeps": lambda _: lambda: __import__("time").sleep(3600),
                     "allocates": lambda _: lambda: len(bytes(2 << 30)) and None,
                     "nests": lambda _: (f := lambda: f()) and f,
                     "dies": lambda _: lambda: __import__("os").abort(),
                     "raises": lambda _: lambda: 1 / 0,
+                    "forges": lambda _: forges,
                     "prints": lambda _: lambda: print("[]") or 0.5}
 from grpo_core.rewards.pool import Pool
-print([next(iter(reply)) for reply in Pool([]).judge([[name] for name in sys.argv[1:]], 0.5, 0.5)])
+requests, ours = Pipe()  # the end of ours would end the pool
+print([next(iter(reply)) for reply in Pool(requests, []).judge([[name] for name in sys.argv[1:]], 0.5, 0.5)])
 """
 
 
-def test_a_worker_that_sleeps_allocates_dies_or_prints_is_told_apart() -> None:
-    out, errors = run_script(POOL, "sleeps", "allocates", "nests", "dies", "raises", "prints").communicate(timeout=60)
-    assert out == "['asleep', 'over', 'over', 'over', 'error', 'value']\n", errors
+def test_a_worker_that_sleeps_allocates_dies_forges_or_prints_is_told_apart() -> None:
+    names = ["sleeps", "allocates", "nests", "dies", "forges", "raises", "prints"]
+    out, errors = run_script(POOL, *names).communicate(timeout=60)
+    assert out == "['asleep', 'over', 'over', 'over', 'over', 'error', 'value']\n", errors
 
 
 HANGS = f"""

@@ -1,6 +1,10 @@
 """Rules over journal records: what is a breach, when it is said, and in which words."""
 
 import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_core.config import RuleConfig
+from grpo_core.run import rules
 from grpo_core.run.journal import Record
 from grpo_core.run.rules import RuleBook
 
@@ -237,6 +242,41 @@ def test_a_function_that_fails_is_an_alert_and_not_the_end_of_the_monitor() -> N
     assert book.check(record(2, reward__mean=0.0)) == []
     (missing,) = RuleBook([RuleConfig(kind="custom", function="no_such:f", window=1)]).check(record(1, reward__mean=0.0))
     assert "no_such:f failed (ModuleNotFoundError: " in missing.text
+
+
+SLEEPERS: list[int] = []
+
+
+def sleeping(history: list[dict[str, float]]) -> None:
+    SLEEPERS.append(threading.get_ident())
+    time.sleep(3600)
+
+
+def here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])  # the training, which asks about syncs, and the monitor
+def test_a_function_that_sleeps_is_an_alert_and_is_not_called_again(where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "FUNCTION_SECONDS", 0.3, raising=False)
+    SLEEPERS.clear()
+    name = f"{__name__}:sleeping"
+    book = RuleBook([RuleConfig(kind="custom", function=name, window=1, action="stop"), BUDGET])
+    asleep, budget = where(lambda: book.check(record(1, kl__ref__k3=0.6)))
+    assert asleep.text.startswith(f"step 1: {name}: no result after 0.3 s of the clock")
+    assert asleep.stops
+    assert budget.rule == BUDGET
+    assert where(lambda: book.check(record(2, kl__ref__k3=0.1))) == []
+    assert where(lambda: book.check(record(1, "resume"))) == []
+    assert where(lambda: book.check(record(2, kl__ref__k3=0.1))) == []
+    (again,) = where(lambda: book.check(record(3, kl__ref__k3=0.9)))
+    assert again.rule == BUDGET
+    assert len(SLEEPERS) == 1
 
 
 # Syncs and resumes
