@@ -53,6 +53,20 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 # Names, settings, colours
 
 
+def test_a_reference_that_a_rule_moves_is_called_that(tmp_path: Path) -> None:
+    """Beside the control, whose reference stays: not two runs with `sync=never`."""
+    rule = {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.1, "action": "sync"}]}
+    runs = {"control": {}, "rule": rule, "both": {**rule, "reference.sync_steps": 5}}
+    folders = [write_compared(tmp_path / name, overrides).path for name, overrides in runs.items()]
+    comparison = compared(*folders)
+    moves = ["never", "by rule", "5 and by rule"]
+    assert [re.findall(r"sync=(never|by rule|5 and by rule)", run.label) for run in comparison.runs] == [[m] for m in moves]
+    assert [re.findall(r"sync=(never|by rule|5 and by rule)", run.run.name) for run in comparison.runs] == [[m] for m in moves]
+    (setting,) = [one for one in comparison.settings if one.key == "reference.sync_steps"]
+    assert list(setting.texts()) == moves
+    assert all(move in render_comparison(comparison) for move in moves)
+
+
 def test_lines_are_called_by_what_differs_first(sweep: list[Path]) -> None:
     labels = [run.label for run in compared(*sweep).runs]
     assert labels[:3] == ["β=0 sync=never seed=0", "β=0 sync=never seed=1", "β=0.04 sync=5 seed=0"]

@@ -454,6 +454,10 @@ WARNINGS = [
     ({"loss.beta": 0, "loss.kl_estimator": "full"}, ["loss.kl_estimator: full", "loss.beta 0"]),
     ({"loss.beta": 0, "loss.kl_correction": "importance"}, ["loss.kl_correction: importance", "loss.beta 0"]),
     ({"loss.beta": 0, "reference.sync_steps": 5}, ["reference.sync_steps: 5", "only what is measured"]),
+    (
+        {"loss.beta": 0, "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}]},
+        ["monitor.rules: action sync changes only what is measured with loss.beta 0"],
+    ),
     ({"loss.kl_estimator": "k2", "loss.kl_correction": "importance"}, ["loss.kl_correction: importance", "k2"]),
     ({"advantage.scale": "batch_std", "advantage.whiten_advantages": True}, ["advantage.scale: batch_std", "whiten"]),
     ({"reference.kl_init_every": 5}, ["reference.kl_init_every: 5", "reference.sync_steps is null"]),
