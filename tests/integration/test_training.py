@@ -576,6 +576,15 @@ def test_steps_whose_groups_are_all_dropped_teach_nothing_and_end_nothing(tiny_r
         assert record.metrics["ref/param_distance"] == 0
 
 
+def test_a_reward_function_with_a_name_that_no_metric_key_can_have_trains(tiny_run, tmp_path, monkeypatch):
+    (tmp_path / "metres.py").write_text("def länge(completions, **_):\n    return [float(len(one)) for one in completions]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run_dir = tiny_run({"rewards": [{"fn": "metres:länge"}], "training.steps": 2})
+    steps = of_kind(train(run_dir), "step")
+    assert [record.metrics["reward/l_nge/mean"] for record in steps] == [record.metrics["reward/mean"] for record in steps]
+    assert "reward_l_nge" in pandas.read_parquet(run_dir.completions / "step_000002.parquet")
+
+
 def huge(prompts, completions, **columns):
     """Rewards beyond float32: their differences are infinite."""
     return [1e39 * (index % 3) for index in range(len(completions))]

@@ -351,7 +351,7 @@ ERRORS = [
     ({"evaluation.verifier": "format"}, ["evaluation.verifier", "'format'", "reasoning_gym"]),
     ({"evaluation.k": [1, 8]}, ["evaluation.k", "8", "evaluation.samples 4"]),
     ({"data.eval_fraction": 0, "evaluation.every_steps": 5}, ["evaluation.every_steps", "5", "data.eval_fraction is 0"]),
-    ({"rewards": [{"fn": "format"}, {"fn": "format"}]}, ["rewards", "'format'", "2 times"]),
+    ({"rewards": [{"fn": "format"}, {"fn": "format"}]}, ["rewards", "'format'", "list it once"]),
     ({"rewards": [{"fn": "format", "weight": 0}]}, ["rewards", "every weight is 0"]),
     (
         {"monitor.rules": [{"kind": "kl_budget", "metric": "reward/mean", "bound": 1}]},
