@@ -19,6 +19,10 @@ from grpo_core.plain_text import markdown_table
 When = Literal["step", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
 
 
+LAST_STEPS = 10
+"""Steps at the end of a run over which a figure of every step is averaged where one figure stands for the run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One key."""

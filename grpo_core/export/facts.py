@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, evaluations_after
 from grpo_core.evaluation.statistics import Estimate
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.journal import Record
 
 KL = (
@@ -15,7 +16,6 @@ KL = (
     ("kl/probe/full_init", "kl/probe/se_init", "the initial policy", "exact, on the probe prompts"),
 )
 """(figure, its standard error, from what, how measured)."""
-LAST_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from grpo_core.errors import JournalError, shown
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.machine.jsonfile import read_json
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.alerts import all_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Checked, check_run
@@ -14,8 +15,8 @@ from grpo_core.run.journal import Record, last_event
 from grpo_core.run.process_state import process_runs
 
 ENDS = ("finished", "stopped", "failed")
-FIRST_STEPS, LAST_STEPS = 5, 10
-"""Windows over which the report compares rewards."""
+FIRST_STEPS = 5
+"""With whose mean reward the report compares that of the last steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
