@@ -42,7 +42,7 @@ def has_sync_rule(config: RunConfig) -> bool:
     return any(rule.action == "sync" for rule in config.monitor.rules)
 
 
-def reference_sync(config: RunConfig) -> int | str | None:
+def reference_moments(config: RunConfig) -> int | str | None:
     """Return when the reference is synchronised: every so many steps, `by rule`, both in words, or None = never."""
     steps = config.reference.sync_steps
     if not has_sync_rule(config):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import is_changed, is_single_update, reference_sync, sampler_treatment
+from grpo_core.config.derived import is_changed, is_single_update, reference_moments, sampler_treatment
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -60,7 +60,7 @@ def owned_keys(config: RunConfig) -> Iterator[Finding]:
     """Yield what belongs to something that is switched off."""
     resolved = {
         "loss.sampler_correction": sampler_treatment(config),
-        "reference.sync_steps": reference_sync(config),
+        "reference.sync_steps": reference_moments(config),
     }
     for level, owner, off, keys in OWNED:
         name, _, owning = owner.partition(".")
@@ -202,7 +202,7 @@ def inert_kl(config: RunConfig) -> list[Finding]:
             "reference.offload: true has no effect with training.device cpu: all weights are in host memory",
         ),
         warning_if(
-            reference_sync(config) is not None and loss.beta == 0,
+            reference_moments(config) is not None and loss.beta == 0,
             f"{moved_by} changes only what is measured with loss.beta 0",
         ),
         warning_if(
