@@ -15,7 +15,7 @@ from pydantic_core import MISSING
 
 from grpo_core.config import load_config
 from grpo_core.config.loading import KNOBS
-from grpo_core.config.origin import flatten
+from grpo_core.config.origin import named_settings
 from grpo_core.config.presets import preset_names
 from grpo_core.errors import GrpoError
 from grpo_core.sweep.display import first_few, level_name
@@ -57,7 +57,7 @@ def knob_values() -> dict[str, dict[str, Any]]:
     values: dict[str, dict[str, list[str]]] = {knob: {} for knob in KNOBS}
     for preset in preset_names():
         try:
-            flat = flatten(load_config(preset))
+            flat = named_settings(load_config(preset))
         except GrpoError:  # a file of the user's: it is refused where it is used
             continue
         for knob, key in KNOBS.items():

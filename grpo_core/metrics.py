@@ -19,6 +19,10 @@ from grpo_core.plain_text import markdown_table
 When = Literal["step", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
 
 
+LAST_STEPS = 10
+"""Steps at the end of a run over which a figure of every step is averaged where one figure stands for the run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One key."""
@@ -142,13 +146,14 @@ REGISTRY: tuple[Metric, ...] = (
     _m("group/reward_std/mean", "spread of the total inside a group", "Bessel std", "reward", _GROUPS, "above 0"),
     _m("group/reward_std/min", "smallest spread inside a group", "Bessel std", "reward", "min over groups", _BY_REWARD),
     _m("group/reward_std/max", "largest spread inside a group", "Bessel std", "reward", "max over groups", "above 0"),
-    _m("group/zero_std_frac", "groups that teach nothing: all rewards equal", "std = 0", "0..1", _SHARE, "below 0.5",
-       alarm=0.9),
+    _m("group/zero_std_frac", "groups that teach nothing: all rewards equal after their shaping, penalties included",
+       "A = 0 throughout", "0..1", _SHARE, "below 0.5", alarm=0.9),
     _m("group/all_correct_frac", "groups where the verifier accepts every completion", "-", "0..1", _SHARE,
-       "below 0.5: such groups teach nothing"),
+       "below 0.5"),
     _m("group/all_wrong_frac", "groups where the verifier accepts none", "-", "0..1", _SHARE, "falls"),
     _m("group/best_mean", "best total of a group", "max_g r", "reward", _GROUPS, "above reward/mean"),
-    _m("group/effective_count", "groups with unequal rewards", "-", "groups", "sum over groups", "above half of the groups"),
+    _m("group/effective_count", "groups that teach: their advantages are not all 0", "-", "groups", "sum over groups",
+       "above half of the groups"),
     _m("advantage/mean", "mean advantage", "A", "-", _ROWS, "0 up to rounding"),
     _m("advantage/std", "spread of the advantages", "Bessel std", "-", "over completions", "about sqrt((G-1)/G)"),
     _m("advantage/max", "largest absolute advantage", "max |A|", "-", "max over completions", "at most (G-1)/sqrt(G)"),
@@ -200,8 +205,6 @@ REGISTRY: tuple[Metric, ...] = (
     _time("memory/update_gib", "peak of the tensors in the update", "GiB", "max", when="gpu"),
     _time("memory/sync_gib", "peak of the tensors while the reference is measured and synchronised", "GiB", "max", when="gpu"),
     # Filtering
-    _m("filter/zero_variance_group_frac", "groups left out: all rewards equal", "-", "0..1", "share of groups", "below 0.5",
-       when="filter"),
     _m("filter/truncated_frac", "completions left out: truncated", "-", "0..1", "share of completions", "near 0",
        when="filter"),
     _m("filter/kept_frac", "completions that the loss sees", "-", "0..1", "share of completions", "above 0.5", when="filter"),

@@ -204,7 +204,7 @@ def runs(
     if not listed:
         echo(f"no runs in {folder}")
         return
-    rows = [("FOLDER", "STATE", "PRESET", "DONE", "ACCURACY", "SIZE", "STARTED"), *map(_cells, listed)]
+    rows = [("FOLDER", "STATE", "PRESET", "DONE", "BEST ACCURACY", "SIZE", "STARTED"), *map(_cells, listed)]
     for line in _aligned(rows):
         echo(line)
     for entry in listed:

@@ -16,7 +16,7 @@ Departures from (1): a group whose scorable rewards are all equal, or with fewer
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Baseline = Literal["group_mean", "leave_one_out"]
@@ -57,6 +57,11 @@ def group_relative_advantages(
         centred = centred / (_bessel_std(groups[scorable]) + eps)
     informative = scorable & _has_spread(groups).unsqueeze(1)
     return torch.where(informative, centred, 0.0).view(-1).to(rewards.dtype)
+
+
+def teaching_groups(advantages: Float[Tensor, " B"], group_size: int) -> Bool[Tensor, " P"]:
+    """Return [P] true where a group has an advantage that is not 0: the other groups have no surrogate gradient."""
+    return (advantages.view(-1, group_size) != 0).any(dim=1)
 
 
 def group_std(rewards: Float[Tensor, " B"], group_size: int) -> Float[Tensor, " P"]:

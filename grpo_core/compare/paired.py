@@ -20,12 +20,10 @@ from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import HELD_OUT, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
-from grpo_core.metrics import find_metric
+from grpo_core.metrics import LAST_STEPS, find_metric
 from grpo_core.run.curves import Curve
 from grpo_core.sweep.statistics.paired import PairedEstimate, holm, paired_estimate
 
-LAST_STEPS = 10
-"""Steps at the end of what two runs share, over which a figure of every step is averaged."""
 ACCURACY = f"eval/{HELD_OUT}/greedy_accuracy"
 OUTCOMES = ("reward/mean", ACCURACY, "kl/ref/k3", "kl/init/k3", "kl/probe/full_init", "completion/tokens/mean")
 """What is compared at the end of runs, by metric."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, flatten
+from grpo_core.config.origin import NAMED_CHANGES, NAMED_CHARACTERS, named_settings
 from grpo_core.plain_text import visible
 from grpo_core.sweep.display import KNOB_NAMES, arm_name, level_name
 
@@ -42,7 +42,7 @@ class Setting:
 
 def differing_settings(configs: Sequence[RunConfig]) -> tuple[Setting, ...]:
     """Return the keys in which any two configurations differ, those first that have a name of their own, the seed last."""
-    flat = [flatten(config) for config in configs]
+    flat = [named_settings(config) for config in configs]
     found = [
         Setting(key=key, values=tuple(values.get(key, ABSENT) for values in flat))
         for key in dict.fromkeys(key for values in flat for key in values)

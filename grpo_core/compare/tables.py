@@ -9,9 +9,10 @@ import pandas
 
 from grpo_core.compare.comparison import RunComparison
 from grpo_core.compare.differences import RunDifference
-from grpo_core.compare.paired import LAST_STEPS, OUTCOMES, shared_ends
+from grpo_core.compare.paired import OUTCOMES, shared_ends
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.compare.settings import ABSENT
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages.table import Table
 from grpo_core.run.comparison import FigureDifference
 from grpo_core.run.curves import CURVE_KINDS

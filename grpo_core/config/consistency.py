@@ -9,7 +9,7 @@ import re
 from grpo_core.config.derived import is_single_update, optimizer_steps
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.lora_limits import lora_limits
-from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near
+from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
@@ -253,7 +253,7 @@ def _evaluation(config: RunConfig) -> Findings:
 
 
 def _rewards(config: RunConfig) -> Findings:
-    names = [reward.fn for reward in config.rewards]
+    names = [reward_name(reward.fn) for reward in config.rewards]
     return (
         *(
             error_if(
@@ -265,8 +265,12 @@ def _rewards(config: RunConfig) -> Findings:
             for arg in reward.args
         ),
         *(
-            error_if(names.count(name) > 1, f"rewards: {name!r} is listed {names.count(name)} times; list it once")
-            for name in sorted(set(names))
+            error_if(
+                first != index,
+                f"rewards.{index}.fn: {config.rewards[index].fn} and rewards.{first}.fn: {config.rewards[first].fn} would both "
+                f"be journalled as {names[index]!r}; rename one, or list it once",
+            )
+            for index, first in enumerate(map(names.index, names))
         ),
         error_if(
             all(reward.weight == 0 for reward in config.rewards),

@@ -42,6 +42,14 @@ def has_sync_rule(config: RunConfig) -> bool:
     return any(rule.action == "sync" for rule in config.monitor.rules)
 
 
+def reference_moments(config: RunConfig) -> int | str | None:
+    """Return when the reference is synchronised: every so many steps, `by rule`, both in words, or None = never."""
+    steps = config.reference.sync_steps
+    if not has_sync_rule(config):
+        return steps
+    return "by rule" if steps is None else f"{steps} and by rule"
+
+
 def starts_server(config: RunConfig) -> bool:
     """Return whether the run starts a vLLM server, or takes one over from another run."""
     return config.rollout.engine == "vllm" and config.rollout.vllm.mode == "server" and config.rollout.vllm.url is None

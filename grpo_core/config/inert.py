@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import has_sync_rule, is_changed, is_single_update, sampler_treatment
+from grpo_core.config.derived import is_changed, is_single_update, reference_moments, sampler_treatment
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -60,7 +60,7 @@ def owned_keys(config: RunConfig) -> Iterator[Finding]:
     """Yield what belongs to something that is switched off."""
     resolved = {
         "loss.sampler_correction": sampler_treatment(config),
-        "reference.sync_steps": config.reference.sync_steps or ("by rules" if has_sync_rule(config) else None),
+        "reference.sync_steps": reference_moments(config),
     }
     for level, owner, off, keys in OWNED:
         name, _, owning = owner.partition(".")
@@ -182,6 +182,7 @@ def inert_kl(config: RunConfig) -> list[Finding]:
     """Return what acts through the KL term, or through a mismatch that the embedded sampler does not have."""
     loss, reference = config.loss, config.reference
     sync, correction = reference.sync_steps, sampler_treatment(config)
+    moved_by = "monitor.rules: action sync" if sync is None else f"reference.sync_steps: {sync}"
     always_synced = sync == 1 and reference.mixup_alpha == 1
     return [
         *(
@@ -201,8 +202,8 @@ def inert_kl(config: RunConfig) -> list[Finding]:
             "reference.offload: true has no effect with training.device cpu: all weights are in host memory",
         ),
         warning_if(
-            sync is not None and loss.beta == 0,
-            f"reference.sync_steps: {sync} changes only what is measured with loss.beta 0",
+            reference_moments(config) is not None and loss.beta == 0,
+            f"{moved_by} changes only what is measured with loss.beta 0",
         ),
         warning_if(
             loss.beta > 0 and always_synced and is_single_update(config),

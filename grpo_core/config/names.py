@@ -4,6 +4,7 @@ What stands behind a name lives in `data` and `rewards`, which import them from 
 """
 
 import difflib
+import re
 from collections.abc import Collection
 
 from pydantic_core import PydanticCustomError
@@ -82,6 +83,15 @@ def is_import_path(name: str) -> bool:
     """
     module, _, function = name.partition(":")
     return function.isidentifier() and all(f"_{part.replace('-', '_')}".isidentifier() and part for part in module.split("."))
+
+
+def reward_name(fn: str) -> str:
+    """Return the part of metric keys that stands for a reward function, in the characters that the registry takes.
+
+    >>> reward_name("my_package.rewards:Brevity"), reward_name("mine:länge")
+    ('brevity', 'l_nge')
+    """
+    return re.sub(r"[^a-z0-9_-]", "_", fn.rpartition(":")[2].lower())
 
 
 def near(name: str, names: Collection[str]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_core.config.derived import reference_moments
 from grpo_core.config.loading import KNOBS, load_config
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
@@ -48,6 +49,11 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     return dict(_leaves("", config.model_dump(mode="json")))
 
 
+def named_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the leaves as names show them: a reference that a rule synchronises is not one that stays as it is."""
+    return flatten(config) | {KNOBS["ref_sync_steps"]: reference_moments(config)}
+
+
 def _leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         pairs = value.items()
@@ -74,11 +80,10 @@ def run_name(config: RunConfig, origin: Origin) -> str:
     """
     if config.tracking.run_name:
         return config.tracking.run_name
-    sync = config.reference.sync_steps or "never"
     knobs = {
         KNOBS["beta"]: f"β={config.loss.beta:g}",
         KNOBS["group_size"]: f"G={config.rollout.group_size}",
-        KNOBS["ref_sync_steps"]: f"sync={sync}",
+        KNOBS["ref_sync_steps"]: f"sync={reference_moments(config) or 'never'}",
         KNOBS["seed"]: f"seed={config.training.seed}",
     }
     others = [

@@ -4,7 +4,7 @@ Its figures are called `eval/<set>/...`, after the evaluation set.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from grpo_core.evaluation.statistics import Estimate
 from grpo_core.machine.disk import whole_or_gone
 from grpo_core.machine.jsonfile import build, read_json, write_json
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal
+from grpo_core.run.journal import Journal, Record
 
 HELD_OUT = "heldout"
 """The evaluation set that every run has: the held-out split of its own data."""
@@ -52,6 +52,11 @@ def read_estimates(run_dir: RunDir, policy: str) -> dict[str, Estimate]:
     return build(dict[str, Estimate], read_json(facts_file(run_dir, policy))["estimates"])
 
 
+def evaluations_after(history: Sequence[Record], step: int) -> dict[str, Record]:
+    """Return {evaluation set: its newest record} of the policy after a step; one of another step says nothing of it."""
+    return {str(record.data.get("set")): record for record in history if record.kind == "eval" and record.step == step}
+
+
 def write_evaluation(
     run_dir: RunDir,
     policy: str,
@@ -73,6 +78,7 @@ def write_evaluation(
     """
     run_dir.eval.mkdir(exist_ok=True)
     table, last = table_file(run_dir, policy), facts_file(run_dir, policy)
+    last.unlink(missing_ok=True)  # of an earlier policy, whose table is about to go
     with whole_or_gone(f"evaluation of {policy}", table):
         write_table(table)
     metrics = {key: estimate["value"] for key, estimate in facts["estimates"].items()}

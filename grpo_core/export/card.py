@@ -13,12 +13,13 @@ from grpo_core.config import Origin, RunConfig, changes_between, run_name
 from grpo_core.config.origin import flatten
 from grpo_core.evaluation.statistics import Estimate
 from grpo_core.export.choice import ExportPlan
-from grpo_core.export.facts import Drift, Evaluated, drift_of, evaluations_of, mean_kl, paired_of
+from grpo_core.export.facts import Drift, Evaluated, drift_of, evaluations_of, mean_kl
 from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
 from grpo_core.plain_text import for_code, for_markdown, markdown_table
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record
 from grpo_core.run.start_weights import start_of
+from grpo_core.run.summary import compare_evaluations
 
 CARD_FILE = "README.md"
 TASK = "text-generation"
@@ -149,9 +150,9 @@ def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) ->
     if all(figure.policy is None for figure in evaluations):
         missing = f"The policy after step {step} was not evaluated."
         return [missing] if not evaluations else [missing, "", *_evaluation_table(evaluations, step)]
-    paired = paired_of(run_dir, step)
+    paired = compare_evaluations(run_dir)
     lines = _evaluation_table(evaluations, step)
-    if paired is not None:
+    if paired is not None and paired.step == step:
         lines += ["", f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}."]
     return [*lines, "", "In brackets: 95 % intervals over prompts."]
 

@@ -4,21 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, facts_file
+from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, evaluations_after
 from grpo_core.evaluation.statistics import Estimate
-from grpo_core.machine.jsonfile import read_json
-from grpo_core.run.folder import RunDir
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.journal import Record
-from grpo_core.run.summary import BeforeAfter, compare_evaluations
 
 KL = (
-    ("kl/ref/k3", "kl/ref/se", "to the reference, k3"),
-    ("kl/init/k3", "kl/init/se", "to the initial policy, k3"),
-    ("kl/probe/full", "kl/probe/se", "to the reference, exact, on the probe prompts"),
-    ("kl/probe/full_init", "kl/probe/se_init", "to the initial policy, exact, on the probe prompts"),
+    ("kl/ref/k3", "kl/ref/se", "the reference", "k3"),
+    ("kl/init/k3", "kl/init/se", "the initial policy", "k3"),
+    ("kl/probe/full", "kl/probe/se", "the reference", "exact, on the probe prompts"),
+    ("kl/probe/full_init", "kl/probe/se_init", "the initial policy", "exact, on the probe prompts"),
 )
-"""(figure, its standard error, what it is)."""
-LAST_STEPS = 10
+"""(figure, its standard error, from what, how measured)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +24,17 @@ class Drift:
 
     key: str
     what: str
+    """To which policy, and how measured. Of a reference: after which step it was synchronised, as there may be several."""
     value: float
     error: float | None
     """Its standard error."""
     policy_step: int
     """The policy that was measured: the one after this step."""
+
+    def __str__(self) -> str:
+        """Return `0.096 ± 0.01, policy after step 8, to the reference synchronised after step 4, k3`."""
+        error = "" if self.error is None else f" ± {self.error:.2g}"
+        return f"{self.value:.4g}{error}, policy after step {self.policy_step}, {self.what}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +60,13 @@ def drift_of(history: Sequence[Record], step: int) -> list[Drift]:
     """
     steps = [record for record in history if record.kind == "step" and record.step <= step + 1]
     found = []
-    for key, error, what in KL:
+    for key, error, origin, how in KL:
         record = next((record for record in reversed(steps) if key in record.metrics), None)
         if record is not None:
             values = record.metrics
+            since = max((sync.step for sync in history if sync.kind == "ref_sync" and sync.step < record.step), default=None)
+            synced = f" synchronised after step {since}" if origin == "the reference" and since is not None else ""
+            what = f"to {origin}{synced}, {how}"
             found.append(Drift(key=key, what=what, value=values[key], error=values.get(error), policy_step=record.step - 1))
     return found
 
@@ -75,7 +81,7 @@ def mean_kl(history: Sequence[Record], step: int) -> tuple[int, int, float] | No
 
 def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
     """Return the figures of a policy's evaluations beside those of the base on the same set; only of this very step."""
-    base, policy = (_evaluations(history, wanted) for wanted in (0, step))
+    base, policy = (evaluations_after(history, wanted) for wanted in (0, step))
     keys = dict.fromkeys(key for name in (HELD_OUT, HELD_OUT_SAMPLE, *policy, *base) for key in _keys(name, policy, base))
     return [
         Evaluated(
@@ -87,20 +93,6 @@ def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
         )
         for name, figure in keys
     ]
-
-
-def paired_of(run_dir: RunDir, step: int) -> BeforeAfter | None:
-    """Return the comparison with the base on the same prompts; None where the final evaluation is not of this step."""
-    try:
-        final = read_json(facts_file(run_dir, "final"))["step"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return compare_evaluations(run_dir) if final == step else None
-
-
-def _evaluations(history: Sequence[Record], step: int) -> dict[str, Record]:
-    """Return {evaluation set: its newest record} of a step."""
-    return {str(record.data.get("set")): record for record in history if record.kind == "eval" and record.step == step}
 
 
 def _keys(name: str, *evaluations: Mapping[str, Record]) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,15 @@
 """Load the model and the tokenizer of a folder, and tell its weights apart from others by digest."""
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.machine.disk import sha256_of
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.sources.find import WEIGHT_FILES
 
 if TYPE_CHECKING:
@@ -14,6 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 UNLOADABLE = (OSError, ValueError, KeyError)
+COMPUTES_NOTHING = (
+    *("auto_mapping", "base_model_name_or_path", "peft_version", "revision", "task_type"),
+    *("inference_mode", "init_lora_weights", "lora_dropout"),
+)
+"""Settings of an adapter that name something, or matter while it is made: with others it computes the same."""
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
@@ -77,15 +85,31 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 
 
 def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 of a model folder's weight files, in name order."""
-    return hashlib.sha256(bytes.fromhex("".join(map(sha256_of, _weight_files(folder))))).hexdigest()
+    """Return the SHA-256 of what a model folder computes with: its weight files, in name order, and an adapter's settings.
+
+    The same A and B are another adapter with another alpha, scale or list of layers.
+
+    Raises:
+        ModelError: the settings of an adapter cannot be read.
+    """
+    return hashlib.sha256(bytes.fromhex("".join(map(_digest_of, _weight_files(folder))))).hexdigest()
 
 
 def weights_identity(folder: Path) -> str:
-    """Return a digest of the weight files' paths, sizes and times: while it stays the same, so does `weights_digest`."""
+    """Return a digest of the paths, sizes and times of the files of `weights_digest`: while it stays the same, so does that."""
     facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in _weight_files(folder)]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
+def _digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file; of an adapter's settings, of those that are on and change what it computes."""
+    if file.name != ADAPTER_CONFIG:
+        return sha256_of(file)
+    with raised_as(ModelError, f"{file}: cannot be read ({{cause}})", OSError, ValueError, AttributeError):
+        settings = {key: value for key, value in read_json(file).items() if value and key not in COMPUTES_NOTHING}
+    plain = {key: sorted(map(str, value)) if isinstance(value, list) else value for key, value in settings.items()}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern) if file.is_file())
+    return sorted(file for pattern in (*WEIGHT_FILES, ADAPTER_CONFIG) for file in folder.glob(pattern) if file.is_file())

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.code import code_in
-from grpo_core.config.names import BUILTIN_REWARDS
+from grpo_core.config.names import BUILTIN_REWARDS, reward_name
 from grpo_core.errors import RewardError, cause, few_names, name_of
 from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge_batch
 from grpo_core.rewards.call_guard import Overrun, call_bounded
@@ -77,9 +77,9 @@ def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> t
         bounded: whether a user's function that hangs is to end this process.
 
     Raises:
-        RewardError: one cannot be imported, is not callable, or two share a metric name.
+        RewardError: one cannot be imported or is not callable.
     """
-    rewards = tuple(
+    return tuple(
         Reward(
             fn=config.fn,
             name=reward_name(config.fn),
@@ -91,25 +91,12 @@ def load_rewards(configs: Sequence[RewardConfig], *, bounded: bool = False) -> t
         )
         for config in configs
     )
-    names = [reward.name for reward in rewards]
-    if doubles := [name for name in names if names.count(name) > 1]:
-        raise RewardError(f"rewards: two functions would both be journalled as {doubles[0]!r}; rename one")
-    return rewards
 
 
 def reward_notes(config: RunConfig) -> tuple[str, ...]:
     """Return what the author of a configuration's own reward functions should know before a run: what they are called with."""
     own = [code.value for code in code_in(config) if code.module is not None]
     return (f"{', '.join(own)}: {MESSAGES_NOT_TEXT}",) if own and config.data.chat_template else ()
-
-
-def reward_name(fn: str) -> str:
-    """Return the part of metric keys that stands for a reward function.
-
-    >>> reward_name("my_package.rewards:Brevity")
-    'brevity'
-    """
-    return "".join(char if char.isalnum() or char in "_-" else "_" for char in fn.rpartition(":")[2].lower())
 
 
 def _import(fn: str) -> RewardFn:

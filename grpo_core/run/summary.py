@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_core.errors import JournalError, shown
-from grpo_core.evaluation.results import HELD_OUT_SAMPLE, read_estimates, table_file
+from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.alerts import all_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Checked, check_run
@@ -13,19 +15,28 @@ from grpo_core.run.journal import Record, last_event
 from grpo_core.run.process_state import process_runs
 
 ENDS = ("finished", "stopped", "failed")
-FIRST_STEPS, LAST_STEPS = 5, 10
-"""Windows over which the report compares rewards."""
+FIRST_STEPS = 5
+"""With whose mean reward the report compares that of the last steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeAfter:
     """Held-out greedy accuracy before and after training, on the same prompts."""
 
+    step: int
+    """After which the policy was saved that is compared with the initial one; not the last step of a run resumed since."""
     num_prompts: int
     before: Estimate
     after: Estimate
     difference: Estimate
     """Paired over prompts."""
+
+    def lines(self) -> list[str]:
+        """Return it in words, with the step that it is of."""
+        return [
+            f"held-out greedy accuracy ({self.num_prompts} prompts): {self.before} -> {self.after} after step {self.step}",
+            f"paired difference, 95 % interval: {self.difference}",
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +61,13 @@ def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     import pandas
 
     files = [table_file(run_dir, policy) for policy in ("base", "final")]
-    if not all(file.exists() for file in files):
+    facts = [facts_file(run_dir, policy) for policy in ("base", "final")]
+    if not all(file.exists() for file in (*files, *facts)):
         return None
     greedy = [pandas.read_parquet(file).query("sample == -1").set_index("prompt_id")["correct"] for file in files]
     both = pandas.concat(greedy, axis=1, join="inner", keys=["before", "after"]).sort_index()
     return BeforeAfter(
+        step=read_json(facts[1])["step"],
         num_prompts=len(both),
         before=_greedy_accuracy(run_dir, "base"),
         after=_greedy_accuracy(run_dir, "final"),
@@ -84,12 +97,7 @@ def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -
     if evaluated:
         best = max(evaluated, key=lambda record: record.metrics[key])
         lines.append(f"best checkpoint: step {best.step}, held-out greedy accuracy {best.metrics[key]:.3f} during training")
-    if comparison is not None:
-        lines += [
-            f"held-out greedy accuracy ({comparison.num_prompts} prompts): {comparison.before} -> {comparison.after}",
-            f"paired difference, 95 % interval: {comparison.difference}",
-        ]
-    return lines
+    return lines if comparison is None else [*lines, *comparison.lines()]
 
 
 def _mean_reward(records: Sequence[Record]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, find_config
-from grpo_core.config.derived import advantage_rms_factor, is_changed, is_single_update, weight_of_kl
+from grpo_core.config.derived import advantage_rms_factor, has_sync_rule, is_changed, is_single_update, weight_of_kl
 from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section
@@ -21,7 +21,7 @@ from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.measured import counted_arms, find_unmeasured
 from grpo_core.sweep.schema import Range, SweepConfig
 
-BETA = "loss.beta"
+BETA, SYNC = "loss.beta", "reference.sync_steps"
 TPE_STARTUP = 10
 """Trials that Optuna's TPE draws at random before it learns."""
 SHOWN_ARMS = 40
@@ -82,6 +82,7 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     base = apply_overrides(read_values(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
     _check_beta(sweep, configs)
+    _check_sync(sweep, configs)
     _check_objective(sweep, configs)
     faults, warnings = find_unmeasured(sweep, configs)
     if faults and not begun:
@@ -187,6 +188,17 @@ def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
             f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
             "the same arm there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0
+        }
+    )
+
+
+def _check_sync(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
+    moved = sum(has_sync_rule(config) for config in configs)
+    _refuse(
+        {
+            f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
+            "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
+            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0
         }
     )
 

@@ -10,6 +10,7 @@ import pandas
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import advantage_rms_factor, effective_beta
 from grpo_core.errors import GrpoError
+from grpo_core.evaluation.results import evaluations_after
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
@@ -129,33 +130,34 @@ def measure(records: Sequence[Record], config: RunConfig, objective: ObjectiveCo
     `effective_beta` is of the advantages that the run really had, without the groups of equal rewards.
     """
     figures = UNMEASURED | {
-        "accuracy_before": _evaluated(records, ACCURACY, first=True),
-        "accuracy": _evaluated(records, ACCURACY, first=False),
+        "accuracy_before": _evaluated(records, ACCURACY, 0),
         "advantage_rms_factor": advantage_rms_factor(config) or math.nan,
     }
     steps, count = step_table(records), objective.last_steps
     if not len(steps):
         return figures
     zero_std_frac = float(steps["group/zero_std_frac"].mean())
+    last = int(steps.index[-1])
     is_final, drift = objective.is_of_evaluation, _at_end(steps, objective.kl_metric, count)
-    value = _evaluated(records, objective.metric, first=False) if is_final else _at_end(steps, objective.metric, count)
+    value = _evaluated(records, objective.metric, last) if is_final else _at_end(steps, objective.metric, count)
     return figures | {
         **{key: _at_end(steps, one.metric, count) for key, one in MEASURES.items() if one.metric is not None},
+        "accuracy": _evaluated(records, ACCURACY, last),
         "drift": drift,
         "objective": value if objective.kl_penalty is None else value - objective.kl_penalty * drift,
         "zero_std_frac": zero_std_frac,
         "effective_beta": effective_beta(config, zero_std_frac),
-        "steps": int(steps.index[-1]),
+        "steps": last,
         "tokens": float(steps["progress/generated_tokens"].iloc[-1]),
         "completions": float(len(steps) * config.rollout.num_prompts_per_step * config.rollout.group_size),
         "train_seconds": float(steps["time/step_seconds"].sum()),
     }
 
 
-def _evaluated(records: Sequence[Record], key: str, first: bool) -> float:
-    """Return a figure of the evaluation before (step 0) or after training."""
-    values = [record.metrics[key] for record in records if key in record.metrics and (record.step == 0) == first]
-    return float(values[-1]) if values else math.nan
+def _evaluated(records: Sequence[Record], key: str, step: int) -> float:
+    """Return a figure of the evaluation after a step; NaN where that policy was not evaluated, although an older one was."""
+    found = evaluations_after(records, step).values()
+    return next((float(record.metrics[key]) for record in found if key in record.metrics), math.nan)
 
 
 def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:

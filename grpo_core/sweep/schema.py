@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from grpo_core.config.section import PlainValues, Section, Steps, StudyUrl, Text
+from grpo_core.metrics import LAST_STEPS
 
 MOST_TRIALS = 10_000
 """Arms that a search tries."""
@@ -74,9 +75,9 @@ class ObjectiveConfig(Section):
     """Subtracted per unit of `kl_metric`; null = the drift costs nothing."""
     kl_bound: float | None = Field(default=None, gt=0, le=1e9)
     """An arm whose mean drift exceeds it is never the best; null = no bound."""
-    last_steps: Steps = 5
+    last_steps: Steps = LAST_STEPS
     """Steps at the end of a run whose figures say where it ended. Steps, not measurements: a figure that is measured every
-    ten steps may be missing in the last five."""
+    ten steps may be missing in them. `grpo compare` takes the default."""
 
     @property
     def is_of_evaluation(self) -> bool:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_core.algorithm.advantages import group_std
+from grpo_core.algorithm.advantages import teaching_groups
 from grpo_core.config import FilterConfig
 
 Figures = dict[str, float]
@@ -24,24 +24,22 @@ def overlong_penalty(lengths: Int[Tensor, " B"], limit: int, buffer: int | None)
 
 
 def filter_rows(
-    config: FilterConfig, rewards: Float[Tensor, " B"], truncated: Bool[Tensor, " B"], group_size: int
+    config: FilterConfig, advantages: Float[Tensor, " B"], truncated: Bool[Tensor, " B"], group_size: int
 ) -> tuple[Bool[Tensor, " B"], Figures]:
     """Return (rows that the loss keeps, the shares of what it leaves out).
 
     Args:
         config: which filters are on.
-        rewards: as they are compared, after their shaping; a group without two different ones teaches nothing.
+        advantages: of the group comparison.
         truncated: rows without an end-of-sequence token.
         group_size: G.
     """
     kept, figures = torch.ones_like(truncated), Figures()
     if config.drop_zero_variance_groups:
-        equal = (group_std(rewards, group_size) == 0).to(truncated.device)
-        kept &= ~equal.repeat_interleave(group_size)
-        figures["filter/zero_variance_group_frac"] = float(equal.double().mean())
+        kept &= teaching_groups(advantages, group_size).repeat_interleave(group_size)
     if config.mask_truncated_completions:
         kept &= ~truncated
         figures["filter/truncated_frac"] = float(truncated.double().mean())
-    if figures:
+    if config.drop_zero_variance_groups or config.mask_truncated_completions:
         figures["filter/kept_frac"] = float(kept.double().mean())
     return kept, figures

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_core.algorithm.advantages import group_std
+from grpo_core.algorithm.advantages import group_std, teaching_groups
 from grpo_core.algorithm.kl import k1, k2, k3
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import Rollouts, TrainingBatch
@@ -72,18 +72,18 @@ def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:
             f"reward/{name}/unscorable_frac": float(numbers.isnan().double().mean()),
             f"reward/{name}/timeout_frac": late.get(name, 0) / max(len(numbers), 1),
         }
-    stds = group_std(total, size)
+    stds, teaching = group_std(total, size), teaching_groups(rollouts.group_advantages, size)
     accepted = torch.tensor(correct).view(-1, size)
     best = total.nan_to_num(nan=-math.inf).view(-1, size).amax(dim=1)
     return figures | {
         "group/reward_std/mean": float(stds.mean()),
         "group/reward_std/min": float(stds.min()),
         "group/reward_std/max": float(stds.max()),
-        "group/zero_std_frac": float((stds == 0).double().mean()),
+        "group/zero_std_frac": float((~teaching).double().mean()),
         "group/all_correct_frac": float(accepted.all(dim=1).double().mean()),
         "group/all_wrong_frac": float((~accepted.any(dim=1)).double().mean()),
         "group/best_mean": _mean(best[best.isfinite()]),
-        "group/effective_count": float((stds > 0).sum()),
+        "group/effective_count": float(teaching.sum()),
     }
 
 

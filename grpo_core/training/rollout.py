@@ -39,10 +39,11 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
         scale=shaping.reward_scale,
         clip=shaping.reward_clip,
     )
-    kept, figures = filter_rows(config.filtering, shaped, truncated, size)
+    advantages = group_relative_advantages(shaped, size, shaping.baseline, shaping.scale, shaping.advantage_eps)
+    advantages = advantages.to(device=mask.device, dtype=torch.float32)
+    kept, figures = filter_rows(config.filtering, advantages, truncated, size)
     if buffer is not None:
         figures["filter/overlong_penalty"] = float(penalty.mean())
-    advantages = group_relative_advantages(shaped, size, shaping.baseline, shaping.scale, shaping.advantage_eps)
     return Rollouts(
         **vars(sampled),
         texts=tuple(texts),
@@ -50,7 +51,7 @@ def explore(session: Session, prompts: tuple[Prompt, ...], step: int, clock: Clo
         rewards=rewards,
         rewards_by_function=by_function,
         judged=scores.judged,
-        group_advantages=advantages.to(device=mask.device, dtype=torch.float32),
+        group_advantages=advantages,
         loss_mask=mask & kept.unsqueeze(1),
         filtered=figures,
     )

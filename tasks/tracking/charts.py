@@ -8,9 +8,9 @@ from typing import Any
 
 from grpo_core.config import RunConfig
 from grpo_core.config.loading import KNOBS
+from grpo_core.config.names import reward_name
 from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE, set_name
 from grpo_core.metrics import REGISTRY
-from grpo_core.rewards.base import reward_name
 from grpo_core.sweep.measures import MEASURES
 
 ACCURACY, SAMPLE_ACCURACY = f"eval/{HELD_OUT}/greedy_accuracy", f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"

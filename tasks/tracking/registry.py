@@ -244,17 +244,13 @@ def _tags(exported: Exported, digest: str) -> dict[str, str]:
     plan, card = exported.plan, exported.card
     figures = {f"{one.key}": _shown(one.policy) for one in card.evaluations if one.policy is not None}
     base = {f"base/{one.key}": _shown(one.base) for one in card.evaluations if one.base is not None}
-    drift = {one.key: _with_error(one.value, one.error) for one in card.drift}
+    drift = {one.key: str(one) for one in card.drift}
     about = {"step": str(plan.step), "form": plan.form, "dtype": plan.dtype, DIGEST_TAG: digest, **card.digests}
     return {**about, **figures, **base, **drift}
 
 
 def _shown(value: Estimate | float) -> str:
     return str(value) if isinstance(value, Estimate) else f"{value:.3f}"
-
-
-def _with_error(value: float, error: float | None) -> str:
-    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
 
 
 def _description(card: Card) -> str:
@@ -264,5 +260,5 @@ def _description(card: Card) -> str:
         base = "not evaluated" if one.base is None else _shown(one.base)
         policy = "not evaluated" if one.policy is None else _shown(one.policy)
         lines.append(f"- `{one.key}`: {policy} (base: {base})")
-    lines += [f"- `{one.key}`: {_with_error(one.value, one.error)}, policy after step {one.policy_step}" for one in card.drift]
+    lines += [f"- `{one.key}`: {one}" for one in card.drift]
     return "\n".join(lines)[:MOST_DESCRIPTION]

@@ -97,9 +97,13 @@ def test_another_base_or_adapter_is_refused_by_name_and_digests(begun: tuple[Run
     for key, folder, file in (
         ("model.source", base, "model.safetensors"),
         ("model.lora.init_from", start, ADAPTER),
+        ("model.lora.init_from", start, "adapter_config.json"),
     ):
         before, content = weights_digest(folder), (folder / file).read_bytes()
-        change(folder / file)
+        if file.endswith(".json"):  # the same A and B, at another scale
+            (folder / file).write_text(json.dumps({**json.loads(content), "lora_alpha": 99}))
+        else:
+            change(folder / file)
         with pytest.raises(ModelError) as refused:
             resume(run_dir)
         now = f"{key} {folder}: has weights (SHA-256 {weights_digest(folder)[:12]})"

@@ -571,9 +571,18 @@ def test_steps_whose_groups_are_all_dropped_teach_nothing_and_end_nothing(tiny_r
     equal = [{"fn": "exact_answer"}]
     run_dir = tiny_run({**options, "rewards": equal, "filtering.drop_zero_variance_groups": True, "training.steps": 2})
     for record in of_kind(train(run_dir), "step"):
-        assert record.metrics["filter/zero_variance_group_frac"] == 1
+        assert (record.metrics["group/zero_std_frac"], record.metrics["filter/kept_frac"]) == (1, 0)
         assert all(math.isfinite(value) for value in record.metrics.values())
         assert record.metrics["ref/param_distance"] == 0
+
+
+def test_a_reward_function_with_a_name_that_no_metric_key_can_have_trains(tiny_run, tmp_path, monkeypatch):
+    (tmp_path / "metres.py").write_text("def länge(completions, **_):\n    return [float(len(one)) for one in completions]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run_dir = tiny_run({"rewards": [{"fn": "metres:länge"}], "training.steps": 2})
+    steps = of_kind(train(run_dir), "step")
+    assert [record.metrics["reward/l_nge/mean"] for record in steps] == [record.metrics["reward/mean"] for record in steps]
+    assert "reward_l_nge" in pandas.read_parquet(run_dir.completions / "step_000002.parquet")
 
 
 def huge(prompts, completions, **columns):

@@ -157,7 +157,7 @@ def write_evaluation(run_dir: RunDir, policy: str, correct: dict[int, bool]) -> 
     result = EvalResult(num_prompts=len(correct), estimates={"eval/heldout/greedy_accuracy": estimate}, completions=rows)
     run_dir.eval.mkdir(exist_ok=True)
     pandas.DataFrame([asdict(row) for row in result.completions]).to_parquet(run_dir.eval / f"{policy}.parquet", index=False)
-    (run_dir.eval / f"{policy}.json").write_text(json.dumps(result.as_json()))
+    (run_dir.eval / f"{policy}.json").write_text(json.dumps({"step": 5 if policy == "final" else 0, **result.as_json()}))
 
 
 def test_evaluations_are_compared_prompt_by_prompt(run_dir: RunDir) -> None:
@@ -186,6 +186,7 @@ def test_the_result_is_described_in_figures(run_dir: RunDir) -> None:
     assert lines[1] == "reward: 0.200 (first 3 steps) -> 0.450 (last 2 steps)"
     assert lines[2] == "KL per token at the last step: 0.0500 to the reference, 0.1000 to the initial policy"
     assert lines[3].startswith("held-out greedy accuracy (2 prompts): 0.500 [")
+    assert lines[3].endswith("after step 5")
     assert lines[4].startswith("paired difference, 95 % interval: 0.500 [")
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,21 @@ from grpo_core.compare.colours import distinct_colours
 from grpo_core.compare.comparison import RunComparison, compare_sources
 from grpo_core.compare.files import ComparisonDir, write_comparison
 from grpo_core.compare.page import render_comparison
+from grpo_core.compare.paired import shared_ends
 from grpo_core.compare.panels import PANELS, sync_segments
 from grpo_core.compare.pictures import comparison_figure
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.journal import Journal, read_journal
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.report.cells import outcome_table
+from grpo_core.sweep.results import SweepRun, run_row
+from grpo_core.sweep.schema import ObjectiveConfig
+from grpo_core.sweep.statistics.runs import SweepRuns
 from tests.compared import STEPS, step_figures, write_compared
 from tests.unit.test_hostile_report import Page
+from tests.unit.test_sweep_report import FACTS
 
 BETAS = (0.0, 0.04, 0.1)
 
@@ -51,6 +60,39 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 # Names, settings, colours
+
+
+def test_a_figure_at_the_end_is_of_the_same_steps_in_a_sweeps_report_and_in_the_comparison(tmp_path: Path) -> None:
+    """And both name them; witness: the journal."""
+    counted = {step: {"progress/generated_tokens": 10.0 * step} for step in range(1, STEPS + 1)}
+    run_dir = write_compared(tmp_path / "one", {"training.steps": STEPS}, figures=counted)
+    records = read_journal(run_dir.journal_file)
+    rewards = [record.metrics["reward/mean"] for record in records if record.kind == "step"]
+    assert len(rewards) > LAST_STEPS
+    row = run_row(SweepRun(arm=Arm(number=0, values={}), seed=0, folder=run_dir, records=records), None, ObjectiveConfig())
+    comparison = compared(run_dir.path)
+    ends = shared_ends("reward/mean", comparison.runs[0], comparison.runs[0])
+    assert ends is not None
+    assert row["reward"] == pytest.approx(ends[0]) == pytest.approx(math.fsum(rewards[-LAST_STEPS:]) / LAST_STEPS)
+    facts = replace(FACTS, knobs=(), last_steps=7)
+    table = outcome_table(SweepRuns(facts, pandas.DataFrame([{**row, "status": "finished", "objective": 1.0}])), None)
+    assert dict(zip(table.head, table.units, strict=True))["reward"] == "last 7 steps"
+    assert FACTS.last_steps == ObjectiveConfig().last_steps == LAST_STEPS
+    assert f"means over a run's last {LAST_STEPS} steps" in render_comparison(comparison).replace("&#39;", "'")
+
+
+def test_a_reference_that_a_rule_moves_is_called_that(tmp_path: Path) -> None:
+    """Beside the control, whose reference stays: not two runs with `sync=never`."""
+    rule = {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.1, "action": "sync"}]}
+    runs = {"control": {}, "rule": rule, "both": {**rule, "reference.sync_steps": 5}}
+    folders = [write_compared(tmp_path / name, overrides).path for name, overrides in runs.items()]
+    comparison = compared(*folders)
+    moves = ["never", "by rule", "5 and by rule"]
+    assert [re.findall(r"sync=(never|by rule|5 and by rule)", run.label) for run in comparison.runs] == [[m] for m in moves]
+    assert [re.findall(r"sync=(never|by rule|5 and by rule)", run.run.name) for run in comparison.runs] == [[m] for m in moves]
+    (setting,) = [one for one in comparison.settings if one.key == "reference.sync_steps"]
+    assert list(setting.texts()) == moves
+    assert all(move in render_comparison(comparison) for move in moves)
 
 
 def test_lines_are_called_by_what_differs_first(sweep: list[Path]) -> None:

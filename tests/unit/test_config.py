@@ -351,7 +351,7 @@ ERRORS = [
     ({"evaluation.verifier": "format"}, ["evaluation.verifier", "'format'", "reasoning_gym"]),
     ({"evaluation.k": [1, 8]}, ["evaluation.k", "8", "evaluation.samples 4"]),
     ({"data.eval_fraction": 0, "evaluation.every_steps": 5}, ["evaluation.every_steps", "5", "data.eval_fraction is 0"]),
-    ({"rewards": [{"fn": "format"}, {"fn": "format"}]}, ["rewards", "'format'", "2 times"]),
+    ({"rewards": [{"fn": "format"}, {"fn": "format"}]}, ["rewards", "'format'", "list it once"]),
     ({"rewards": [{"fn": "format", "weight": 0}]}, ["rewards", "every weight is 0"]),
     (
         {"monitor.rules": [{"kind": "kl_budget", "metric": "reward/mean", "bound": 1}]},
@@ -454,6 +454,10 @@ WARNINGS = [
     ({"loss.beta": 0, "loss.kl_estimator": "full"}, ["loss.kl_estimator: full", "loss.beta 0"]),
     ({"loss.beta": 0, "loss.kl_correction": "importance"}, ["loss.kl_correction: importance", "loss.beta 0"]),
     ({"loss.beta": 0, "reference.sync_steps": 5}, ["reference.sync_steps: 5", "only what is measured"]),
+    (
+        {"loss.beta": 0, "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}]},
+        ["monitor.rules: action sync changes only what is measured with loss.beta 0"],
+    ),
     ({"loss.kl_estimator": "k2", "loss.kl_correction": "importance"}, ["loss.kl_correction: importance", "k2"]),
     ({"advantage.scale": "batch_std", "advantage.whiten_advantages": True}, ["advantage.scale: batch_std", "whiten"]),
     ({"reference.kl_init_every": 5}, ["reference.kl_init_every: 5", "reference.sync_steps is null"]),

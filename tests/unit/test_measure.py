@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.policy.saved import TrainingState
 from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training import measure
@@ -44,7 +45,7 @@ def rollouts_of(totals, breakdown, group_size, mask=None, truncated=None):
         sampling_per_token_logps=torch.zeros(mask.shape),
         rewards=rewards,
         rewards_by_function=by_function,
-        group_advantages=torch.zeros(rows),
+        group_advantages=group_relative_advantages(rewards, group_size).float(),
     )
 
 

@@ -124,6 +124,15 @@ def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], n
     assert run_name(config, origin_of(config, "quickstart")) == name
 
 
+@pytest.mark.parametrize(("steps", "words"), [(None, "sync=by rule"), (3, "sync=3 and by rule")])
+def test_a_reference_that_a_rule_synchronises_is_named_so(steps: int | None, words: str) -> None:
+    rule = {"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}
+    config = load_config("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
+    assert f" {words} " in f" {run_name(config, origin_of(config, 'quickstart'))} "
+    warn_only = load_config("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})
+    assert f" sync={steps or 'never'} " in f" {run_name(warn_only, origin_of(warn_only, 'quickstart'))} "
+
+
 def test_a_run_dir_keeps_its_origin(tmp_path: Path) -> None:
     config = load_config("quickstart", {"evaluation.k": [1, 2], "training.steps": 20})
     origin = origin_of(config, "quickstart")

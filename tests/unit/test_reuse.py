@@ -16,6 +16,7 @@ from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep
 from grpo_core.policy.loading import weights_digest
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.journal import read_journal
+from grpo_core.training.from_python import train
 
 Identify = Callable[..., str | None]
 
@@ -23,6 +24,7 @@ Identify = Callable[..., str | None]
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as an evaluation in this process sets it
     return tmp_path / "cache"
 
 
@@ -165,6 +167,56 @@ def test_an_evaluation_is_made_by_the_first_run_and_used_by_the_second(tiny_run:
     assert evaluated == []
     assert "an earlier run has made the same one" in line
     assert evaluate(second) == ([], [])  # it has it
+
+
+def test_the_same_matrices_at_another_scale_are_another_policy(tiny_run: Any, tiny_config: Any, tmp_path: Path) -> None:
+    """Of runs that begin with adapters which differ in alpha alone, each evaluates its own."""
+    small = {"model.lora.rank": 4, "optimizer.lr": 0.1, "training.steps": 1, "training.checkpoint_every": 1}
+    trained = train(tiny_config(small), run_dir=tmp_path / "trained", evaluate=False, progress=False)
+    runs = []
+    for alpha in (4.0, 400.0):
+        folder = shutil.copytree(trained.path / "checkpoints" / "step_000001" / "policy", tmp_path / f"alpha_{alpha:g}")
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": alpha}))
+        overrides = {**small, "model.lora.alpha": alpha, "model.lora.init_from": str(folder)}
+        runs += [tiny_run(overrides, name=f"{alpha:g}"), tiny_run({**overrides, "loss.beta": 0.5}, name=f"{alpha:g}-again")]
+    first, first_again, second, second_again = runs
+    assert [evaluate(run)[0] for run in runs] == [["evaluate-base"], [], ["evaluate-base"], []]
+    texts = [pandas.read_parquet(run.eval / "base.parquet")["completion"].tolist() for run in runs]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    for one, again in ((first, first_again), (second, second_again)):
+        figures = [read_journal(run.journal_file)[0].metrics for run in (one, again)]
+        assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "differs"),
+    [
+        ("lora_alpha", 32, True),
+        ("use_rslora", True, True),
+        ("target_modules", ["up_proj"], True),
+        ("bias", "all", True),
+        ("layers_to_transform", [0], True),
+        ("rank_pattern", {"up_proj": 8}, True),
+        ("alpha_pattern", {"up_proj": 8}, True),
+        ("modules_to_save", ["lm_head"], True),
+        ("fan_in_fan_out", True, True),
+        ("of_a_later_version", True, True),
+        ("of_a_later_version", None, False),
+        ("target_modules", ["q_proj", "k_proj"], False),  # a set has no order
+        ("base_model_name_or_path", "elsewhere", False),
+        ("peft_version", "9", False),
+        ("inference_mode", False, False),
+    ],
+)
+def test_what_changes_what_an_adapter_computes_changes_its_digest(key: str, value: Any, differs: bool, tmp_path: Path) -> None:
+    settings = {"r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["k_proj", "q_proj"], "peft_version": "1"}
+    for name, written in (("one", settings), ("other", {**settings, key: value})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"weights")
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(written))
+    one, other = (weights_digest(tmp_path / name) for name in ("one", "other"))
+    assert (one != other) is differs
 
 
 def test_a_reproduction_evaluates_by_itself(tiny_run: Any) -> None:

@@ -1,16 +1,18 @@
 """Reward functions: what each gives, how they are found, and what happens when one breaks its signature."""
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.config import RewardConfig, load_config
-from grpo_core.config.names import BUILTIN_REWARDS
-from grpo_core.errors import RewardError
-from grpo_core.rewards.base import Reward, load_rewards, reward_name, reward_notes, score
+from grpo_core.config import RewardConfig, load_config, validate_config
+from grpo_core.config.names import BUILTIN_REWARDS, reward_name
+from grpo_core.errors import ConfigError, RewardError
+from grpo_core.metrics import check_registered
+from grpo_core.rewards.base import Reward, load_rewards, reward_notes, score
 from grpo_core.rewards.dry_run import CONSTANTS
 from grpo_core.rewards.maths import MAX_CHARACTERS, math_answer
 from grpo_core.rewards.simple import exact_answer, format_reward, length_reward
@@ -153,12 +155,33 @@ def test_what_is_no_function_is_refused_by_its_name(fn: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_two_functions_with_one_metric_name_are_refused() -> None:
-    with pytest.raises(RewardError, match="'exact_answer'"):
-        load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="grpo_core.rewards.simple:exact_answer")])
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        ("exact_answer", "grpo_core.rewards.simple:exact_answer", "exact_answer"),
+        ("mine:f", "yours:f", "f"),
+        ("mine:Brevity", "mine:brevity", "brevity"),
+        ("mine:länge", "mine:l_nge", "l_nge"),
+        ("mine:f", "mine:f", "f"),
+    ],
+)
+def test_two_functions_with_one_metric_name_are_refused_by_their_keys(first: str, second: str, name: str) -> None:
+    rewards = [{"fn": "format"}, {"fn": first}, {"fn": second}]
+    with pytest.raises(ConfigError, match=re.escape(f"rewards.2.fn: {second} and rewards.1.fn: {first} would both")) as caught:
+        validate_config({"rewards": rewards})
+    assert f"journalled as {name!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("fn", "name"), [("a.b:Brevity", "brevity"), ("format", "format"), ("a:x.y", "x_y")])
+@pytest.mark.parametrize("function", ["länge", "Ä", "İstanbul", "長さ", "Brevity2", "_private"])
+def test_every_function_that_can_be_imported_has_a_name_that_can_be_journalled(function: str) -> None:
+    fn = f"package.module:{function}"
+    assert validate_config({"rewards": [{"fn": fn}]}).rewards[0].fn == fn
+    check_registered([f"reward/{reward_name(fn)}/mean"])
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"), [("a.b:Brevity", "brevity"), ("format", "format"), ("a:x.y", "x_y"), ("a:länge", "l_nge")]
+)
 def test_the_metric_name_is_the_last_part(fn: str, name: str) -> None:
     assert reward_name(fn) == name
 

@@ -54,7 +54,7 @@ def records(key: str, values: Mapping[int, float], last: int = STEPS) -> list[Re
     ],
 )
 def test_the_end_of_a_run(key: str, values: dict[int, float], wanted: float) -> None:
-    objective = ObjectiveConfig(metric="reward/mean", kl_metric=key, kl_penalty=2.0)
+    objective = ObjectiveConfig(metric="reward/mean", kl_metric=key, kl_penalty=2.0, last_steps=5)
     found = measure(records(key, values), validate_config(BASE), objective)
     assert found["drift"] == pytest.approx(wanted, nan_ok=True)
     assert found["objective"] == pytest.approx(0.5 - 2.0 * wanted, nan_ok=True)

@@ -27,6 +27,7 @@ BASE: dict[str, Any] = {
     "axes": {"loss.beta": [0.01, 0.1], "rollout.group_size": [3, 6], "reference.sync_steps": [None, 10]},
     "hold": "completions",
 }
+SYNC_RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}
 ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0.1]}}
 
 
@@ -49,6 +50,10 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         (
             {"axes": {"loss.beta": [0.1, 0.2], "reference.sync_steps": [1, 5]}},
             ["axes.loss.beta", "2 of 4 arms", "always 0"],
+        ),
+        (
+            {"axes": {"reference.sync_steps": [None, 5]}, "overrides": {"monitor.rules": [SYNC_RULE]}},
+            ["axes.reference.sync_steps: in 2 of 2 arms a rule of monitor.rules (action: sync)", "null would not be never"],
         ),
         ({"axes": {"rollout.group_size": [3, 6]}}, ["hold", "rollout.group_size", "prompts, completions or tokens"]),
         ({"hold": "prompts"}, ["hold: prompts", "no effect"]),
@@ -206,7 +211,9 @@ def test_what_runs_at_a_time_would_fight_over_is_said() -> None:
 # What is measured at a run's end
 
 PROBED: dict[str, Any] = {"base": "sums_tiny_cpu", "axes": {"loss.beta": [0.1, 1.0]}}
-LAST_PROBE = "kl/probe/full_init is measured for the last time at step 50 (probe.every_steps 50), before the last 5 of 70 steps"
+LAST_PROBE = (
+    "kl/probe/full_init is measured for the last time at step 50 (probe.every_steps 50), before the last 10 of 70 steps"
+)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +261,7 @@ def test_a_report_that_will_lack_the_exact_drift_is_a_warning() -> None:
 
 
 def test_runs_that_end_at_a_number_of_tokens_may_end_between_two_probes() -> None:
-    plan = make_plan({**PROBED, "overrides": {"training.max_tokens": 200_000}})
+    plan = make_plan({**PROBED, "overrides": {"training.max_tokens": 200_000}, "objective": {"last_steps": 5}})
     (note,) = [note for note in plan.notes if "probe" in note]
     assert "training.max_tokens 200000" in note
     assert "set objective.last_steps to 10 or more" in note

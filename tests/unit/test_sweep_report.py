@@ -196,7 +196,7 @@ def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) ->
     assert not any("(arm 0)" in text for text in written.answer if text.startswith("arm by arm"))
     page = written.page.read_text()
     assert page.count("(over)") == 3
-    assert "<small>kl/init/seq, at most 10</small>" in page
+    assert "<small>kl/init/seq, at most 10, last 10 steps</small>" in page
     # Without a bound the same frame has another best arm, and no column.
     free = report(tmp_path, frame)
     assert free.answer[0].startswith("best of 8 arms: β=0.01 G=4 sync=10 (arm 0): ")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from grpo_core.metrics import find_metric
 from grpo_core.pages.table import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
@@ -29,10 +30,19 @@ MOST_DIFFERENCES = 40
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
     """Return what each arm reached: means over its complete seeds, ± half of their 95 % interval."""
-    measures = [measure for measure in MEASURES.values() if measure.table == "reached"]
+    measures = [_with_window(measure, sweep) for measure in MEASURES.values() if measure.table == "reached"]
     if sweep.facts.kl_bound is not None:
-        measures.append(replace(MEASURES["drift"], unit=f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}"))
+        unit = f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}"
+        measures.append(_with_window(replace(MEASURES["drift"], unit=unit, metric=sweep.facts.kl_metric), sweep))
     return _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures, best)
+
+
+def _with_window(measure: Measure, sweep: SweepRuns) -> Measure:
+    """Return a figure of steps with the steps that its column is about, below its heading."""
+    metric = None if measure.metric is None else find_metric(measure.metric)
+    if metric is None or metric.is_probe:
+        return measure
+    return replace(measure, unit=", ".join(filter(None, (measure.unit, f"last {sweep.facts.last_steps} steps"))))
 
 
 def cost_table(sweep: SweepRuns, best: Best | None) -> Table:

@@ -102,6 +102,7 @@ def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
         planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
         kl_bound=objective.kl_bound,
         kl_metric=objective.kl_metric,
+        last_steps=objective.last_steps,
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
     )
 

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas
 
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import MEASURES
 
@@ -60,6 +61,8 @@ class SweepFacts:
     """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
     kl_metric: str = "kl/init/seq"
     """The metric that the column `drift` of the runs is of their last steps: the mean, or of a probe the last one."""
+    last_steps: int = LAST_STEPS
+    """Over which figures of every step are means."""
     resume: str | None = None
     """The command that resumes the sweep; None where it has no folder."""
 

@@ -1,0 +1,162 @@
+"""An evaluation is shown with the step it is of, or not at all; every figure is compared with the journal's."""
+
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from grpo_core.evaluation import __main__ as evaluation
+from grpo_core.evaluation.results import table_file
+from grpo_core.export.choice import ExportWish
+from grpo_core.export.facts import drift_of
+from grpo_core.export.policy_folder import export_policy
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_journal
+from grpo_core.run.summary import compare_evaluations, describe_result
+from grpo_core.sweep.arms import Arm
+from grpo_core.sweep.results import SweepRun, run_row
+from grpo_core.sweep.schema import ObjectiveConfig
+from grpo_core.training.__main__ import main
+from grpo_core.training.process import EVALUATE
+from tasks.run.run_report import compose
+from tasks.tracking.store import TrackedRun
+
+ROOT = Path(__file__).parents[2]
+ACCURACY = "eval/heldout/greedy_accuracy"
+STEPS = 5
+HERE = "tests.integration.test_shown_evaluations"
+
+
+def odd(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Accept a completion by the letters of it and its prompt, so that policies have figures of their own."""
+    pairs = zip(prompts, completions, strict=True)
+    return [float(sum(map(ord, str(prompt) + completion[0]["content"])) % 3 == 0) for prompt, completion in pairs]
+
+
+def interrupt(prompts: Any, completions: Any, run_path: str, **_: Any) -> list[float]:
+    """Ask the training to end after step 1; kill it in step 4; then let it be."""
+    run_dir = RunDir(Path(run_path))
+    calls = run_dir.path / "calls"
+    calls.write_text(f"{calls.read_text() if calls.exists() else ''}.")
+    if len(calls.read_text()) == 1:
+        run_dir.stop_file.write_text("enough")
+    if len(calls.read_text()) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [0.0] * len(completions)
+
+
+def steps_of(run_dir: RunDir) -> list[int]:
+    return [record.step for record in read_journal(run_dir.journal_file) if record.kind == "step"]
+
+
+def accuracy_of(records: Sequence[Record], step: int) -> float:
+    """Return the newest held-out accuracy that the journal has of a step."""
+    return [record.metrics[ACCURACY] for record in records if record.step == step and ACCURACY in record.metrics][-1]
+
+
+def shown(run_dir: RunDir) -> str:
+    """Return the facts of a run's report, which `grpo train` prints and a flow returns to Python."""
+    report = compose(run_dir, TrackedRun(uri="sqlite:///none.db", experiment_id="1", run_id="2", name="a run"))
+    return "\n".join(report.facts)
+
+
+def row_of(run_dir: RunDir) -> dict[str, Any]:
+    """Return the run's row in the table of a sweep."""
+    run = SweepRun(arm=Arm(number=0, values={}), seed=0, folder=run_dir, records=read_journal(run_dir.journal_file))
+    return run_row(run, None, ObjectiveConfig(metric=ACCURACY))
+
+
+@pytest.fixture
+def died(tiny_run: Any, tmp_path: Path) -> RunDir:
+    """A run that was evaluated where it was stopped, after step 1, was resumed, and was killed in step 4."""
+    interrupting = {"fn": f"{HERE}:interrupt", "args": {"run_path": str(tmp_path / "run")}}
+    options = {"rewards": [{"fn": f"{HERE}:odd"}, interrupting], "optimizer.lr": 0.1, "training.checkpoint_every": 1}
+    run_dir: RunDir = tiny_run({"training.steps": STEPS, **options})
+    assert evaluation.main([str(run_dir.path), "--policy", "base"]) == 0
+    assert main([str(run_dir.path), EVALUATE]) == 0
+    assert steps_of(run_dir) == [1]
+    run_dir.stop_file.unlink()
+    done = subprocess.run([sys.executable, "-m", "grpo_core.training", str(run_dir.path)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert steps_of(run_dir) == [1, 2, 3]
+    return run_dir
+
+
+def test_the_figure_of_an_older_policy_is_never_that_of_the_run(died: RunDir) -> None:
+    history = read_journal(died.journal_file)
+    before, after = accuracy_of(history, 0), accuracy_of(history, 1)
+    (line,) = [line for line in shown(died).splitlines() if "held-out greedy accuracy (" in line]
+    assert re.search(rf"{before:.3f} \[.*\] -> {after:.3f} \[.*\] after step 1$", line)
+    assert line in describe_result(history, compare_evaluations(died))
+    row = row_of(died)
+    assert row["steps"] == len(steps_of(died)) > 1
+    assert row["accuracy_before"] == before
+    assert math.isnan(row["accuracy"])  # this policy was not evaluated
+    assert math.isnan(row["objective"])
+    # Finished, it is evaluated again, and shown as that.
+    assert main([str(died.path), EVALUATE]) == 0
+    history = read_journal(died.journal_file)
+    assert f"-> {accuracy_of(history, STEPS):.3f} [" in shown(died)
+    assert f"] after step {STEPS}\n" in shown(died)
+    assert row_of(died)["accuracy"] == row_of(died)["objective"] == accuracy_of(history, STEPS)
+
+
+def test_a_table_that_an_evaluation_cut_short_has_written_is_not_compared_with_older_figures(
+    died: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between its table and its record, the evaluation of a later policy is none."""
+    assert main([str(died.path)]) == 0
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo_core.evaluation.results.Journal", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.main([str(died.path), "--policy", "final"])
+    monkeypatch.undo()
+    assert "greedy accuracy (" not in shown(died)
+    assert evaluation.main([str(died.path), "--policy", "final"]) == 0
+    comparison = compare_evaluations(died)
+    assert comparison is not None
+    assert comparison.step == STEPS
+    base, final = (
+        pandas.read_parquet(table_file(died, policy)).query("sample == -1")["correct"].mean() for policy in ("base", "final")
+    )
+    assert comparison.difference.value == pytest.approx(final - base)
+
+
+def test_each_kl_of_a_card_names_the_policy_and_the_reference_that_it_is_between(tiny_run: Any, tmp_path: Path) -> None:
+    """Of step 4, where the reference has just become the policy, and of step 3, where a probe was last."""
+    options = {"probe.every_steps": 3, "probe.num_prompts": 4, "training.steps": 6, "reference.sync_steps": 2}
+    run_dir = tiny_run({**options, "training.checkpoint_every": 1, "training.keep_checkpoints": 6})
+    assert main([str(run_dir.path)]) == 0
+    history = read_journal(run_dir.journal_file)
+    measured = {record.step: record.metrics for record in history if record.kind == "step"}
+    assert [record.step for record in history if record.kind == "ref_sync"] == [2, 4, 6]
+    found = {one.key: one for one in drift_of(history, 4)}
+    k3, exact = found["kl/ref/k3"], found["kl/probe/full"]
+    assert (k3.policy_step, k3.value, k3.what) == (
+        4,
+        measured[5]["kl/ref/k3"],
+        "to the reference synchronised after step 4, k3",
+    )
+    assert (exact.policy_step, exact.value) == (2, measured[3]["kl/probe/full"])
+    assert exact.what == "to the reference synchronised after step 2, exact, on the probe prompts"
+    assert found["kl/init/k3"].what == "to the initial policy, k3"
+    assert str(k3) == f"{k3.value:.4g} ± {k3.error:.2g}, policy after step 4, to the reference synchronised after step 4, k3"
+    (early,) = [one for one in drift_of(history, 1) if one.key == "kl/ref/k3"]
+    assert early.what == "to the reference, k3"
+    exported = export_policy(run_dir, ExportWish(step=4), tmp_path / "out")
+    text = (exported.folder / "README.md").read_text()
+    for one in (k3, exact):
+        assert f"| `{one.key}` | {one.what} | {one.value:.4g} | {one.error:.2g} | {one.policy_step} |" in text
+    shutil.rmtree(exported.folder)
