@@ -11,7 +11,7 @@ from grpo_core.run.journal import Record, last_event
 from grpo_core.run.resuming import path_argument
 from tasks.tracking import Status, noting, track_inputs, track_results
 from tasks.tracking.opening import open_new
-from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries
+from tasks.tracking.store import TrackedRun, log_folder, make_client, read_tracked, short_retries
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -38,7 +38,7 @@ def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
     problems: list[str] = []
     again = f"; `grpo report {path_argument(run_dir.path)}` tries again"
     with noting(problems, "the report is not in MLflow", again):
-        make_client(tracked.uri, create=False).log_artifacts(tracked.run_id, str(run_dir.report), run_dir.report.name)
+        log_folder(make_client(tracked.uri, create=False), tracked.run_id, run_dir.report, run_dir.report.name)
     return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
 
 
