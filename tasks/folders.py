@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect.runtime import flow_run
 
+from grpo_core.machine.disk import write_whole
 from grpo_core.machine.marker import Kind
 from grpo_core.run.begin import begun_run
 from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, allowed_roots, refuse_foreign_root
@@ -34,7 +35,7 @@ def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
 
 def claim(path: Path) -> None:
     """Write down that a folder is this flow run's."""
-    FlowDir(path).flow_run_file.write_text(f"{flow_run.id or ''}\n")
+    write_whole(FlowDir(path).flow_run_file, f"{flow_run.id or ''}\n")
 
 
 def folder_of_this_flow_run(only: Path | None) -> Path | None:

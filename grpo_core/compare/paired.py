@@ -22,6 +22,7 @@ from grpo_core.evaluation.results import HELD_OUT, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.metrics import LAST_STEPS, find_metric
 from grpo_core.run.curves import Curve
+from grpo_core.run.tables import read_table
 from grpo_core.sweep.statistics.paired import PairedEstimate, holm, paired_estimate
 
 ACCURACY = f"eval/{HELD_OUT}/greedy_accuracy"
@@ -193,9 +194,7 @@ def _correct(compared: ComparedRun) -> pandas.Series | None:
     """Return whether the final policy's greedy completion is correct, by prompt; None where no table has that."""
     if not is_evaluated_at_end(compared):
         return None
-    file = table_file(compared.run.dir, "final")
-    try:
-        table = pandas.read_parquet(file, columns=["prompt_id", "prompt", "sample", "correct"])
-    except (OSError, ValueError, LookupError):
+    table = read_table(table_file(compared.run.dir, "final"))
+    if table is None or not {"prompt_id", "prompt", "sample", "correct"}.issubset(table.columns):
         return None
     return table[table["sample"] == -1].set_index(["prompt_id", "prompt"])["correct"]

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from grpo_core.data.prompts import PromptSplit, is_conversation
 from grpo_core.errors import DataError, cause
+from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.machine.jsonfile import STORED, Count, build, parse_json, read_json, write_json
 from grpo_core.types import Prompt
 
@@ -47,11 +48,14 @@ class DataManifest:
 
 def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
     """Write both splits and the manifest into `folder`; return the manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
+    durable_folder(folder)
+    for prompts, name in ((split.train, "train.jsonl"), (split.eval, "eval.jsonl")):
+        write_whole(folder / name, _text(prompts))
+    train_sha256, eval_sha256 = digests(split)
     manifest = DataManifest(
         source=source,
-        train_sha256=_write(split.train, folder / "train.jsonl"),
-        eval_sha256=_write(split.eval, folder / "eval.jsonl"),
+        train_sha256=train_sha256,
+        eval_sha256=eval_sha256,
         num_train=len(split.train),
         num_eval=len(split.eval),
         num_too_long=split.num_too_long,
@@ -59,6 +63,12 @@ def freeze(split: PromptSplit, source: str, folder: Path) -> DataManifest:
     )
     write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest
+
+
+def digests(split: PromptSplit) -> tuple[str, str]:
+    """Return the SHA-256 of both files as `freeze` would write them: train, eval."""
+    train, held_out = (hashlib.sha256(_text(prompts).encode()).hexdigest() for prompts in (split.train, split.eval))
+    return train, held_out
 
 
 def read_manifest(folder: Path) -> DataManifest:
@@ -86,10 +96,8 @@ def load_frozen(folder: Path) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     )
 
 
-def _write(prompts: Sequence[Prompt], path: Path) -> str:
-    text = "".join(json.dumps(vars(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-    path.write_text(text, encoding="utf-8")
-    return hashlib.sha256(text.encode()).hexdigest()
+def _text(prompts: Sequence[Prompt]) -> str:
+    return "".join(json.dumps(vars(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
 
 
 def _read(path: Path, sha256: str, count: int) -> tuple[Prompt, ...]:

@@ -6,14 +6,16 @@ Two preparations of the same identity give the same prompts.
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from grpo_core import types
 from grpo_core.config import RunConfig
-from grpo_core.data.frozen import DataManifest, freeze
+from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, digests, freeze, load_frozen, read_manifest
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import file_of, read_rows
+from grpo_core.errors import DataError, GrpoError
 from grpo_core.policy import loading
 from grpo_core.policy.sources.find import resolve_model
 
@@ -21,15 +23,6 @@ TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(loading.__file__))
 """What reads, renders and represents prompts."""
 PACKAGES = ("pandas", "pyarrow", "reasoning-gym", "tokenizers", "transformers")
-
-
-def prepare(config: RunConfig, folder: Path) -> DataManifest:
-    """Read, map, template, split and freeze the prompts of a run into `folder`.
-
-    Raises:
-        DataError, ModelError: as `read_prompts`.
-    """
-    return freeze(read_prompts(config), config.data.source, folder)
 
 
 def read_prompts(config: RunConfig) -> PromptSplit:
@@ -43,6 +36,35 @@ def read_prompts(config: RunConfig) -> PromptSplit:
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     tokenizer = loading.load_tokenizer(folder, config.model.trust_remote_code)
     return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens)
+
+
+def prepare(config: RunConfig, folder: Path, read: Callable[[RunConfig], PromptSplit] = read_prompts) -> DataManifest:
+    """Freeze the prompts of a run into `folder`, or keep those that are frozen there.
+
+    Where a file does not hold what its manifest says, both are made again if that gives the same prompts.
+
+    Args:
+        config: of the run.
+        folder: of its frozen prompts.
+        read: returns the prompts of a configuration.
+
+    Raises:
+        DataError, ModelError: as `read`, or as `load_frozen` where it does not give the same prompts.
+    """
+    if not (folder / MANIFEST_FILE).exists():
+        return freeze(read(config), config.data.source, folder)
+    try:
+        load_frozen(folder)
+    except DataError as error:
+        manifest = read_manifest(folder)
+        try:
+            split = read(config)
+        except GrpoError:  # the damage is the news
+            raise error from None
+        if digests(split) != (manifest.train_sha256, manifest.eval_sha256):
+            raise
+        return freeze(split, manifest.source, folder)
+    return read_manifest(folder)
 
 
 def data_identity(config: RunConfig, tokenizer_folder: Path) -> str | None:

@@ -16,7 +16,7 @@ from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
 from grpo_core.run.pass_sizes import pass_plan
-from grpo_core.run.start_weights import config_here
+from grpo_core.run.start_weights import config_here, find_model
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,21 +47,21 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         from grpo_core.evaluation.of_run import evaluate_policy_of, record_evaluation
         from grpo_core.evaluation.runner import open_evaluator
         from grpo_core.policy.device import held_device, pick_device
-        from grpo_core.policy.saved import list_checkpoints, read_state
-        from grpo_core.policy.sources.find import resolve_model
+        from grpo_core.policy.saved import list_checkpoints, read_state, stored_initial
 
     run_dir.require_ours()
     import_as_at_start(run_dir)
     config = config_here(run_dir)
-    folder = resolve_model(config.model.source, config.model.trust_remote_code)
-    if policy == "final":
+    if policy == "base":
+        folder, initial = find_model(run_dir), stored_initial(run_dir.checkpoints)
+    else:
         checkpoints = list_checkpoints(run_dir.checkpoints)
         if not checkpoints:
             raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
-        step, folder = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy"
+        step, folder, initial = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy", None
     config = pass_plan(run_dir).after(step).applied(config)
     with held_device(pick_device(config.training.device), run_dir.path):
-        result = evaluate_policy_of(run_dir, open_evaluator(config, folder, run_dir), name)
+        result = evaluate_policy_of(run_dir, open_evaluator(config, folder, run_dir, initial), name)
     record_evaluation(run_dir, result, policy=policy, name=name, step=step)
 
 

@@ -7,6 +7,7 @@ from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
+from grpo_core.policy.saved import list_checkpoints
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import last_event, read_records
@@ -50,7 +51,8 @@ def evaluate_if_needed(
         return
     arguments = [str(run_dir.path), "--policy", policy, "--set", set_name, "--step", str(step)]
     log_file = run_dir.log_file(f"evaluate-{policy}")
-    is_kept = policy == "base" and not run_dir.original.exists()
+    # With a checkpoint, the model may be the run's own copy.
+    is_kept = policy == "base" and not run_dir.original.exists() and not list_checkpoints(run_dir.checkpoints)
     identity = _identity(run_dir, set_name, step, digest) if is_kept else None
     if identity is None:
         evaluate(arguments, log_file)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from grpo_core.config import RunConfig, apply_overrides, load_config, run_name, validate_config
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen
 from grpo_core.errors import ConfigError, ModelError
-from grpo_core.evaluation.results import facts_file
+from grpo_core.evaluation.results import facts_file, table_file
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
@@ -84,9 +84,14 @@ def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
     if policy == "final":
         step = read_state(checkpoints[-1]).step if checkpoints else 0
     try:
-        return bool(read_json(facts_file(run_dir, policy))["step"] == step)
+        is_done = bool(read_json(facts_file(run_dir, policy))["step"] == step)
     except (OSError, ValueError, LookupError, TypeError):
         return False  # not there, or not all of it: it is evaluated again
+    if not is_done:
+        return False
+    from grpo_core.run.tables import read_table  # it loads pandas
+
+    return read_table(table_file(run_dir, policy)) is not None
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.evaluation.statistics import Estimate
-from grpo_core.machine.disk import whole_or_gone
+from grpo_core.machine.disk import durable, durable_folder, whole_or_gone
 from grpo_core.machine.jsonfile import build, read_json, write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record
@@ -76,11 +76,11 @@ def write_evaluation(
     Raises:
         DiskFullError, JournalError: it cannot be written; what could not be finished is gone.
     """
-    run_dir.eval.mkdir(exist_ok=True)
+    durable_folder(run_dir.eval)
     table, last = table_file(run_dir, policy), facts_file(run_dir, policy)
     last.unlink(missing_ok=True)  # of an earlier policy, whose table is about to go
-    with whole_or_gone(f"evaluation of {policy}", table):
-        write_table(table)
+    with whole_or_gone(f"evaluation of {policy}", table), durable(table) as partial:
+        write_table(partial)
     metrics = {key: estimate["value"] for key, estimate in facts["estimates"].items()}
     with closing(Journal(run_dir.journal_file)) as journal:
         journal.append("eval", facts["step"], {**facts, **(remarks or {}), "metrics": metrics})

@@ -21,6 +21,7 @@ from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.data.frozen import read_manifest
 from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
+from grpo_core.machine.disk import durable, flush
 from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
@@ -126,12 +127,14 @@ def keep_evaluation(run_dir: RunDir, policy: str, identity: str) -> None:
     folder = _folder(identity)
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            shutil.copyfile(table_file(run_dir, policy), Path(scratch) / KEPT_TABLE)
+            with durable(Path(scratch) / KEPT_TABLE) as partial_table:
+                shutil.copyfile(table_file(run_dir, policy), partial_table)
             facts = read_json(facts_file(run_dir, policy))
             kept = {"table": files_digest([Path(scratch) / KEPT_TABLE]), "facts": facts, "facts_sha256": json_digest(facts)}
             write_json(Path(scratch) / KEPT_FACTS, kept)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(scratch, folder)
+            flush(folder.parent)
             Path(scratch).mkdir()  # what the context manager expects to remove
     except (OSError, ValueError) as error:
         logger.warning("the evaluation is not kept for other runs: %s", error)

@@ -116,13 +116,16 @@ class Evaluator:
         return completions, [] if judgement is None else [judgement]
 
 
-def open_evaluator(config: RunConfig, folder: Path, run_dir: RunDir | None = None) -> Evaluator:
+def open_evaluator(
+    config: RunConfig, folder: Path, run_dir: RunDir | None = None, stored_initial: Path | None = None
+) -> Evaluator:
     """Return an evaluator of the model in `folder`, for a process that does nothing else.
 
     Args:
         config: of the run.
         folder: of the model.
         run_dir: of the run, whose journal holds the verdicts that were given before; None = none were.
+        stored_initial: as in `open_policy`.
     """
     pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
@@ -130,7 +133,7 @@ def open_evaluator(config: RunConfig, folder: Path, run_dir: RunDir | None = Non
     verifier = pick_verifier(rewards, config.evaluation.verifier)
     start_workers([verifier])
     return Evaluator(
-        policy=open_policy(folder, config),
+        policy=open_policy(folder, config, stored_initial),
         verifier=verifier,
         config=config,
         verdicts=verdicts,

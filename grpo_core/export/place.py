@@ -1,8 +1,7 @@
 """The folder of an export: written beside its name, flushed and renamed, in the place of an earlier export that nobody changed.
 
 NAME/                 the export; its manifest lists every file with its SHA-256
-.NAME.partial/        the one that is being written; a killed process leaves it to the next export
-.NAME.replaced/       the earlier one, for the moment of the exchange
+.NAME.partial/        the one that is being written, and the earlier one from the exchange on; the next export removes it
 .NAME.lock            held while one is written; removed at its end
 """
 
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from grpo_core.errors import FolderError, few_names, raised_as
-from grpo_core.machine.disk import flush, free_bytes, remove, sha256_of, whole_or_gone
+from grpo_core.machine.disk import exchange, flush, flush_all, free_bytes, remove, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import locked_soon, open_lock
 from grpo_core.machine.marker import MARKER_FILE, Kind, foreign_entries, read_marker, refuse_special_place, write_marker
@@ -55,8 +54,7 @@ def placed_whole(target: Path, facts: Mapping[str, Any], need: int) -> Iterator[
                 write_marker(scratch, KIND)
                 yield scratch
                 write_json(scratch / MANIFEST_FILE, {**facts, "files": _digests(scratch)})
-                for path in (*scratch.rglob("*"), scratch):
-                    flush(path)
+                flush_all(scratch)
                 refuse_other(place)  # again: it took a while
             _exchange(scratch, place)
 
@@ -141,15 +139,11 @@ def _is_at(file: Path, lock: IO[bytes]) -> bool:
 
 
 def _clear_leftovers(place: Path) -> None:
-    """Remove what a killed export left beside its place; an earlier export that was moved aside takes its place again."""
-    partial, replaced = (_beside(place, suffix) for suffix in ("partial", "replaced"))
-    for leftover in (partial, replaced):
-        if not _is_leftover(leftover):
-            raise FolderError(f"{leftover}: is not the start of an export, and one needs this name; move it away, or {OTHER}")
-    if replaced.exists() and not place.exists():
-        os.replace(replaced, place)
-    remove(partial)
-    remove(replaced)
+    """Remove what a killed export left beside its place: its start, or the earlier export, which it had replaced."""
+    leftover = _beside(place, "partial")
+    if not _is_leftover(leftover):
+        raise FolderError(f"{leftover}: is not the start of an export, and one needs this name; move it away, or {OTHER}")
+    remove(leftover)
 
 
 def _is_leftover(path: Path) -> bool:
@@ -163,19 +157,14 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _exchange(scratch: Path, place: Path) -> None:
-    """Put a whole export in its place."""
-    replaced = _beside(place, "replaced")
-    if place.exists():
-        os.replace(place, replaced)
-    try:
+    """Put a whole export in its place: at every moment there is one, the earlier or the new one."""
+    if not place.exists():
         os.replace(scratch, place)
-    except OSError:
-        if replaced.exists():
-            os.replace(replaced, place)
+    elif (fault := exchange(scratch, place)) is not None:
         remove(scratch)
-        raise
+        raise FolderError(f"export folder {place}: cannot be replaced in one step here ({fault}); remove it first, or {OTHER}")
     flush(place.parent)
-    remove(replaced)
+    remove(scratch)  # the earlier one
 
 
 def _beside(place: Path, suffix: str) -> Path:

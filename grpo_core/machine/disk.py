@@ -6,6 +6,7 @@ words of the run need.
 """
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import itertools
@@ -19,6 +20,10 @@ from grpo_core.errors import DiskFullError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full; the user's share of it is."""
+PARTIAL = ".partial"
+"""How the name of what is being written ends; a killed process leaves it."""
+HERE, EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of renameat2(2)."""
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 """Of what only its owner may read: secrets, and whatever may hold one."""
 
@@ -70,6 +75,40 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def durable(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path`, to be written inside; then it takes the place of `path`, and survives a power failure.
+
+    Whoever reads `path`, also after a kill or a power failure, finds all of it or what was there before. What a record vouches
+    for is written in here, and the record afterwards.
+
+    Raises:
+        OSError: it cannot be flushed or renamed.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    remove(partial)
+    try:
+        yield partial
+        flush(partial)
+        partial.replace(path)
+        flush(path.parent)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def durable_folder(path: Path) -> Path:
+    """Make a folder whose name survives a power failure, or take the one that is there; return it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        flush(path.parent)
+    return path
+
+
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
 
@@ -81,19 +120,11 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    # O_EXCL: nobody's link or file with looser rights is written into.
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
+    with durable(path) as partial:
+        # O_EXCL: nobody's link or file with looser rights is written into.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        remove(partial)
-        raise
 
 
 def write_private(path: Path, text: str) -> None:
@@ -158,6 +189,29 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_all(folder: Path) -> None:
+    """Do what `flush` does for a folder and all that is in it.
+
+    Raises:
+        OSError: the disk reports an error.
+    """
+    for path in (*folder.rglob("*"), folder):
+        flush(path)
+
+
+def exchange(one: Path, other: Path) -> str | None:
+    """Let two files or folders of one file system swap their names in one step; return why that is not possible here.
+
+    Python has no call for it, and two renames would have a moment in which one of the names is nobody's.
+    """
+    names = (os.fsencode(path) for path in (one, other))
+    try:
+        failed = ctypes.CDLL(None, use_errno=True).renameat2(HERE, next(names), HERE, next(names), EXCHANGE)
+    except AttributeError:
+        return "the C library has no renameat2"
+    return os.strerror(ctypes.get_errno()) if failed else None
 
 
 def remove(path: Path) -> None:

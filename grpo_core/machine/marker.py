@@ -4,6 +4,7 @@ A folder is ours by its marker alone: other programs use names such as `config.j
 Nothing is deleted or overwritten in a folder without one.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from grpo_core.errors import FolderError, shown
+from grpo_core.machine.disk import flush
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]
@@ -82,6 +84,10 @@ def write_marker(folder: Path, kind: Kind, *, adopted: bool = False) -> None:
         return
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(json.dumps(facts) + "\n")
+    for path in (file, folder):
+        flush(path)
+    with contextlib.suppress(PermissionError):  # of somebody else's, in which others may make folders
+        flush(folder.parent)
 
 
 def foreign_entries(folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
-from grpo_core.machine.disk import flush, sha256_of, whole_or_gone
+from grpo_core.machine.disk import flush, flush_all, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.large_file import large_file
 from grpo_core.policy.initial import find_initial
@@ -60,14 +60,23 @@ DIGEST = "sha256"
 """Key in the last of them."""
 NEEDED_FILES = (POLICY_FILES, {OPTIMIZER_FILE}, {STATE_FILE})
 """One of each."""
+InUse = Callable[[], Container[Path]]
+"""Returns the checkpoints with which other runs begin, as resolved paths."""
 INITIAL_FILES = frozenset({DIGEST_FILE, INITIAL_FILE})
 """Either says what the initial policy of a reference that has moved is."""
 
 
 def save_checkpoint(
-    folder: Path, contents: Contents, initial: str, state: TrainingState, *, keep: int, mark: JournalMark | None = None
+    folder: Path,
+    contents: Contents,
+    initial: str,
+    state: TrainingState,
+    *,
+    keep: int,
+    mark: JournalMark | None = None,
+    in_use: InUse = dict,
 ) -> Path:
-    """Write `folder`/step_NNNNNN and drop all but the `keep` newest and the best; return the new one.
+    """Write `folder`/step_NNNNNN and drop all but the `keep` newest, the best and those in use; return the new one.
 
     It is written beside its final name, flushed to the disk and renamed, so that whoever reads it, also after a power
     failure, sees a whole checkpoint or none. `initial` is the digest that `store_initial` gave: the checkpoint needs it.
@@ -84,7 +93,7 @@ def save_checkpoint(
     shutil.rmtree(target, ignore_errors=True)
     os.replace(scratch, target)
     flush(folder)
-    _drop_others(target, keep, checkpoint_name(state.best_step))
+    _drop_others(target, keep, checkpoint_name(state.best_step), in_use)
     return target
 
 
@@ -103,8 +112,7 @@ def _write(folder: Path, contents: Contents, initial: str, state: TrainingState,
     small = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     digests |= {name: sha256_of(path) for name, path in small.items() if name not in digests}
     (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2, sort_keys=True) + "\n")
-    for path in (*folder.rglob("*"), folder):
-        flush(path)
+    flush_all(folder)
 
 
 def save_optimizer(contents: Contents, path: Path) -> str:
@@ -195,14 +203,16 @@ def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
     return None if found == sha256 else f"the SHA-256 of {name} is not the manifest's"
 
 
-def _drop_others(newest: Path, keep: int, best: str | None) -> None:
-    """Leave the `keep` newest checkpoints and the best: none that the run went back behind.
+def _drop_others(newest: Path, keep: int, best: str | None, in_use: InUse) -> None:
+    """Leave the `keep` newest checkpoints, the best and those in use: none that the run went back behind.
 
     The manifest goes first, so that what a kill leaves does not pass for a whole one.
     """
     earlier = [path for path in list_checkpoints(newest.parent) if step_of(path) <= step_of(newest)]
-    for path in list_checkpoints(newest.parent):
-        if path not in earlier[-keep:] and path.name != best:
+    others = [path for path in list_checkpoints(newest.parent) if path not in earlier[-keep:] and path.name != best]
+    used = in_use() if others else ()
+    for path in others:
+        if path not in earlier or path.resolve() not in used:
             (path / MANIFEST_FILE).unlink()
             shutil.rmtree(path)
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from grpo_core.errors import InitialPolicyError
-from grpo_core.machine.disk import flush, whole_or_gone
+from grpo_core.machine.disk import durable_folder, flush, whole_or_gone
 from grpo_core.policy.saved import INITIAL_FILE
 from grpo_core.policy.weights_file import Weights, content_of, save_weights
 
@@ -34,7 +34,7 @@ def store_initial(folder: Path, weights: Weights) -> str:
         return digest
     if target.exists():
         log.warning("%s is damaged, or of another start of this run; it is written again", target)
-    folder.mkdir(parents=True, exist_ok=True)
+    durable_folder(folder)
     partial.unlink(missing_ok=True)  # of a process that was killed
     with whole_or_gone("the initial policy", partial):
         save_weights(weights, partial)

@@ -35,7 +35,8 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     Args:
         folder: of the policy.
         config: how it is used.
-        stored_initial: copy of that adapter, as a run has stored it, for where `model.lora.init_from` is gone.
+        stored_initial: initial policy of a run, as it has stored it: for where `model.lora.init_from` is gone, or the folder
+            is one of the run's own checkpoints because `model.source` is.
 
     Raises:
         ModelError: it cannot be loaded or used.
@@ -47,15 +48,16 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     if config.training.gradient_checkpointing:
         refuse_other_layers(model)
     if config.model.lora is None:
-        return _policy(model, tokenizer, config)
+        plain = _policy(model, tokenizer, config)
+        if stored_initial is not None and folder.is_relative_to(stored_initial.parent):
+            _take_stored(plain, stored_initial)
+        return plain
     policy = _adapted(model, tokenizer, config, config.model.lora)
     start = config.model.lora.init_from
     if is_adapter:
         _load(policy, folder, config.model.lora)
     elif start is not None and stored_initial is not None and model_here(start) is None:
-        with raised_as(ModelError, f"{stored_initial}: cannot be read ({{cause}})", OSError, ValueError, SafetensorError):
-            weights = load_file(stored_initial)
-        _take(policy, weights, stored_initial, in_folder=False)  # its digest is in the checkpoints
+        _take_stored(policy, stored_initial)
     elif start is not None:
         own = resolve_adapter(start)
         _load(policy, own, config.model.lora)
@@ -116,11 +118,18 @@ def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:
     facts, factors = read_adapter(folder), read_factors(folder)
     if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
         raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {folder} is {facts.scale_formula}")
-    _take(policy, factors, folder, in_folder=True)
+    _take(policy, factors, f"model.lora: {folder} holds another adapter", in_folder=True)
 
 
-def _take(policy: "AdaptedPolicy", factors: Weights, place: Path, *, in_folder: bool) -> None:
-    fault = policy.misfit({name: list(tensor.shape) for name, tensor in factors.items()}, in_folder=in_folder)
+def _take_stored(policy: Policy, place: Path) -> None:
+    """Give a policy the initial weights that a run has stored; their digest is in its checkpoints."""
+    with raised_as(ModelError, f"{place}: cannot be read ({{cause}})", OSError, ValueError, SafetensorError):
+        weights = load_file(place)
+    _take(policy, weights, f"{place} holds the initial policy of another model", in_folder=False)
+
+
+def _take(policy: Policy, weights: Weights, misfit: str, *, in_folder: bool) -> None:
+    fault = policy.misfit({name: list(tensor.shape) for name, tensor in weights.items()}, in_folder=in_folder)
     if fault is not None:
-        raise ModelError(f"model.lora: {place} holds another adapter: {fault}")
-    policy.load(factors)
+        raise ModelError(f"{misfit}: {fault}")
+    policy.load(weights)

@@ -4,26 +4,23 @@ Only folders with our marker are looked into, only things with names that we giv
 way. The newest and the best checkpoint of a run always stay.
 """
 
-import contextlib
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import FolderError, GrpoError, cause
-from grpo_core.machine.disk import folder_bytes, remove
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.disk import PARTIAL, folder_bytes, remove
 from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.machine.marker import MARKER_FILE
-from grpo_core.policy.lora.targets import START
 from grpo_core.policy.saved import MANIFEST_FILE, find_best, list_checkpoints, list_leftovers
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_journal
 from grpo_core.run.journal import last_event
 from grpo_core.run.repair import ASIDE
-from grpo_core.run.start_weights import BASE, start_places
+from grpo_core.run.used import places_of, used_checkpoints
 
 KINDS = {
     "checkpoints": "checkpoints of runs that have ended, other than the newest and the best",
@@ -32,10 +29,6 @@ KINDS = {
     "starts": "folders of runs, evaluations and sweeps that never began",
 }
 """What can go, by the name with which it is chosen."""
-RUNS_IN = ("*/config.json", "*/runs/*/config.json")
-"""Configurations of the runs in a folder, and of the runs of its sweeps."""
-WEIGHTS = {BASE: "model", START: "first adapter"}
-"""What a policy is for a run that begins with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +70,7 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
     for flow_dir in chosen if runs else ():
         if flow_dir.marker() is None:
             raise FolderError(f"{flow_dir.path}: has no {MARKER_FILE}, so nothing in it is removed")
-    used = _used_policies({folder, *(place for flow_dir in chosen for place in _places_of(flow_dir.path))})
+    used = used_checkpoints({folder, *(place for flow_dir in chosen for place in places_of(flow_dir.path))})
     items, skipped = list[Item](), list[str]()
     for flow_dir in chosen:
         try:
@@ -86,11 +79,11 @@ def find_items(folder: Path, kinds: Collection[str] = tuple(KINDS), runs: Collec
             skipped.append(f"{flow_dir.path}: {cause(error)}")
             continue
         for item in (item for item in _items(flow_dir) if item.kind in kinds):
-            user = used.get((item.path / "policy").resolve()) or used.get(item.path.resolve())
+            user = used.get(item.path.resolve())
             if user is None:
                 items.append(item)
             else:
-                skipped.append(f"{item.path}: it is the {user}, which cannot be resumed or reproduced without it")
+                skipped.append(f"{item.path}: it is the {user[0]} of {user[1]}, which cannot be reproduced without it")
     older = 0 if runs else sum(1 for path in folder.glob("*/journal.jsonl") if not _is_marked(FlowDir(path.parent)))
     if older:
         skipped.append(f"{older} folder(s) of runs of an older version in {folder}: they have no {MARKER_FILE}")
@@ -158,11 +151,7 @@ def _items(flow_dir: FlowDir) -> Iterator[Item]:
     whole = list_checkpoints(checkpoints) if _needs_no_earlier_checkpoint(run_dir) else []
     older = [path for path in whole[:-1] if path != find_best(checkpoints)]
     for kind, paths, note in (
-        (
-            "leftovers",
-            (*list_leftovers(checkpoints), *run_dir.path.glob(".*.partial"), *run_dir.completions.glob("*.partial")),
-            "",
-        ),
+        ("leftovers", dict.fromkeys((*list_leftovers(checkpoints), *_partials(run_dir))), ""),
         ("damaged", checkpoints.glob("damaged_step_*"), "it can no longer be examined"),
         ("damaged", checkpoints.glob(f"{ASIDE}step_*"), "the repair of the journal can no longer be undone"),
         ("checkpoints", older, "a resume falls back on it if the newest is damaged; its policy can be evaluated"),
@@ -171,28 +160,11 @@ def _items(flow_dir: FlowDir) -> Iterator[Item]:
             yield _item(kind, path, run_dir.path, note)
 
 
-def _places_of(run: Path) -> tuple[Path, Path]:
-    """Return the folder that a run lies in, and where it is a sweep's, the one that the sweep lies in."""
-    resolved = run.resolve()
-    return resolved.parent, resolved.parents[min(2, len(resolved.parents) - 1)]
-
-
-def _used_policies(folders: Iterable[Path]) -> dict[Path, str]:
-    """Return {policy that lies in a folder: whose model or adapter it is}, of all runs in folders and in the sweeps there.
-
-    An evaluation is done with its policy. Runs of an older version, which have no marker, count as well.
-    """
-    used = {}
-    for file in (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern)):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
-            if RunDir(file.parent).read_origin().preset == "evaluation":
-                continue
-            model = read_json(file)["model"]
-            named = {BASE: model["source"], START: (model.get("lora") or {}).get("init_from")}
-            for key, source in (*named.items(), *start_places(RunDir(file.parent)).items()):
-                if source is not None and (policy := Path(source).expanduser()).is_dir():
-                    used[policy.resolve()] = f"{WEIGHTS[key]} of {file.parent}"
-    return used
+def _partials(run_dir: RunDir) -> Iterator[Path]:
+    """Yield what a killed process was writing, in a run's folder and its subfolders; a sweep's runs have their own."""
+    yield from run_dir.path.glob(f".*{PARTIAL}")
+    for name in RunDir.subfolders:
+        yield from (run_dir.path / name).rglob(f".*{PARTIAL}")
 
 
 def _needs_no_earlier_checkpoint(run_dir: RunDir) -> bool:

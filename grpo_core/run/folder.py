@@ -66,6 +66,10 @@ class RunDir(FlowDir):
     subfolders: ClassVar[tuple[str, ...]] = places(vars(), "folder")
     files: ClassVar[tuple[str, ...]] = (*FlowDir.files, *places(vars(), "file"))
 
+    def completions_file(self, step: int) -> Path:
+        """Completions of a step."""
+        return self.completions / f"step_{step:06d}.parquet"
+
     def log_file(self, process: str) -> Path:
         """Output of a process of the run."""
         return self.path / f"{process}.log"

@@ -13,6 +13,8 @@ from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance
 from grpo_core.run.start_weights import (
+    BASE,
+    DIGESTS,
     FOLDERS,
     StartWeights,
     config_here,
@@ -25,6 +27,7 @@ from grpo_core.run.start_weights import (
     where_it_was,
     with_separate_digests,
 )
+from grpo_core.run.used import prunable_starts
 
 
 def note_inputs(
@@ -64,13 +67,20 @@ def note_inputs(
             if is_resumed and alert not in known:
                 add_alert(run_dir, 0, alert)
     if not is_resumed:
+        for warning in prunable_starts(run_dir, start_folders(config)):
+            report(warning)
         write_provenance({**provenance, FOLDERS: start_folders(config)}, run_dir.provenance_file)
 
 
 def _found(
     run_dir: RunDir, config: RunConfig, model: Path, digest: Callable[[Path], str], report: Callable[[str], None]
 ) -> StartWeights:
-    """Return the weights that are there; an adapter that is gone is not needed by a run that has stored its initial policy."""
+    """Return the weights that are there; what a run that has stored its initial policy does not need may be gone."""
+    if model.is_relative_to(run_dir.checkpoints):  # the initial policy beside it has its digest in each checkpoint
+        report(
+            f"{BASE} {config.model.source} is gone, or has other weights; the run's own copy in {run_dir.checkpoints} is used"
+        )
+        return StartWeights(base=run_dir.read_provenance()[DIGESTS[BASE]])
     try:
         return start_weights(config, model, digest)
     except ModelError as error:

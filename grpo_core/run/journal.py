@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import DiskFullError, JournalError, cause, raised_as
-from grpo_core.machine.disk import is_full_disk, read_regular
+from grpo_core.machine.disk import durable_folder, flush, is_full_disk, read_regular
 from grpo_core.machine.locks import locked_soon
 from grpo_core.metrics import check_registered
 from grpo_core.run.record import KINDS, Chain, Kind, Record, decode_record, encode, now
@@ -60,8 +60,11 @@ class Journal:
                 is added to such a journal.
         """
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        durable_folder(path.parent)
+        is_new = not path.exists()
         self._file = path.open("ab", buffering=0)  # a buffer would hand on later what could not be written now
+        if is_new:
+            flush(path.parent)
         # Before anything is read: a line that another process is just writing looks torn.
         locked_soon(
             self._file,

@@ -106,7 +106,7 @@ class Run:
             JournalError: a table cannot be read.
         """
         done = {record.step for record in self.records if record.kind == "step"}
-        files = {step: self.dir.completions / f"step_{step:06d}.parquet" for step in sorted(done)}
+        files = {step: self.dir.completions_file(step) for step in sorted(done)}
         tables = [_read_table(file) for file in files.values() if file.exists()]
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
 

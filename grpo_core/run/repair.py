@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from grpo_core.errors import JournalError
-from grpo_core.machine.disk import free_name, read_regular, write_whole
+from grpo_core.machine.disk import durable, free_name, read_regular, write_whole
 from grpo_core.machine.locks import locked_soon
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import Saved, find_fault, find_hole, find_saved, wrote_digests
@@ -132,7 +132,8 @@ def _put(journal: Path, kept: Sequence[bytes], added: Iterable[Record]) -> None:
         line, digest = chain.seal(encode(replace(record, seq=len(lines))))
         chain.digest = digest
         lines.append(line)
-    shutil.copy2(journal, free_name(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl")))
+    with durable(free_name(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl"))) as partial:
+        shutil.copy2(journal, partial)
     write_whole(journal, b"".join(line + b"\n" for line in lines))
 
 

@@ -10,6 +10,7 @@ from grpo_core.config import RunConfig, changes_between
 from grpo_core.config.repeatability import BITWISE, Repeatability, repeatability
 from grpo_core.data.frozen import MANIFEST_FILE, load_frozen, read_manifest
 from grpo_core.errors import JournalError
+from grpo_core.machine.disk import durable, durable_folder
 from grpo_core.machine.jsonfile import STORED, Count, build, read_json
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints, read_state
@@ -179,9 +180,10 @@ def _short(prompt: Prompt) -> str:
 
 def copy_prompts(original: RunDir, repeated: RunDir) -> None:
     """Copy the frozen prompts, the manifest last: prompts without one are prepared anew."""
-    repeated.data.mkdir()
+    durable_folder(repeated.data)
     for file in sorted(original.data.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
-        shutil.copy(file, repeated.data)
+        with durable(repeated.data / file.name) as partial:
+            shutil.copy(file, partial)
 
 
 def refuse_unfit(run: str, original: RunDir) -> None:

@@ -7,12 +7,13 @@ from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import ConfigError, GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.plain_text import shell_word
+from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.pass_sizes import pass_plan, sizes_in
 from grpo_core.run.process_state import process_runs
-from grpo_core.run.summary import run_state
+from grpo_core.run.summary import lost_completions, run_state
 
 
 def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
@@ -31,7 +32,9 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     in_force = next((found for found in reversed(sizes) if found is not None), plan.begun_with)
     is_lowered = has_begun and repeatability(config).is_exact and in_force != plan.smallest
     repeats = "up to rounding, since it computes less at once from here on" if is_lowered else repeatability(config).what
-    return (*journal.notes, f"the resumed run repeats what it has done {repeats}")
+    reached = max(map(step_of, list_checkpoints(run_dir.checkpoints)), default=0)  # what comes after it is made again
+    lost = lost_completions(run_dir, [record for record in journal.history if record.step <= reached])
+    return (*journal.notes, *lost, f"the resumed run repeats what it has done {repeats}")
 
 
 def refuse_evaluation(run_dir: RunDir) -> None:

@@ -4,6 +4,7 @@ A checkpoint with an adapter holds neither: resumed, repeated, evaluated or merg
 policy, and nothing else would say so.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.errors import ModelError
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.lora.targets import START
-from grpo_core.policy.saved import STATE_FILE
+from grpo_core.policy.saved import STATE_FILE, list_checkpoints, stored_initial
 from grpo_core.policy.sources.find import folder_of, model_here, resolve_adapter, resolve_model
 from grpo_core.run.folder import RunDir
 
@@ -107,17 +108,41 @@ def config_here(run_dir: RunDir) -> RunConfig:
     return validate_config(apply_overrides(config.model_dump(mode="json"), moved)) if moved else config
 
 
-def find_model(run_dir: RunDir) -> Path:
-    """Return the folder of a run's model.
+def find_model(run_dir: RunDir, digest: Callable[[Path], str] = weights_digest) -> Path:
+    """Return the folder of a run's model, or where that is gone or holds other weights, of the run's own newest policy.
+
+    A run that trains all weights has in its checkpoints what it takes to resume: configuration, tokenizer and weights here, and
+    the initial policy beside them (`initial.py`).
+
+    Args:
+        run_dir: of the run.
+        digest: of the weights in a folder.
 
     Raises:
         ModelError: it cannot be found; the message has the folder in which it was when the run began.
     """
-    model = config_here(run_dir).model
+    model, recorded = config_here(run_dir).model, run_dir.read_provenance().get(DIGESTS[BASE])
+    has_own = model.lora is None and stored_initial(run_dir.checkpoints) is not None
     try:
-        return resolve_model(model.source, model.trust_remote_code)
+        folder = resolve_model(model.source, model.trust_remote_code)
+        if not has_own or recorded in (None, digest(folder)):
+            return folder
     except ModelError as error:
-        raise ModelError(f"{error}{where_it_was(run_dir, BASE)}") from error
+        if not has_own:
+            raise ModelError(f"{error}{where_it_was(run_dir, BASE)}") from error
+    return _newest_whole(run_dir) / "policy"
+
+
+def _newest_whole(run_dir: RunDir) -> Path:
+    from grpo_core.policy.checkpoint import verify_checkpoint  # it loads torch
+
+    for checkpoint in reversed(list_checkpoints(run_dir.checkpoints)):
+        with contextlib.suppress(ModelError):
+            verify_checkpoint(checkpoint)
+            return checkpoint
+    raise ModelError(
+        f"run dir {run_dir.path}: no checkpoint is whole, so the run cannot be resumed{where_it_was(run_dir, BASE)}"
+    )
 
 
 def where_it_was(run_dir: RunDir, key: str) -> str:
@@ -173,7 +198,7 @@ def require_base(config: RunConfig, folder: Path, digest: Callable[[Path], str] 
         ModelError: names the base, and both digests.
     """
     start = start_of(config)
-    trained = None if start is None else _run_of(start)
+    trained = None if start is None else run_of(start)
     if trained is None:
         return
     theirs = trained.read_config()
@@ -185,7 +210,7 @@ def require_base(config: RunConfig, folder: Path, digest: Callable[[Path], str] 
         raise ModelError(f"{fault}: an adapter fits no other weights; {remedy}")
 
 
-def _run_of(policy: str) -> RunDir | None:
+def run_of(policy: str) -> RunDir | None:
     """Return the run that a policy's folder lies in, as a part of a checkpoint or as it was downloaded; None where in none."""
     folder = folder_of(policy)
     places = () if folder is None else tuple(folder.resolve().parents)

@@ -1,11 +1,14 @@
 """A run in a few lines: where it is, and what it reached."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from grpo_core.errors import JournalError, shown
+from grpo_core.errors import JournalError, ranges, shown
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
+from grpo_core.machine.disk import read_regular
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.alerts import all_alerts
@@ -15,6 +18,9 @@ from grpo_core.run.journal import Record, last_event
 from grpo_core.run.process_state import process_runs
 
 ENDS = ("finished", "stopped", "failed")
+POLICIES = ("base", "final")
+"""Evaluated before and after training."""
+PARQUET_END = b"PAR1"
 FIRST_STEPS = 5
 """With whose mean reward the report compares that of the last steps."""
 
@@ -60,19 +66,48 @@ def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
     """Return the paired comparison of the evaluations before and after training; None where one is missing."""
     import pandas
 
-    files = [table_file(run_dir, policy) for policy in ("base", "final")]
-    facts = [facts_file(run_dir, policy) for policy in ("base", "final")]
-    if not all(file.exists() for file in (*files, *facts)):
+    from grpo_core.run.tables import read_table
+
+    tables = [table for policy in POLICIES if (table := read_table(table_file(run_dir, policy))) is not None]
+    facts = [facts_file(run_dir, policy) for policy in POLICIES]
+    if len(tables) < len(POLICIES) or not all(file.exists() for file in facts):
         return None
-    greedy = [pandas.read_parquet(file).query("sample == -1").set_index("prompt_id")["correct"] for file in files]
+    greedy = [table.query("sample == -1").set_index("prompt_id")["correct"] for table in tables]
     both = pandas.concat(greedy, axis=1, join="inner", keys=["before", "after"]).sort_index()
     return BeforeAfter(
-        step=read_json(facts[1])["step"],
+        step=read_json(facts[-1])["step"],
         num_prompts=len(both),
         before=_greedy_accuracy(run_dir, "base"),
         after=_greedy_accuracy(run_dir, "final"),
         difference=paired_difference(both["before"].astype(bool).tolist(), both["after"].astype(bool).tolist()),
     )
+
+
+def lost_completions(run_dir: RunDir, history: Sequence[Record]) -> list[str]:
+    """Return what of a run's completions is lost although its journal counts them, at most one line of steps.
+
+    Args:
+        run_dir: of the run.
+        history: of its journal.
+    """
+    from grpo_core.run.tables import read_table  # it loads pandas
+
+    every = run_dir.read_config().training.completions_every
+    steps = [record.step for record in history if record.kind == "step" and record.step % every == 0]
+    lost = [step for step in steps if not _is_table(run_dir.completions_file(step))]
+    evaluated = [policy for policy in POLICIES if facts_file(run_dir, policy).exists()]
+    unread = [policy for policy in evaluated if read_table(table_file(run_dir, policy)) is None]
+    return [
+        *([f"completions: the tables of {ranges(lost)} are missing or damaged in {run_dir.completions}"] if lost else []),
+        *(f"evaluation of {policy}: its completions are missing or damaged; a resume evaluates again" for policy in unread),
+    ]
+
+
+def _is_table(file: Path) -> bool:
+    """Return whether a Parquet file has its end, which a power failure would have cut off."""
+    with contextlib.suppress(OSError):
+        return read_regular(file, max(0, file.stat().st_size - len(PARQUET_END))) == PARQUET_END
+    return False
 
 
 def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -> list[str]:

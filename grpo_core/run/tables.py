@@ -1,6 +1,7 @@
-"""A journal as tables."""
+"""A journal as tables, and the tables of completions that it vouches for."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas
 
@@ -19,6 +20,14 @@ SYNC_COLUMNS: dict[str, type[int] | type[float] | type[str]] = {
 }
 OF_ADAPTERS = ("compression_error", "compression_bound")
 """Columns more where the reference is an average of adapters."""
+
+
+def read_table(file: Path) -> pandas.DataFrame | None:
+    """Return a table of completions; None where the file is missing or damaged."""
+    try:
+        return pandas.read_parquet(file)
+    except (OSError, ValueError, LookupError, TypeError, NotImplementedError):  # pyarrow's errors are of these
+        return None
 
 
 def step_table(records: Sequence[Record]) -> pandas.DataFrame:

@@ -20,7 +20,7 @@ from grpo_core.config.loading import explain
 from grpo_core.config.section import Section
 from grpo_core.config.yaml_text import dump_yaml
 from grpo_core.errors import GrpoError, SweepError, cause
-from grpo_core.machine.disk import read_regular
+from grpo_core.machine.disk import read_regular, write_whole
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir, Place, places
@@ -119,7 +119,7 @@ class SweepDir(FlowDir):
         try:
             self.runs.mkdir(exist_ok=True)
             base = self.path / f"{plan.preset}.yaml"
-            base.write_text(dump_yaml(plan.base), encoding="utf-8")
+            write_whole(base, dump_yaml(plan.base))
             sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
             write_json(self.sweep_file, SweepFile(id=sweep_id, name=name, sweep=sweep, import_from=import_from).model_dump())
         except OSError as error:

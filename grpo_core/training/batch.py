@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.machine.disk import whole_or_gone
+from grpo_core.machine.disk import durable, durable_folder, whole_or_gone
 from grpo_core.rewards.bounded import Judgement
 
 
@@ -77,8 +77,8 @@ def split_minibatches(num_rows: int, minibatches: int, seed: int, step: int, epo
     return [sorted(share.tolist()) for share in np.array_split(order, minibatches)]
 
 
-def write_completions(folder: Path, step: int, batch: TrainingBatch) -> Path:
-    """Write `folder`/step_NNNNNN.parquet, one row a completion, and return its path.
+def write_completions(path: Path, step: int, batch: TrainingBatch) -> None:
+    """Write the table of a step, one row a completion; it is durable when this returns.
 
     Raises:
         DiskFullError: the disk is full; nothing of the table is left.
@@ -99,10 +99,6 @@ def write_completions(folder: Path, step: int, batch: TrainingBatch) -> Path:
             "weights": rollouts.weights,
         }
     )
-    path = folder / f"step_{step:06d}.parquet"
-    partial = path.with_suffix(".partial")
-    with whole_or_gone(f"the completions of step {step}", partial):
-        folder.mkdir(parents=True, exist_ok=True)
+    durable_folder(path.parent)
+    with whole_or_gone(f"the completions of step {step}", path), durable(path) as partial:
         table.to_parquet(partial, index=False)
-        partial.replace(path)
-    return path

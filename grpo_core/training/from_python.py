@@ -25,7 +25,6 @@ from grpo_core.config import (
     origin_of,
     validate_config,
 )
-from grpo_core.data.frozen import MANIFEST_FILE, read_manifest
 from grpo_core.data.prepare import prepare
 from grpo_core.errors import GrpoError, TrainingError
 from grpo_core.evaluation.once import MODULE, evaluate_if_needed, was_cut_short
@@ -174,10 +173,9 @@ def _prepare(run_dir: RunDir, digest: Callable[[Path], str], bar: Bar) -> None:
     load_rewards(config.rewards)
     if not is_made(config.model.source):
         bar.say(f"making the model {config.model.source}, once: about half a minute on one core")
-    has_prompts = (run_dir.data / MANIFEST_FILE).exists()
-    manifest = read_manifest(run_dir.data) if has_prompts else prepare(config, run_dir.data)
+    manifest = prepare(config, run_dir.data)
     bar.say(f"data: {manifest}")
-    folder = find_model(run_dir)
+    folder = find_model(run_dir, digest)
     note_inputs(run_dir, manifest.digest, folder, bar.say, digest)
     announce_disk(run_dir, folder, None, bar.say)
     announce_memory(run_dir, folder, bar.say)

@@ -88,7 +88,7 @@ def record(session: Session, result: StepResult) -> None:
     """Journal a step, its sync event, and its completions table."""
     step = result.state.step
     if is_every(session.config.training.completions_every, step):
-        write_completions(session.run_dir.completions, step, result.batch)
+        write_completions(session.run_dir.completions_file(step), step, result.batch)
     journal(session, "step", step, {"metrics": result.metrics, **judged_json(result.batch.rollouts.judged)})
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from grpo_core.machine.hardware import available_memory
-from grpo_core.policy.checkpoint import save_checkpoint
+from grpo_core.policy.checkpoint import InUse, save_checkpoint
 from grpo_core.policy.initial import store_initial
 from grpo_core.policy.saved import JournalMark, TrainingState
 from grpo_core.policy.snapshot import SnapshotMemory
@@ -34,9 +34,12 @@ MOMENTS = 2
 class CheckpointWriter:
     """Writes the checkpoints of one training."""
 
-    def __init__(self, folder: Path, keep: int, *, reference_moves: bool) -> None:
-        """Write into `folder`, where the `keep` newest stay; `reference_moves`: whether it is ever synchronised."""
-        self._folder, self._keep, self._reference_moves = folder, keep, reference_moves
+    def __init__(self, folder: Path, keep: int, *, reference_moves: bool, in_use: InUse = dict) -> None:
+        """Write into `folder`, where the `keep` newest stay; `reference_moves`: whether it is ever synchronised.
+
+        `in_use` returns the checkpoints that stay as well: those with which another run begins.
+        """
+        self._folder, self._keep, self._reference_moves, self._in_use = folder, keep, reference_moves, in_use
         self._thread, self._preparing_thread = _thread("checkpoint", LOW_PRIORITY), _thread("prepare", LOWEST_PRIORITY)
         self._under_way: Future[None] | None = None
         self._is_large = False
@@ -85,7 +88,8 @@ class CheckpointWriter:
             contents = self._memory.copy(contents)
 
         def write() -> None:
-            then(save_checkpoint(self._folder, contents, initial, state, keep=self._keep, mark=mark).name)
+            saved = save_checkpoint(self._folder, contents, initial, state, keep=self._keep, mark=mark, in_use=self._in_use)
+            then(saved.name)
 
         self._under_way, self._is_large = self._thread.submit(write), size >= LARGE_BYTES
         if not has_room:

@@ -19,7 +19,6 @@ from grpo_core.policy.opening import open_policy
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, stored_initial
-from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.trainable import Trainable
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
@@ -28,7 +27,8 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records, supersede
 from grpo_core.run.pass_sizes import PassPlan, pass_plan, sizes_in
 from grpo_core.run.rules import RuleBook
-from grpo_core.run.start_weights import config_here
+from grpo_core.run.start_weights import config_here, find_model
+from grpo_core.run.used import places_of, used_checkpoints
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
@@ -161,7 +161,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     """
     config = config_here(run_dir)
     train_prompts, eval_prompts = load_frozen(run_dir.data)
-    model = resolve_model(config.model.source, config.model.trust_remote_code)
+    model = find_model(run_dir)
     rewards, verdicts = open_rewards(config, run_dir)
     start_workers(rewards)
     policy = open_policy(model, config, stored_initial(run_dir.checkpoints))
@@ -184,7 +184,12 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         pass_plan=pass_plan(run_dir),
         sync_rules=RuleBook([rule for rule in config.monitor.rules if rule.action == "sync"]),
         updater=Updater(live=live, config=config),
-        writer=CheckpointWriter(run_dir.checkpoints, config.training.keep_checkpoints, reference_moves=reference_moves(config)),
+        writer=CheckpointWriter(
+            run_dir.checkpoints,
+            config.training.keep_checkpoints,
+            reference_moves=reference_moves(config),
+            in_use=lambda: used_checkpoints(set(places_of(run_dir.path))),
+        ),
         evaluator=Evaluator(
             policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config, verdicts=verdicts
         ),

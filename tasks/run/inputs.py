@@ -17,8 +17,8 @@ from prefect.context import TaskRunContext
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from grpo_core.config import RunConfig
-from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, freeze, read_manifest
-from grpo_core.data.prepare import data_identity, read_prompts
+from grpo_core.data.frozen import DataManifest
+from grpo_core.data.prepare import data_identity, prepare, read_prompts
 from grpo_core.data.prompts import PromptSplit
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.loading import weights_digest, weights_identity
@@ -56,10 +56,7 @@ def prepared_once(identity: str | None) -> AbstractContextManager[None]:
 def prepare_data(run_path: Path) -> DataManifest:
     """Freeze the prompts of a run in its folder; a run that already holds frozen prompts keeps them."""
     run_dir = RunDir(run_path)
-    if (run_dir.data / MANIFEST_FILE).exists():
-        return read_manifest(run_dir.data)
-    config = run_dir.read_config()
-    manifest = freeze(prompts_of(config), config.data.source, run_dir.data)
+    manifest = prepare(run_dir.read_config(), run_dir.data, prompts_of)
     say(f"data: {manifest}")
     return manifest
 
@@ -96,7 +93,7 @@ def prepare_model(run_path: Path, data: DataManifest) -> Path:
     config = run_dir.read_config()
     import_as_at_start(run_dir)
     load_rewards(config.rewards)
-    folder = find_model(run_dir)
+    folder = find_model(run_dir, cached_digest)
     note_inputs(run_dir, data.digest, folder, say, cached_digest)
     return folder
 

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from grpo_core.evaluation.plan import EvaluationPlan, data_facts
 from grpo_core.evaluation.results import read_estimates
+from grpo_core.machine.disk import write_whole
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from grpo_core.run.reproduction import verdict
@@ -77,7 +78,7 @@ def report_evaluation(plan: EvaluationPlan, tracked: TrackedRun) -> RunSummary:
     where = whereabouts(tracked, "run dir", plan.run_path)
     markdown = markdown_report(tracked.name, where, facts, {"Greedy completions": table(columns, ends)})
     run_dir.report.mkdir(exist_ok=True)
-    (run_dir.report / "report.md").write_text(markdown)
+    write_whole(run_dir.report / "report.md", markdown)
     with prefect_may_be_away(REPORT_RETRIES):
         create_markdown_artifact(markdown, key="evaluation-report", description=for_markdown(tracked.name))
     return RunSummary(run_path=plan.run_path, tracked=tracked, status="finished", facts=facts)

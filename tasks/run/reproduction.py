@@ -16,6 +16,7 @@ from grpo_core.config import Origin, apply_overrides, changes_between, run_name,
 from grpo_core.config.code import code_in
 from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
+from grpo_core.machine.disk import flush_all
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import is_own_folder
@@ -61,6 +62,7 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     """Lay out a run in a folder of ours, as a new one that has the same configuration and frozen prompts."""
     original = RunDir(repeated.original)
     _gather(run, original.path)
+    flush_all(original.path)  # a manifest, a journal: each vouches for what was copied
     original.close_private_files()
     refuse_unfit(run, original)
     base, origin = original.read_config(), original.read_origin()

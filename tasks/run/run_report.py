@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_core.errors import JournalError
+from grpo_core.machine.disk import durable_folder, write_whole
 from grpo_core.plain_text import for_code, for_markdown
 from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import verdict
 from grpo_core.run.resuming import is_evaluation, path_argument
-from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, run_status
+from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
 from tasks.run.markdown import markdown_report, table, whereabouts
 from tasks.tracking.later import track_report
 from tasks.tracking.store import TrackedRun, read_tracked
@@ -46,9 +47,9 @@ class RunReport:
 
     def write(self, run_dir: RunDir) -> Path:
         """Write it into its run; return the file."""
-        run_dir.report.mkdir(parents=True, exist_ok=True)
+        durable_folder(run_dir.report)
         file = run_dir.report / REPORT_FILE
-        file.write_text(self.text())
+        write_whole(file, self.text())  # its existence says that the run is complete
         return file
 
 
@@ -80,6 +81,7 @@ def compose(run_dir: RunDir, tracked: TrackedRun, alerts: Sequence[str] = (), fi
     facts = (
         *(repeated.facts() if repeated else ()),
         *describe_result(records, compare_evaluations(run_dir)),
+        *lost_completions(run_dir, records),
         *status.notes,
     )
     alerts = tuple(dict.fromkeys((*status.alerts, *alerts)))

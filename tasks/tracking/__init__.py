@@ -32,7 +32,7 @@ from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen
 from tasks.tracking.prefect_link import link_mlflow
 from tasks.tracking.shipper import DELETED, END_SECONDS, Shipper
-from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.store import TrackedRun, log_folder, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
 from tasks.tracking.sync_table import NAME as SYNC_TABLE
 from tasks.tracking.sync_table import log_whole_table
 
@@ -115,7 +115,7 @@ def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
             client.set_tag(tracked.run_id, key, provenance[key])
     for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file):
         client.log_artifact(tracked.run_id, str(file))
-    client.log_artifacts(tracked.run_id, str(run_dir.data), "data")
+    log_folder(client, tracked.run_id, run_dir.data, "data")
     inputs = []
     for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
         frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
@@ -238,7 +238,7 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
             client.log_artifact(tracked.run_id, str(file))
     for folder in (run_dir.completions, run_dir.eval, run_dir.report):
         if folder.exists():
-            client.log_artifacts(tracked.run_id, str(folder), folder.name)
+            log_folder(client, tracked.run_id, folder, folder.name)
     for name, table in _tables(run_dir).items():
         log_whole_table(client, tracked.run_id, name, table)
     if with_policy:
@@ -247,19 +247,15 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
 
 def _tables(run_dir: RunDir) -> Mapping[str, Any]:
     """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
-    import pandas
-
-    from grpo_core.run.tables import sync_table
+    from grpo_core.run.tables import read_table, sync_table
 
     tables = {}
     if run_dir.journal_file.exists():
         tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
-    steps = sorted(run_dir.completions.glob("*.parquet"))
-    if steps:
-        tables["completions_last_step"] = pandas.read_parquet(steps[-1])
-    for file in sorted(run_dir.eval.glob("*.parquet")):
-        tables[f"completions_eval_{file.stem}"] = pandas.read_parquet(file)
-    return tables
+    files = {f"completions_eval_{file.stem}": file for file in sorted(run_dir.eval.glob("*.parquet"))}
+    for file in sorted(run_dir.completions.glob("*.parquet"))[-1:]:
+        files["completions_last_step"] = file
+    return tables | {name: table for name, file in files.items() if (table := read_table(file)) is not None}
 
 
 def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
@@ -282,4 +278,4 @@ def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
         # The best is not sent twice where it is the final one, unless another one is there from before.
         is_news = name == "policy" or checkpoint != checkpoints[-1] or name in present
         if is_news and keeps_weights:
-            client.log_artifacts(tracked.run_id, str(policy), name)
+            log_folder(client, tracked.run_id, policy, name)

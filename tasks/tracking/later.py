@@ -11,7 +11,7 @@ from grpo_core.run.journal import Record, last_event
 from grpo_core.run.resuming import path_argument
 from tasks.tracking import Status, find_or_open, noting, track_inputs, track_results
 from tasks.tracking.opening import refuse_copy
-from tasks.tracking.store import TrackedRun, make_client, read_tracked
+from tasks.tracking.store import TrackedRun, log_folder, make_client, read_tracked
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -44,7 +44,7 @@ def track_report(run_dir: RunDir, tracked: TrackedRun) -> tuple[str, ...]:
         client = make_client(tracked.uri, create=False)
         own = f"`grpo track {path_argument(run_dir.path)}` gives this folder a run of its own"
         refuse_copy(client.get_run(tracked.run_id), run_dir, tracked, own)
-        client.log_artifacts(tracked.run_id, str(run_dir.report), run_dir.report.name)
+        log_folder(client, tracked.run_id, run_dir.report, run_dir.report.name)
     return tuple(" ".join(redact_uri(problem).split()) for problem in problems)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from grpo_core.config import RunConfig
 from grpo_core.errors import GrpoError, TrackingError, cause
 from grpo_core.machine.collector import importing
+from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri, redact_uri
@@ -104,6 +105,14 @@ def tracking_uri(config: RunConfig, run_path: Path) -> str:
 def default_uri(runs_folder: Path) -> str:
     """Return the SQLite store beside run directories."""
     return f"sqlite:///{runs_folder.resolve() / 'mlflow.db'}"
+
+
+def log_folder(client: Any, run_id: str, folder: Path, name: str) -> None:
+    """Log the files of a folder as an artifact, without those that a killed process has left half-written."""
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        place = file.relative_to(folder)
+        if not place.name.endswith(PARTIAL):
+            client.log_artifact(run_id, str(file), str(PurePosixPath(name, place.parent)))
 
 
 def make_client(uri: str, create: bool = True) -> Any:

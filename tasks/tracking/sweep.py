@@ -21,7 +21,15 @@ from tasks.tracking import OPENING_REMEDY, Status
 from tasks.tracking.charts import own_metrics
 from tasks.tracking.opening import NOTE, PARENT, create_run, link_back, refuse_copy, take_over
 from tasks.tracking.prefect_link import link_mlflow
-from tasks.tracking.store import TrackedRun, make_client, read_tracking_file, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.store import (
+    TrackedRun,
+    log_folder,
+    make_client,
+    read_tracking_file,
+    short_retries,
+    tracking_errors,
+    tracking_uri,
+)
 from tasks.tracking.view import SavedView, ensure_view
 
 if TYPE_CHECKING:
@@ -160,8 +168,8 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", an
     client = make_client(tracked.uri)
     with short_retries():
         refuse_copy(client.get_run(tracked.run_id), stored.dir, tracked, "report on that one")
-        client.log_artifacts(tracked.run_id, str(stored.dir.results), "results")
-        client.log_artifacts(tracked.run_id, str(stored.dir.report), "report")
+        log_folder(client, tracked.run_id, stored.dir.results, "results")
+        log_folder(client, tracked.run_id, stored.dir.report, "report")
         client.log_text(
             tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
         )

@@ -304,13 +304,43 @@ def test_two_exports_to_one_folder_do_not_mix(full: RunDir, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_killed_export_left_is_cleared_and_what_it_moved_aside_comes_back(full: RunDir, tmp_path: Path) -> None:
+def test_an_export_is_at_its_name_at_every_moment_of_its_replacement(
+    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, moments = tmp_path / "out", list[int]()
+    export_policy(full, ExportWish(step=2), target)
+    for name in ("replace", "rename"):  # any of them, wherever it renames: an export is there before and after it
+        real = getattr(os, name)
+
+        def watched(*args: Any, real: Any = real, **options: Any) -> Any:
+            moments.append(json.loads((target / MANIFEST_FILE).read_text())["state"]["step"])
+            real(*args, **options)
+            moments.append(json.loads((target / MANIFEST_FILE).read_text())["state"]["step"])
+
+        monkeypatch.setattr(os, name, watched)
+    export_policy(full, ExportWish(), target)
+    assert set(moments) == {2}
+    assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 4
+
+
+def test_where_two_folders_cannot_be_exchanged_the_earlier_export_stays(
+    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    export_policy(full, ExportWish(step=2), target)
+    monkeypatch.setattr("grpo_core.export.place.exchange", lambda *_: "Invalid argument")  # as a network file system answers
+    with pytest.raises(FolderError, match=r"cannot be replaced in one step here \(Invalid argument\); remove it first"):
+        export_policy(full, ExportWish(), target)
+    assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_export_left_is_cleared(full: RunDir, tmp_path: Path) -> None:
     target, partial = tmp_path / "out", tmp_path / ".out.partial"
     export_policy(full, ExportWish(step=2), target)
     partial.mkdir()
     write_marker(partial, "export")
     (partial / "model.safetensors").write_text("half")
-    target.rename(tmp_path / ".out.replaced")
     with pytest.raises(RuntimeError, match="stopped"), placed_whole(target, {}, 1):
         raise RuntimeError("stopped")
     assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 2
@@ -319,8 +349,8 @@ def test_what_a_killed_export_left_is_cleared_and_what_it_moved_aside_comes_back
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("name", [".out.partial", ".out.replaced"])
-def test_a_folder_of_somebody_else_in_the_place_of_a_start_is_refused(name: str, full: RunDir, tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_in_the_place_of_a_start_is_refused(full: RunDir, tmp_path: Path) -> None:
+    name = ".out.partial"
     theirs = tmp_path / name
     theirs.mkdir()
     (theirs / "thesis.txt").write_text("mine")

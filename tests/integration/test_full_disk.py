@@ -155,7 +155,7 @@ def figures(records: list[Record]) -> list[dict[str, float]]:
 
 SAID = {
     "checkpoint": (r"checkpoint step_000004 could not be written to \S+/checkpoints/\.step_000004\.partial", "step_000002", 4),
-    "table": (r"the completions of step 4 could not be written to \S+/completions/step_000004\.partial", "step_000002", 3),
+    "table": (r"the completions of step 4 could not be written to \S+/completions/step_000004\.parquet", "step_000002", 3),
     "journal": (r"the record '\w+' of step \d could not be written to \S+/journal\.jsonl", None, None),
 }
 

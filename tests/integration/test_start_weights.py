@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from grpo_core import resume_training, train
+from grpo_core.data.prepare import prepare
 from grpo_core.errors import ConfigError, ModelError
+from grpo_core.evaluation.plan import find_subject
 from grpo_core.export.choice import ExportWish
 from grpo_core.export.policy_folder import export_policy
 from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.opening import open_policy
-from grpo_core.policy.saved import INITIAL_FILE
+from grpo_core.policy.saved import INITIAL_FILE, list_checkpoints
+from grpo_core.run.cleaning import find_items
 from grpo_core.run.folder import RunDir
 from grpo_core.run.inputs import note_inputs
-from grpo_core.run.preflight import check_start
-from grpo_core.run.start_weights import StartWeights
+from grpo_core.run.preflight import CHECKED_VARIABLE, check_start
+from grpo_core.run.start_weights import StartWeights, find_model
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = "adapter_model.safetensors"
@@ -195,6 +199,85 @@ def test_a_run_is_resumed_and_exported_from_another_folder(
     base.rename(tmp_path / "gone")
     with pytest.raises(ModelError, match=rf"model\.source 'base' cannot be used.*When this run began it was {base}, which is"):
         resume(run_dir)
+
+
+FULL = {"model.lora": None, "optimizer.lr": 1e-3, "training.steps": 3, "training.checkpoint_every": 1}
+
+
+@pytest.fixture
+def continued(
+    tiny_config: Callable[..., Any], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunDir, Path]:
+    """(run of all weights that began with a checkpoint of another one, the policy of that checkpoint)."""
+    monkeypatch.setenv(CHECKED_VARIABLE, "1")
+    first, run_dir = RunDir(tmp_path / "first"), RunDir(tmp_path / "second")
+    make = {**FULL, "training.keep_checkpoints": 3}
+    config = tiny_config({**make, "model.source": str(base), "training.steps": 2})
+    train(config, run_dir=first.path, evaluate=False, progress=False)
+    train(tiny_config({**make, "model.source": str(policy_of(first))}), run_dir=run_dir.path, progress=False)
+    return run_dir, policy_of(first)
+
+
+def newest_weights(run_dir: RunDir) -> bytes:
+    return (run_dir.checkpoints / "step_000003" / "policy" / "model.safetensors").read_bytes()
+
+
+def back_to(run_dir: RunDir, step: int) -> None:
+    """Take a run back to where a kill after a step would have left it."""
+    journal = run_dir.journal_file.read_bytes().splitlines(keepends=True)
+    last = next(n for n, line in enumerate(journal) if b'"checkpoint"' in line and f'"step":{step},'.encode() in line)
+    run_dir.journal_file.write_bytes(b"".join(journal[: last + 1]))
+    for path in run_dir.checkpoints.glob("step_*"):
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+    (run_dir.eval / "final.json").unlink()
+
+
+@pytest.mark.parametrize("fate", ["pruned", "trained again"])
+def test_a_run_resumes_from_its_own_copy_whatever_became_of_its_start(fate: str, continued: tuple[RunDir, Path]) -> None:
+    run_dir, start = continued
+    expected, before = newest_weights(run_dir), json.loads((run_dir.eval / "base.json").read_text())
+    back_to(run_dir, 2)
+    os.truncate(run_dir.eval / "base.parquet", 0)  # its evaluation is made again, of the initial policy
+    if fate == "trained again":
+        change(start / "model.safetensors")
+    else:
+        shutil.rmtree(start.parent)
+    (run_dir.checkpoints / "step_000002" / "optimizer.pt").write_bytes(b"damaged")  # the one before it is taken
+    lines: list[str] = []
+    note_inputs(run_dir, "d", find_model(run_dir), lines.append)
+    assert any("the run's own copy" in line for line in lines)
+    resume_training(run_dir.path, progress=False)
+    assert newest_weights(run_dir) == expected
+    assert json.loads((run_dir.eval / "base.json").read_text()) == before
+    export_policy(run_dir, ExportWish(), run_dir.path.parent / "out")
+    subject = find_subject(str(run_dir.path))
+    assert Path(subject.source) == run_dir.checkpoints / "step_000003" / "policy"
+
+
+@pytest.mark.parametrize("key", ["model.source", "model.lora.init_from"])
+def test_a_training_keeps_the_checkpoint_with_which_another_run_begins(
+    key: str, tiny_config: Callable[..., Any], base: Path, tmp_path: Path
+) -> None:
+    first, other = RunDir(tmp_path / "first"), RunDir(tmp_path / "sweep" / "runs" / "arm-000-seed-0")
+    lora = {"rank": 4} if key != "model.source" else None
+    make = {**FULL, "model.source": str(base), "training.keep_checkpoints": 1, "model.lora": lora, "training.steps": 40}
+    first.create(tiny_config(make))
+    prepare(first.read_config(), first.data)
+    command = [sys.executable, "-m", "grpo_core.training", str(first.path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as training:
+        while not list_checkpoints(first.checkpoints):
+            assert training.poll() is None
+            time.sleep(0.05)
+        training.kill()
+    begun = list_checkpoints(first.checkpoints)[-1]
+    named = {"model.lora": {"rank": 4, "init_from": str(begun / "policy")}} if lora else {key: str(begun / "policy")}
+    other.create(tiny_config({**make, **named}))
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert {path.name for path in list_checkpoints(first.checkpoints)} == {begun.name, "step_000040"}
+    shutil.rmtree(other.path)
+    (found,) = find_items(tmp_path, ["checkpoints"]).items
+    assert found.path == begun
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

@@ -168,16 +168,14 @@ def test_a_checkpoint_that_another_run_starts_from_is_left_alone(tmp_path: Path,
     folder = run_dir.path if chosen == "argument" else tmp_path
     found = find_items(folder, ["checkpoints"], [run_dir.path] if chosen == "option" else [])
     assert found.items == ()
-    assert (
-        f"{source.parent}: it is the model of {other.path}, which cannot be resumed or reproduced without it" in found.skipped
-    )
+    assert f"{source.parent}: it is the model of {other.path}, which cannot be reproduced without it" in found.skipped
 
 
 def test_a_checkpoint_whose_adapter_another_run_begins_with_is_left_alone(tmp_path: Path) -> None:
     run_dir, other, elsewhere = make(tmp_path / "one"), RunDir(tmp_path / "two"), RunDir(tmp_path / "three")
     source = run_dir.checkpoints / "step_000020" / "policy"
     other.create(RunConfig.model_validate({"model": {"lora": {"init_from": str(source)}}}))
-    kept = "it is the first adapter of {}, which cannot be resumed or reproduced without it"
+    kept = "it is the first adapter of {}, which cannot be reproduced without it"
     assert f"{source.parent}: {kept.format(other.path)}" in find_items(tmp_path, ["checkpoints"]).skipped
     elsewhere.create(RunConfig.model_validate({"model": {"lora": {"init_from": "one/checkpoints/step_000020/policy"}}}))
     facts = {"data_digest": "d", "model_digest": "m", "folders": {"model.lora.init_from": str(source)}}

@@ -1,0 +1,197 @@
+"""What a record vouches for is on the disk before the record, contents and names; what is damaged even so is made again."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from grpo_core.data.frozen import load_frozen
+from grpo_core.data.prepare import prepare
+from grpo_core.errors import DataError, ranges
+from grpo_core.evaluation.plan import is_evaluated
+from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
+from grpo_core.evaluation.reuse import keep_evaluation
+from grpo_core.machine.disk import write_whole
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
+from grpo_core.run.repair import cut, find_damage
+from grpo_core.run.reproduction import copy_prompts
+from grpo_core.run.resuming import check_resumable
+from grpo_core.run.summary import compare_evaluations, lost_completions
+from tests.torture.disk import Disk
+
+Write = Callable[[RunDir], Path]
+FIGURE = {"eval/heldout/greedy_accuracy": {"value": 0.5, "low": 0.1, "high": 0.9}}
+
+
+def table() -> pandas.DataFrame:
+    return pandas.DataFrame({"prompt_id": [0, 1], "sample": [-1, -1], "prompt": ["a", "b"], "correct": [True, False]})
+
+
+def evaluate(run_dir: RunDir, policy: str = "base", step: int = 0) -> Path:
+    facts = {"policy": policy, "set": "heldout", "step": step, "num_prompts": 2, "estimates": FIGURE}
+    write_evaluation(run_dir, policy, facts, lambda file: table().to_parquet(file))
+    return table_file(run_dir, policy)
+
+
+def keep(run_dir: RunDir) -> Path:
+    evaluate(run_dir)
+    kept = Path(os.environ["GRPO_CACHE"]) / "evaluations"
+    kept.mkdir(parents=True)
+    keep_evaluation(run_dir, "base", "0" * 8)
+    return kept / ("0" * 8) / "completions.parquet"
+
+
+def repair(run_dir: RunDir) -> Path:
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    journal.close()
+    run_dir.journal_file.write_bytes(b"{}\n" + run_dir.journal_file.read_bytes())
+    damage = find_damage(run_dir)
+    assert damage is not None
+    cut(run_dir, damage)
+    return next(run_dir.path.glob("journal.damaged-*.jsonl"))
+
+
+def begin_journal(run_dir: RunDir) -> Path:
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    journal.close()
+    return run_dir.journal_file
+
+
+def mark(run_dir: RunDir) -> Path:
+    other = RunDir(run_dir.path.with_name("other"))
+    other.mark("run")
+    return other.path / ".grpo-folder"
+
+
+def repeat(run_dir: RunDir) -> Path:
+    again = RunDir(run_dir.path.with_name("again"))
+    again.mark("reproduction")
+    copy_prompts(run_dir, again)
+    return again.data / "train.jsonl"
+
+
+def note(run_dir: RunDir) -> Path:
+    write_whole(run_dir.path / "note.json", "{}")
+    return run_dir.path / "note.json"
+
+
+@pytest.mark.parametrize("write", [evaluate, keep, repair, begin_journal, mark, repeat, note])
+def test_content_and_name_of_what_is_relied_on_are_flushed(
+    write: Write, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tiny_run()
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    for name in ("fsync", "replace", "rename"):
+        monkeypatch.setattr(os, name, getattr(os, name))  # as it was, afterwards
+    disk = Disk(tmp_path, None, tmp_path / "note")
+    disk.install()
+    file = write(run_dir)
+    assert file.stat().st_size > 0
+    assert disk.is_flushed(file)
+
+
+def test_frozen_prompts_are_flushed_before_their_manifest(
+    tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    disk = Disk(tmp_path, None, tmp_path / "note")
+    replace, before = os.replace, []
+
+    def renamed(source: Path, target: Path) -> None:
+        if Path(target).name == "manifest.json":
+            before.extend(disk.is_flushed(tmp_path / "run" / "data" / f"{name}.jsonl") for name in ("train", "eval"))
+        replace(source, target)
+
+    for name in ("fsync", "rename"):
+        monkeypatch.setattr(os, name, getattr(os, name))
+    monkeypatch.setattr(os, "replace", renamed)
+    disk.install()
+    prepare(tiny_config(), tmp_path / "run" / "data")
+    assert before == [True, True]
+
+
+@pytest.fixture
+def trained(tiny_run: Any) -> RunDir:
+    """A run of three steps with both evaluations and all its tables."""
+    run_dir: RunDir = tiny_run()
+    evaluate(run_dir)
+    journal = Journal(run_dir.journal_file)
+    journal.append("start", 0, {})
+    for step in range(1, 4):
+        journal.append("step", step, {"metrics": {}})
+    journal.close()
+    run_dir.completions.mkdir()
+    for step in range(1, 4):
+        table().to_parquet(run_dir.completions_file(step))
+    checkpoint = run_dir.checkpoints / "step_000003"
+    checkpoint.mkdir(parents=True)
+    names = ("step", "optimizer_step", "prompts", "tokens", "sync_count", "last_sync_step")
+    (checkpoint / "state.json").write_text(json.dumps(dict.fromkeys(names, 0) | {"step": 3}))
+    (checkpoint / "manifest.json").write_text("{}")
+    evaluate(run_dir, "final", 3)
+    return run_dir
+
+
+def history(run_dir: RunDir) -> Any:
+    from grpo_core.run.integrity import check_run
+
+    return check_run(run_dir).history
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "other", "missing"])
+def test_an_evaluation_whose_completions_are_damaged_is_not_done_and_reports_are_made_without_it(
+    damage: str, trained: RunDir
+) -> None:
+    file = table_file(trained, "base")
+    assert is_evaluated(trained, "base", 0)
+    assert compare_evaluations(trained) is not None
+    content = file.read_bytes()
+    file.write_bytes({"empty": b"", "half": content[: len(content) // 2], "other": b"text"}.get(damage, b""))
+    if damage == "missing":
+        file.unlink()
+    assert facts_file(trained, "base").exists()
+    assert not is_evaluated(trained, "base", 0)
+    assert is_evaluated(trained, "final", 0)
+    assert compare_evaluations(trained) is None
+    assert lost_completions(trained, history(trained)) == [
+        "evaluation of base: its completions are missing or damaged; a resume evaluates again"
+    ]
+    evaluate(trained)
+    assert is_evaluated(trained, "base", 0)
+    assert lost_completions(trained, history(trained)) == []
+
+
+def test_lost_completions_are_named_in_one_line(trained: RunDir) -> None:
+    trained.completions_file(1).unlink()
+    os.truncate(trained.completions_file(2), 0)
+    os.truncate(trained.completions_file(3), trained.completions_file(3).stat().st_size - 1)
+    line = f"completions: the tables of steps 1-3 are missing or damaged in {trained.completions}"
+    assert lost_completions(trained, history(trained)) == [line]
+    assert line in check_resumable(trained)
+    shutil.rmtree(trained.checkpoints)  # nothing of it is for good: the steps are repeated
+    trained.eval.joinpath("final.json").unlink()
+    assert not any("completions" in note for note in check_resumable(trained))
+    assert ranges([2, 3, 5]) == "steps 2-3, 5"
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "eval.jsonl"])
+def test_damaged_prompts_are_made_again_where_that_gives_the_same(name: str, tiny_run: Any, tiny_config: Any) -> None:
+    run_dir = tiny_run()
+    before = load_frozen(run_dir.data)
+    os.truncate(run_dir.data / name, 0)
+    with pytest.raises(DataError, match="the frozen prompts were changed"):
+        prepare(tiny_config({"data.seed": 1}), run_dir.data)
+    with pytest.raises(DataError, match="the frozen prompts were changed"):
+        prepare(tiny_config({"data.source": "file:gone.jsonl"}), run_dir.data)
+    with pytest.raises(DataError):
+        load_frozen(run_dir.data)
+    assert prepare(tiny_config(), run_dir.data).num_train == len(before[0])
+    assert load_frozen(run_dir.data) == before
