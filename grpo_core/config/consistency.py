@@ -1,14 +1,17 @@
-"""Checks over more than one key: contradictions are refused, doubtful settings warned about; `inert.py` has what does nothing.
+"""Checks over more than one key: contradictions are refused, doubtful settings warned about.
 
-Each check lists the findings that it can make, each with the condition under which it holds. A finding names the keys, the
-bound and the value.
+What does nothing is in `inert.py`, where that follows from a switch, and in `effects.py`, where it is computed. Each
+check lists the findings that it can make, each with the condition under which it holds. A finding names the keys, the bound
+and the value.
 """
 
-from grpo_core.config.derived import is_single_update, optimizer_steps
+from grpo_core.config.derived import is_single_update, most_prompts, optimizer_steps
+from grpo_core.config.effects import EFFECTS
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.lora_limits import lora_limits
-from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near
+from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, near
 from grpo_core.config.rule_checks import check_rules
+from grpo_core.config.schedule import last_step
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
 from grpo_core.config.vllm_limits import vllm_limits
@@ -47,10 +50,6 @@ def _batch(config: RunConfig) -> Findings:
             minibatches > rows,
             f"loss.minibatches: {minibatches} optimizer steps cannot share {rows} completions "
             f"(rollout.num_prompts_per_step x rollout.group_size); lower it to at most {rows}",
-        ),
-        warning_if(
-            rollout.group_size == 1,
-            "rollout.group_size: 1 gives every completion an advantage of 0; only the KL term trains",
         ),
     )
 
@@ -128,23 +127,21 @@ def _filtering(config: RunConfig) -> Findings:
 
 
 def _data(config: RunConfig) -> Findings:
-    data, is_made = config.data, config.data.source.startswith("reasoning_gym:")
-    most = data.size or (MADE_ROWS if is_made else 0)
-    held_out = round(most * data.eval_fraction)
-    asked = config.rollout.num_prompts_per_step
+    data, asked = config.data, config.rollout.num_prompts_per_step
+    to_train, held_out = most_prompts(config)
     return (
         warning_if(
-            data.size is not None and most - held_out < asked,
-            f"rollout.num_prompts_per_step: {asked} is more than the {most - held_out} training prompts that data.size "
+            data.size is not None and to_train < asked,
+            f"rollout.num_prompts_per_step: {asked} is more than the {to_train:.0f} training prompts that data.size "
             f"{data.size} leaves: prompts repeat within a step",
         ),
         error_if(
-            most > 0 and data.eval_fraction > 0 and held_out in (0, most),
-            f"data.eval_fraction: {data.eval_fraction:g} of at most {most} prompts (data.size) leaves {most - held_out} for "
-            f"training and {held_out} held out; both need at least 1, or set it to 0",
+            data.eval_fraction > 0 and 0 in (to_train, held_out),
+            f"data.eval_fraction: {data.eval_fraction:g} of at most {to_train + held_out:.0f} prompts (data.size) leaves "
+            f"{to_train:.0f} for training and {held_out:.0f} held out; both need at least 1, or set it to 0",
         ),
         error_if(
-            is_made and most > MOST_MADE_ROWS,
+            data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
             f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
         ),
     )
@@ -158,18 +155,6 @@ def _sampling(config: RunConfig) -> Findings:
             f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
             "log-probabilities are used, so every KL estimate is biased",
         ),
-    )
-
-
-def _periods(config: RunConfig) -> Findings:
-    periods = {
-        "reference.sync_steps": (config.reference.sync_steps, "there will be no sync"),
-        "probe.every_steps": (config.probe.every_steps, "nothing will be measured"),
-    }
-    steps = config.training.steps
-    return tuple(
-        warning_if(every is not None and every > steps, f"{key}: {every} is beyond training.steps {steps}; {effect}")
-        for key, (every, effect) in periods.items()
     )
 
 
@@ -188,6 +173,10 @@ def _tokens(config: RunConfig) -> Findings:
             f"training.max_tokens: {training.max_tokens} cannot be reached: training.steps {training.steps} x "
             f"rollout.num_prompts_per_step {rollout.num_prompts_per_step} x rollout.group_size {rollout.group_size} x "
             f"rollout.max_completion_tokens {rollout.max_completion_tokens} = {most}; raise training.steps",
+        ),
+        warning_if(
+            last_step(config) == 1 < training.steps,
+            f"training.max_tokens: {training.max_tokens} is reached in the first step, whose completions have a token each",
         ),
         warning_if(
             schedule != "constant",
@@ -242,6 +231,14 @@ def _evaluation(config: RunConfig) -> Findings:
             )
             for k in evaluation.k
         ),
+        error_if(
+            len(set(evaluation.k)) < len(evaluation.k), f"evaluation.k: {list(evaluation.k)} lists a k twice; list it once"
+        ),
+        warning_if(
+            evaluation.samples > 0 and not evaluation.k,
+            f"evaluation.samples: {evaluation.samples} completions of each prompt are drawn and scored, and "
+            "evaluation.k [] reports none of them; set it to 0",
+        ),
         warning_if(nothing_held_out, "data.eval_fraction: 0 holds nothing out; there will be no evaluation"),
         error_if(
             nothing_held_out and evaluation.every_steps is not None,
@@ -266,10 +263,6 @@ def _rewards(config: RunConfig) -> Findings:
             error_if(names.count(name) > 1, f"rewards: {name!r} is listed {names.count(name)} times; list it once")
             for name in sorted(set(names))
         ),
-        error_if(
-            all(reward.weight == 0 for reward in config.rewards),
-            "rewards: every weight is 0, so every advantage would be 0; give at least one another weight",
-        ),
     )
 
 
@@ -289,7 +282,8 @@ def _labels(config: RunConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, lora_limits, _periods),
+    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, lora_limits),
     *(_engine, _tokens, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *INERT,
+    *EFFECTS,
 )

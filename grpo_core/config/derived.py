@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+from grpo_core.config.names import MADE_ROWS
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -32,6 +33,11 @@ def reference_moves(config: RunConfig) -> bool:
     return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
 
 
+def is_always_synced(config: RunConfig) -> bool:
+    """Return whether the reference is the policy that makes the rollouts at every step, so that every KL between them is 0."""
+    return config.reference.sync_steps == 1 and config.reference.mixup_alpha == 1
+
+
 def takes_full_kl(config: RunConfig) -> bool:
     """Return whether an update needs the reference's distribution at each token."""
     return config.loss.kl_estimator == "full" and config.loss.beta > 0
@@ -50,6 +56,16 @@ def starts_server(config: RunConfig) -> bool:
 def longest_row(config: RunConfig) -> int:
     """Return the tokens of the longest prompt and completion together: the context that a sampler needs."""
     return config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
+
+
+def most_prompts(config: RunConfig) -> tuple[float, float]:
+    """Return how many (training, held-out) prompts there are at most; infinity where the data source alone decides."""
+    data = config.data
+    rows = data.size or (MADE_ROWS if data.source.startswith("reasoning_gym:") else None)
+    if rows is None:
+        return math.inf, math.inf
+    held_out = round(rows * data.eval_fraction)
+    return rows - held_out, held_out
 
 
 def optimizer_steps(config: RunConfig) -> int:
