@@ -5,15 +5,13 @@ when is in `schedule.py`, what its rewards and advantages can be in `reach.py`.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from grpo_core.config.derived import has_sync_rule, is_changed, most_prompts, optimizer_steps
+from grpo_core.config.derived import is_changed, most_prompts, optimizer_steps
 from grpo_core.config.inert import Check, Finding, error_if, warning_if
 from grpo_core.config.reach import WHITENED, advantage_reach, reward_reach, score_reach, shaped_reach
-from grpo_core.config.schedule import events, last_step
+from grpo_core.config.schedule import events, last_step, most_syncs
 from grpo_core.config.schema import RunConfig
-from grpo_core.config.section import Section
 
 NEVER = {
     "reference.sync_steps": "no sync comes before the last one",
@@ -31,103 +29,95 @@ SMALL_ADVANTAGE = 0.1
 """The largest of a step is above 1 where rewards differ by more than `advantage.advantage_eps`."""
 
 
-def long_periods(config: RunConfig) -> Iterator[Finding]:
-    """Yield the periods that are too long for the run."""
-    for key, steps in events(config).items():
-        section, name, value = _place(config, key)
-        yield warning_if(
-            value is not None and is_changed(section, name) and not steps,
-            f"{key}: {value} is too long for a run of at most {last_step(config)} steps: {NEVER[key]}",
+def long_periods(config: RunConfig) -> list[Finding]:
+    """Return the periods that are too long for the run."""
+    return [
+        warning_if(
+            chosen(config, key) is not None and not steps,
+            f"{key}: {chosen(config, key)} is too long for a run of at most {last_step(config)} steps: {NEVER[key]}",
         )
+        for key, steps in events(config).items()
+    ]
 
 
-def unreached_bounds(config: RunConfig) -> Iterator[Finding]:
-    """Yield the bounds that lie beyond all that they bound."""
+def unreached_bounds(config: RunConfig) -> list[Finding]:
+    """Return the bounds that lie beyond all that they bound."""
     reshaped = config.loss.kl_placement == "reward" or config.advantage.whiten_advantages
-    reward, advantage = max(map(abs, shaped_reach(config))), math.inf if reshaped else advantage_reach(config)
     to_train, held_out = most_prompts(config)
-    probed = held_out if config.data.eval_fraction else to_train
     prompts, ratios = "there are at most {:.0f} such prompts", "ratios of a healthy run stay below {:.4g} (policy/ratio_max)"
     reached = {
-        "advantage.reward_clip": (reward, "no reward exceeds {:.4g}"),
-        "advantage.advantage_clip": (advantage, "no advantage exceeds {:.4g}"),
+        "advantage.reward_clip": (max(map(abs, shaped_reach(config))), "no reward exceeds {:.4g}"),
+        "advantage.advantage_clip": (math.inf if reshaped else advantage_reach(config), "no advantage exceeds {:.4g}"),
         **{f"loss.{key}": (HEALTHY_RATIO, ratios) for key in ("clip_eps_high", "dual_clip", "sampler_bound")},
-        "evaluation.num_prompts": (held_out, prompts),
-        "evaluation.every_num_prompts": (held_out, prompts),
-        "probe.num_prompts": (probed, prompts),
+        **{f"evaluation.{key}": (held_out, prompts) for key in ("num_prompts", "every_num_prompts")},
+        "probe.num_prompts": (held_out if config.data.eval_fraction else to_train, prompts),
         "training.max_skipped_updates": (optimizer_steps(config), "the run has {:.0f} optimizer steps"),
     }
-    for key, (most, why) in reached.items():
-        section, name, value = _place(config, key)
-        is_beyond = value is not None and (value > most if isinstance(value, int) else value >= most)
-        yield warning_if(is_beyond and is_changed(section, name), f"{key}: {value} is never reached: {why.format(most)}")
+    return [
+        warning_if(
+            # A clip at the largest value does nothing; a count may be all that there are.
+            (value := chosen(config, key)) is not None and (value > most if isinstance(value, int) else value >= most),
+            f"{key}: {value} is never reached: {why.format(most)}",
+        )
+        for key, (most, why) in reached.items()
+    ]
 
 
-def small_factors(config: RunConfig) -> Iterator[Finding]:
-    """Yield the factors so small that what they multiply is lost: those with an effect below 1."""
+def small_factors(config: RunConfig) -> list[Finding]:
+    """Return the factors so small that what they multiply is lost: those with an effect below 1."""
     lr, beta, decay, alpha = config.optimizer.lr, config.loss.beta, config.optimizer.weight_decay, config.reference.mixup_alpha
-    syncs = (last_step(config) - 1 if has_sync_rule(config) else len(events(config)["reference.sync_steps"])) or 1
-    followed = 1 - (1 - alpha) ** syncs
+    syncs, (low, high) = most_syncs(config) or 1, reward_reach(config)
+    followed, total = 1 - (1 - alpha) ** syncs, high - low if 0 < high - low < math.inf else math.nan
     factors = [
         ("optimizer.lr", lr, lr / 1e-9, "an update of AdamW moves a weight by about as much, and float32 rounds that away"),
         ("loss.beta", beta, beta / 1e-6, "the KL term disappears beside the advantages"),
         ("optimizer.weight_decay", decay, lr * decay * 2**25, f"{decay} x optimizer.lr {lr} of a weight is rounded away"),
-        (
-            "reference.mixup_alpha",
-            alpha,
-            followed / 0.01,
-            f"{syncs} syncs take the reference {followed:.2g} of the way to the policy",
-        ),
-        *_shares_of_rewards(config),
+        ("reference.mixup_alpha", alpha, followed / 0.01, f"{syncs} syncs take the reference {followed:.2g} of the way"),
     ]
-    for key, value, effect, why in factors:
-        yield warning_if(value != 0 and effect < 1, f"{key}: {value} has next to no effect: {why}")
+    factors += [
+        (f"rewards.{index}.weight", reward.weight, share * 2**24, f"{reward.fn} makes up {share:.2g} of the range of rewards")
+        for index, reward in enumerate(config.rewards)
+        for least, most in [score_reach(reward, config)]
+        for share in [abs(reward.weight) * (most - least) / total]
+    ]
+    return [
+        warning_if(value != 0 and effect < 1, f"{key}: {value} has next to no effect: {why}")
+        for key, value, effect, why in factors
+    ]
 
 
-def _shares_of_rewards(config: RunConfig) -> Iterator[tuple[str, float, float, str]]:
-    low, high = reward_reach(config)
-    for index, reward in enumerate(config.rewards):
-        least, most = score_reach(reward, config)
-        if 0 < high - low < math.inf:
-            share = abs(reward.weight) * (most - least) / (high - low)
-            yield (
-                f"rewards.{index}.weight",
-                reward.weight,
-                share * 2**24,
-                f"{reward.fn} makes up {share:.2g} of the total's range",
-            )
-
-
-def small_advantages(config: RunConfig) -> Iterator[Finding]:
-    """Yield why no reward can train the policy."""
+def small_advantages(config: RunConfig) -> list[Finding]:
+    """Return why no reward can train the policy."""
     advantage, filtering, rollout = config.advantage, config.filtering, config.rollout
-    low, high = reward_reach(config)
-    reach = advantage_reach(config) * (WHITENED if advantage.whiten_advantages else 1)
-    most = min(reach, advantage.advantage_clip or math.inf)
+    (low, high), whitened = reward_reach(config), WHITENED if advantage.whiten_advantages else 1.0
+    most = min(advantage_reach(config) * whitened, advantage.advantage_clip or math.inf)
     trains = "nothing" if config.loss.beta == 0 or filtering.drop_zero_variance_groups else "only the KL term"
-    yield error_if(
-        low == high,
-        f"rewards: every completion has the reward {low:g}, so every advantage would be 0; change a weight or args",
-    )
-    yield warning_if(
-        rollout.group_size == 1,
-        f"rollout.group_size: 1 gives every completion an advantage of 0; {trains} trains",
-    )
-    yield warning_if(
-        0 < most < SMALL_ADVANTAGE,
-        f"advantage: no advantage exceeds {most:.3g} with rewards in [{low:g}, {high:g}], advantage_eps "
-        f"{advantage.advantage_eps:g}, reward_clip {advantage.reward_clip} and advantage_clip {advantage.advantage_clip}; "
-        "beside the KL term and rounding they have next to no effect",
-    )
-    yield warning_if(
-        filtering.mask_truncated_completions and rollout.max_completion_tokens == 1,
-        "filtering.mask_truncated_completions: with rollout.max_completion_tokens 1 the loss sees empty completions alone",
-    )
+    return [
+        error_if(
+            low == high,
+            f"rewards: every completion has the reward {low:g}, so every advantage would be 0; change a weight or args",
+        ),
+        warning_if(
+            rollout.group_size == 1,
+            f"rollout.group_size: 1 gives every completion an advantage of 0; {trains} trains",
+        ),
+        warning_if(
+            0 < most < SMALL_ADVANTAGE,
+            f"advantage: no advantage exceeds {most:.3g} with rewards in [{low:g}, {high:g}], advantage_eps "
+            f"{advantage.advantage_eps:g}, reward_clip {advantage.reward_clip} and advantage_clip {advantage.advantage_clip}; "
+            "beside the KL term and rounding they have next to no effect",
+        ),
+        warning_if(
+            filtering.mask_truncated_completions and rollout.max_completion_tokens == 1,
+            "filtering.mask_truncated_completions: with rollout.max_completion_tokens 1 the loss sees empty completions alone",
+        ),
+    ]
 
 
-def _place(config: RunConfig, key: str) -> tuple[Section, str, Any]:
+def chosen(config: RunConfig, key: str) -> Any:
+    """Return the value of a key that is not at its default; else None."""
     section, _, name = key.partition(".")
-    return getattr(config, section), name, getattr(getattr(config, section), name)
+    return getattr(getattr(config, section), name) if is_changed(getattr(config, section), name) else None
 
 
 EFFECTS: tuple[Check, ...] = (long_periods, unreached_bounds, small_factors, small_advantages)

@@ -81,10 +81,16 @@ def inert_data(config: RunConfig) -> list[Finding]:
     data = config.data
     return [
         warning_if(
-            is_changed(data, key) and not data.source.startswith(f"{kind}:"),
-            f"data.{key}: {getattr(data, key)} has no effect with data.source {data.source}",
-        )
-        for key, kind in OF_SOURCE.items()
+            data.answer_column is None and data.source.startswith("reasoning_gym:"),
+            f"data.answer_column: null has no effect with data.source {data.source}, whose column `answer` is passed on anyway",
+        ),
+        *(
+            warning_if(
+                is_changed(data, key) and not data.source.startswith(f"{kind}:"),
+                f"data.{key}: {getattr(data, key)} has no effect with data.source {data.source}",
+            )
+            for key, kind in OF_SOURCE.items()
+        ),
     ]
 
 
@@ -97,12 +103,10 @@ def inert_rewards(config: RunConfig) -> list[Finding]:
     ]
 
 
-def inert_reward_shaping(config: RunConfig) -> list[Finding]:
-    """Return reward normalisation that the comparison within groups undoes, or that is switched off again."""
-    advantage = config.advantage
-    norm, clip, shift, scale = advantage.reward_norm, advantage.reward_clip, advantage.reward_shift, advantage.reward_scale
-    if norm == "none":
-        return []
+def inert_shaping(config: RunConfig) -> list[Finding]:
+    """Return normalisation that the comparison within groups, or the whitening, undoes, or that is switched off again."""
+    advantage, norm = config.advantage, config.advantage.reward_norm
+    shift, scale = advantage.reward_shift, advantage.reward_scale
     undone = {
         "every baseline undoes a shift": not scale,
         "group_std undoes every shift and scale": advantage.scale == "group_std",
@@ -111,22 +115,15 @@ def inert_reward_shaping(config: RunConfig) -> list[Finding]:
     why = next((reason for reason, holds in undone.items() if holds), None)
     return [
         error_if(
-            not shift and not scale,
+            norm != "none" and not shift and not scale,
             f"advantage.reward_norm: {norm} does nothing with advantage.reward_shift and advantage.reward_scale both false; "
             "set one, or reward_norm to none",
         ),
         error_if(
-            (shift or scale) and clip is None and why is not None,
+            norm != "none" and (shift or scale) and advantage.reward_clip is None and why is not None,
             f"advantage.reward_norm: {norm} changes nothing here: {why} (advantage.baseline {advantage.baseline}, "
             f"advantage.scale {advantage.scale}); set it to none",
         ),
-    ]
-
-
-def inert_advantage_shaping(config: RunConfig) -> list[Finding]:
-    """Return a scale that is undone."""
-    advantage = config.advantage
-    return [
         warning_if(
             advantage.whiten_advantages and advantage.scale == "batch_std" and config.loss.kl_placement == "loss",
             "advantage.scale: batch_std has no effect with advantage.whiten_advantages, which scales once more",
@@ -193,6 +190,6 @@ def inert_kl(config: RunConfig) -> list[Finding]:
 
 
 INERT: tuple[Check, ...] = (
-    *(owned_keys, inert_data, inert_rewards, inert_reward_shaping, inert_advantage_shaping),
+    *(owned_keys, inert_data, inert_rewards, inert_shaping),
     *(inert_with_one_update, inert_kl),
 )

@@ -2,6 +2,7 @@
 
 from grpo_core.config.derived import reference_moves
 from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.schedule import most_syncs
 from grpo_core.config.schema import RunConfig
 
 LEAST_RATE = 1e-5
@@ -15,7 +16,7 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
     if lora is None:
         return ()
     most = lora.reference_rank
-    moves = reference_moves(config)
+    moves, largest = reference_moves(config), lora.rank * (most_syncs(config) + 1)
     return (
         error_if(
             most is not None and most < lora.rank,
@@ -35,6 +36,11 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
         warning_if(
             most is not None and moves and mixup == 1,
             f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
+        ),
+        warning_if(
+            most is not None and moves and mixup < 1 and most >= largest,
+            f"model.lora.reference_rank: {most} is never reached: {largest // lora.rank - 1} syncs make an average of at most "
+            f"rank {largest}",
         ),
         warning_if(
             not SCALES[0] <= lora.scale <= SCALES[1],

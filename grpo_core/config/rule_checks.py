@@ -1,15 +1,13 @@
 """Checks of the monitor's rules: what a kind does not take, what could never be a breach, and where a sync cannot follow."""
 
 import math
-from collections.abc import Iterator
 
-from grpo_core.config.derived import is_always_synced, is_single_update
+from grpo_core.config.derived import is_always_synced, is_changed, is_single_update
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
-from grpo_core.config.schedule import is_slope_to_reference, last_step, most_measurements
+from grpo_core.config.schedule import last_step, most_measurements
 from grpo_core.config.schema import RunConfig
-from grpo_core.config.section import MOST_STEPS
 from grpo_core.metrics import find_metric, is_registered
 
 Findings = tuple[Finding, ...]
@@ -31,30 +29,8 @@ def check_rules(config: RunConfig) -> Findings:
     )
     return (
         *found,
-        *_never_full(config),
         *(error_if(True, f"monitor.rules: the rule {name} is listed twice; list it once") for name in doubled),
     )
-
-
-def _never_full(config: RunConfig) -> Iterator[Finding]:
-    """Yield the warnings about windows that are never full; of the default rules, which nobody chose, not in a short run."""
-    rules, last = config.monitor.rules, last_step(config)
-    is_listed = rules != type(config.monitor)().rules
-    syncing = min((rule.steps for rule in rules if rule.action == "sync"), default=MOST_STEPS)
-    for rule in rules:
-        # The first window of length_explosion is what later ones are compared with.
-        needed, most = rule.steps + (rule.kind == "length_explosion"), most_measurements(config, rule)
-        watched, between = rule.watched or "figures", " between two syncs" if is_slope_to_reference(rule) else ""
-        yield warning_if(
-            rule.traits.window is not None and most < needed and (is_listed or needed <= last),
-            f"monitor.rules: {rule.name} is never a breach: it needs {needed} measurements of {watched}, and at most {most} "
-            f"are made{between} in {last} steps (training.steps)",
-        )
-        yield warning_if(
-            bool(between) and syncing < needed <= most,
-            f"monitor.rules: {rule.name} counts {needed} measurements between two syncs, and a rule may synchronise "
-            f"every {syncing} steps",
-        )
 
 
 def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
@@ -72,14 +48,13 @@ def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
 def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     metric, names_one, key = rule.metric or "", rule.kind in OF_KL, f"{key}.metric"
     entry = find_metric(metric) if metric.startswith("kl/") else None
-    is_known = entry is not None
     return (
         error_if(
             not names_one and rule.metric is not None,
             f"{key}: {rule.metric!r} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
-            names_one and not is_known,
+            names_one and entry is None,
             f"{key}: a {rule.kind} rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}",
         ),
         error_if(
@@ -87,7 +62,7 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/k3",
         ),
         error_if(
-            names_one and metric.startswith("kl/probe/") and is_known and config.probe.every_steps is None,
+            names_one and metric.startswith("kl/probe/") and entry is not None and config.probe.every_steps is None,
             f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
         ),
         error_if(
@@ -99,6 +74,8 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
 
 def _bound(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     traits, key = rule.traits, f"{key}.bound"
+    limit, (low, high) = rule.limit or math.nan, _reach(rule, config)
+    never, always = (limit <= low, limit > high) if traits.is_below else (limit >= high, limit < low)
     return (
         error_if(
             not traits.takes_bound and rule.bound is not None,
@@ -113,34 +90,39 @@ def _bound(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
             traits.takes_bound and rule.watched is not None and is_registered(rule.watched) and rule.limit is None,
             f"{key}: {rule.watched} has no bound of its own, so a rule about it needs one",
         ),
-        *_out_of_reach(key, rule, config),
-    )
-
-
-def _out_of_reach(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
-    limit, (low, high), is_listed = rule.limit, _reach(rule, config), config.monitor.rules != type(config.monitor)().rules
-    if limit is None or not is_listed:
-        return ()
-    never, always = (limit <= low, limit > high) if rule.traits.is_below else (limit >= high, limit < low)
-    return (
         warning_if(
-            never or always,
+            (never or always) and is_changed(config.monitor, "rules"),
             f"{key}: {limit:g} is {'never' if never else 'always'} a breach: a {rule.kind} rule compares it with what lies "
             f"between {low:.4g} and {high:.4g}",
         ),
     )
 
 
-def _window(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
-    key = f"{key}.window"
+def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
+    last, most = last_step(config), most_measurements(config, rule)
+    needed = rule.steps + (rule.kind == "length_explosion")  # whose first window is what later ones are compared with
+    between = " between two syncs" if rule.begins_at_syncs else ""
+    syncing = min((other.steps for other in config.monitor.rules if other.action == "sync"), default=needed)
+    # The default rules are nobody's choice: in a short run they are idle.
+    is_idle = rule.traits.window is not None and most < needed and (is_changed(config.monitor, "rules") or needed <= last)
     return (
         error_if(
             rule.traits.window is None and rule.window is not None,
-            f"{key}: {rule.window} has no effect on {rule.kind} rules; leave it out",
+            f"{key}.window: {rule.window} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
             rule.kind == "kl_rate" and rule.steps < 2,
-            f"{key}: a slope needs at least 2 steps, got {rule.steps}",
+            f"{key}.window: a slope needs at least 2 steps, got {rule.steps}",
+        ),
+        warning_if(
+            is_idle,
+            f"{key}: {rule.name} is never a breach: it needs {needed} measurements of {rule.watched or 'figures'}, and at most "
+            f"{most} are made{between} in {last} steps (training.steps)",
+        ),
+        warning_if(
+            bool(between) and syncing < needed <= most,
+            f"{key}: {rule.name} counts {needed} measurements between two syncs, and a rule may synchronise every {syncing} "
+            "steps",
         ),
     )
 

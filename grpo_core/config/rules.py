@@ -105,6 +105,11 @@ class RuleConfig(Section):
         return self.window or self.traits.window or 1
 
     @property
+    def begins_at_syncs(self) -> bool:
+        """Whether its window begins anew at every sync: a slope is not taken across one."""
+        return self.kind == "kl_rate" and (self.metric or "").startswith("kl/ref/")
+
+    @property
     def limit(self) -> float | None:
         """The bound: the rule's own, its kind's, or that of the metric in the registry."""
         metric = find_metric(self.watched or "")

@@ -1,5 +1,6 @@
 """At which steps of a run its periodic things take place, from the configuration alone."""
 
+from grpo_core.config.derived import has_sync_rule
 from grpo_core.config.rules import RuleConfig
 from grpo_core.config.schema import RunConfig
 
@@ -30,6 +31,11 @@ def events(config: RunConfig) -> dict[str, range]:
     return {key: range(first, end + 1, period) if period and first else range(0) for key, (period, first, end) in every.items()}
 
 
+def most_syncs(config: RunConfig) -> int:
+    """Return how many syncs with an effect there are at most."""
+    return last_step(config) - 1 if has_sync_rule(config) else len(events(config)["reference.sync_steps"])
+
+
 def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
     """Return how many measurements of what a rule watches its window can count at most; a slope is not taken across a sync."""
     last, metric, times = last_step(config), rule.watched or "", events(config)
@@ -38,9 +44,4 @@ def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
         return len(times["probe.every_steps"])
     if metric.startswith("kl/init/"):
         return until_sync + (len(times["reference.kl_init_every"]) if until_sync < last else 0)
-    return until_sync if is_slope_to_reference(rule) else last
-
-
-def is_slope_to_reference(rule: RuleConfig) -> bool:
-    """Return whether a rule's window begins anew at every sync."""
-    return rule.kind == "kl_rate" and (rule.metric or "").startswith("kl/ref/")
+    return until_sync if rule.begins_at_syncs else last

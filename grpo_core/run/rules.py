@@ -184,9 +184,8 @@ class RuleBook:
         """
         self._seen[-1] = replace(self._seen[-1], synced=True)
         for one in self._watched:
-            is_slope = one.rule.kind == "kl_rate" and (one.rule.metric or "").startswith("kl/ref/")
             has_asked = any(alert.rule is one.rule and alert.rule.action == "sync" for alert in alerts)
-            if is_slope or has_asked:
+            if one.rule.begins_at_syncs or has_asked:
                 one.forget()
 
     def _asked(self, step: int, figures: Figures, watched: Sequence[_Watched]) -> list[Alert]:
