@@ -37,8 +37,8 @@ def check_consistency(config: RunConfig) -> tuple[str, ...]:
     return tuple(finding.text for finding in findings)
 
 
-def _batch(config: RunConfig) -> Findings:
-    rollout, minibatches = config.rollout, config.loss.minibatches
+def _rollout(config: RunConfig) -> Findings:
+    rollout, minibatches, buffer = config.rollout, config.loss.minibatches, config.filtering.overlong_buffer_tokens
     rows = rollout.num_prompts_per_step * rollout.group_size
     return (
         error_if(
@@ -50,6 +50,20 @@ def _batch(config: RunConfig) -> Findings:
             minibatches > rows,
             f"loss.minibatches: {minibatches} optimizer steps cannot share {rows} completions "
             f"(rollout.num_prompts_per_step x rollout.group_size); lower it to at most {rows}",
+        ),
+        error_if(
+            buffer is not None and buffer > rollout.max_completion_tokens,
+            f"filtering.overlong_buffer_tokens: {buffer} is more than rollout.max_completion_tokens "
+            f"{rollout.max_completion_tokens}; lower it",
+        ),
+        warning_if(
+            buffer is not None and config.filtering.mask_truncated_completions,
+            "filtering: mask_truncated_completions leaves out the completions that overlong_buffer_tokens penalises most",
+        ),
+        warning_if(
+            rollout.top_p < 1 or rollout.top_k is not None,
+            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
+            "log-probabilities are used, so every KL estimate is biased",
         ),
     )
 
@@ -112,33 +126,19 @@ def _kl_in_the_loss(config: RunConfig) -> Findings:
     )
 
 
-def _filtering(config: RunConfig) -> Findings:
-    buffer, limit = config.filtering.overlong_buffer_tokens, config.rollout.max_completion_tokens
-    return (
-        error_if(
-            buffer is not None and buffer > limit,
-            f"filtering.overlong_buffer_tokens: {buffer} is more than rollout.max_completion_tokens {limit}; lower it",
-        ),
-        warning_if(
-            buffer is not None and config.filtering.mask_truncated_completions,
-            "filtering: mask_truncated_completions leaves out the completions that overlong_buffer_tokens penalises most",
-        ),
-    )
-
-
 def _data(config: RunConfig) -> Findings:
     data, asked = config.data, config.rollout.num_prompts_per_step
     to_train, held_out = most_prompts(config)
     return (
         warning_if(
             data.size is not None and to_train < asked,
-            f"rollout.num_prompts_per_step: {asked} is more than the {to_train:.0f} training prompts that data.size "
+            f"rollout.num_prompts_per_step: {asked} is more than the {to_train} training prompts that data.size "
             f"{data.size} leaves: prompts repeat within a step",
         ),
         error_if(
             data.eval_fraction > 0 and 0 in (to_train, held_out),
-            f"data.eval_fraction: {data.eval_fraction:g} of at most {to_train + held_out:.0f} prompts (data.size) leaves "
-            f"{to_train:.0f} for training and {held_out:.0f} held out; both need at least 1, or set it to 0",
+            f"data.eval_fraction: {data.eval_fraction:g} of at most {to_train + held_out} prompts (data.size) leaves "
+            f"{to_train} for training and {held_out} held out; both need at least 1, or set it to 0",
         ),
         error_if(
             data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
@@ -147,47 +147,12 @@ def _data(config: RunConfig) -> Findings:
     )
 
 
-def _sampling(config: RunConfig) -> Findings:
-    rollout = config.rollout
-    return (
-        warning_if(
-            rollout.top_p < 1 or rollout.top_k is not None,
-            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
-            "log-probabilities are used, so every KL estimate is biased",
-        ),
-    )
-
-
 def _engine(config: RunConfig) -> Findings:
     return tuple(error_if(config.training.engine == "trl", text) for text in trl_limits(config))
 
 
-def _tokens(config: RunConfig) -> Findings:
-    training, rollout, schedule = config.training, config.rollout, config.optimizer.schedule
-    if training.max_tokens is None:
-        return ()
-    most = training.steps * rollout.num_prompts_per_step * rollout.group_size * rollout.max_completion_tokens
-    return (
-        error_if(
-            training.max_tokens > most,
-            f"training.max_tokens: {training.max_tokens} cannot be reached: training.steps {training.steps} x "
-            f"rollout.num_prompts_per_step {rollout.num_prompts_per_step} x rollout.group_size {rollout.group_size} x "
-            f"rollout.max_completion_tokens {rollout.max_completion_tokens} = {most}; raise training.steps",
-        ),
-        warning_if(
-            last_step(config) == 1 < training.steps,
-            f"training.max_tokens: {training.max_tokens} is reached in the first step, whose completions have a token each",
-        ),
-        warning_if(
-            schedule != "constant",
-            f"optimizer.schedule: {schedule} reaches 0 after training.steps {training.steps}; a run that "
-            f"training.max_tokens {training.max_tokens} ends before never gets there",
-        ),
-    )
-
-
 def _optimizer(config: RunConfig) -> Findings:
-    optimizer, updates = config.optimizer, optimizer_steps(config)
+    optimizer, training, updates = config.optimizer, config.training, optimizer_steps(config)
     warmup, decays = optimizer.warmup_steps, optimizer.schedule != "constant"
     length = f"the run's {updates} optimizer steps (training.steps x loss.epochs_per_rollout x loss.minibatches)"
     return (
@@ -202,6 +167,15 @@ def _optimizer(config: RunConfig) -> Findings:
         warning_if(
             warmup > updates and not decays,
             f"optimizer.warmup_steps: {warmup} is beyond {length}; the rate reaches only {updates}/{warmup} of optimizer.lr",
+        ),
+        warning_if(
+            training.max_tokens is not None and decays,
+            f"optimizer.schedule: {optimizer.schedule} reaches 0 after training.steps {training.steps}; a run that "
+            f"training.max_tokens {training.max_tokens} ends before never gets there",
+        ),
+        warning_if(
+            last_step(config) == 1 < training.steps,
+            f"training.max_tokens: {training.max_tokens} is reached in the first step, whose completions have a token each",
         ),
         *(
             error_if(not 0 <= beta < 1, f"optimizer.adam_betas: each must be in [0, 1), got {beta}")
@@ -282,8 +256,8 @@ def _labels(config: RunConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, lora_limits),
-    *(_engine, _tokens, _optimizer, _evaluation, _rewards, _labels, check_rules),
+    *(_rollout, _clipping, _kl_in_the_reward, _kl_in_the_loss, _data, vllm_limits, lora_limits),
+    *(_engine, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *INERT,
     *EFFECTS,
 )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from grpo_core.config.names import MADE_ROWS
 from grpo_core.config.schema import RunConfig
-from grpo_core.config.section import Section
+from grpo_core.config.section import MOST_ROWS, Section
 
 
 def is_single_update(config: RunConfig) -> bool:
@@ -58,12 +58,10 @@ def longest_row(config: RunConfig) -> int:
     return config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
 
 
-def most_prompts(config: RunConfig) -> tuple[float, float]:
-    """Return how many (training, held-out) prompts there are at most; infinity where the data source alone decides."""
+def most_prompts(config: RunConfig) -> tuple[int, int]:
+    """Return how many (training, held-out) prompts there are at most."""
     data = config.data
-    rows = data.size or (MADE_ROWS if data.source.startswith("reasoning_gym:") else None)
-    if rows is None:
-        return math.inf, math.inf
+    rows = data.size or (MADE_ROWS if data.source.startswith("reasoning_gym:") else MOST_ROWS)
     held_out = round(rows * data.eval_fraction)
     return rows - held_out, held_out
 

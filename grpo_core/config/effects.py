@@ -43,7 +43,8 @@ def long_periods(config: RunConfig) -> list[Finding]:
 def unreached_bounds(config: RunConfig) -> list[Finding]:
     """Return the bounds that lie beyond all that they bound."""
     reshaped = config.loss.kl_placement == "reward" or config.advantage.whiten_advantages
-    to_train, held_out = most_prompts(config)
+    (to_train, held_out), rollout = most_prompts(config), config.rollout
+    rows = config.training.steps * rollout.num_prompts_per_step * rollout.group_size
     prompts, ratios = "there are at most {:.0f} such prompts", "ratios of a healthy run stay below {:.4g} (policy/ratio_max)"
     reached = {
         "advantage.reward_clip": (max(map(abs, shaped_reach(config))), "no reward exceeds {:.4g}"),
@@ -51,6 +52,7 @@ def unreached_bounds(config: RunConfig) -> list[Finding]:
         **{f"loss.{key}": (HEALTHY_RATIO, ratios) for key in ("clip_eps_high", "dual_clip", "sampler_bound")},
         **{f"evaluation.{key}": (held_out, prompts) for key in ("num_prompts", "every_num_prompts")},
         "probe.num_prompts": (held_out if config.data.eval_fraction else to_train, prompts),
+        "training.max_tokens": (rows * rollout.max_completion_tokens, "the run samples at most {:.0f} tokens"),
         "training.max_skipped_updates": (optimizer_steps(config), "the run has {:.0f} optimizer steps"),
     }
     return [

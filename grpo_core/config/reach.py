@@ -12,12 +12,9 @@ WHITENED = 1e4
 
 def score_reach(reward: RewardConfig, config: RunConfig) -> Interval:
     """Return between which values a reward function scores, before its weight."""
-    if reward.fn not in BUILTIN_REWARDS:
-        return -math.inf, math.inf
-    limit = reward.args.get("max_characters", 200)
+    limit, longest = reward.args.get("max_characters", 200), config.rollout.max_completion_tokens * CHARACTERS_PER_TOKEN
     if reward.fn != "length" or not isinstance(limit, int | float):
-        return 0.0, 1.0
-    longest = config.rollout.max_completion_tokens * CHARACTERS_PER_TOKEN
+        return (0.0, 1.0) if reward.fn in BUILTIN_REWARDS else (-math.inf, math.inf)
     return (min(1.0, max(0.0, 2 - longest / limit)) if limit > 0 else 1.0), 1.0
 
 

@@ -56,6 +56,8 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     ({"evaluation.every_steps": 5, "evaluation.every_num_prompts": 100_000}, ["evaluation.every_num_prompts: 100000", "200"]),
     ({"probe.every_steps": 5, "probe.num_prompts": 100_000}, ["probe.num_prompts: 100000", "at most 200 such prompts"]),
     ({"training.max_skipped_updates": 1_000_000}, ["training.max_skipped_updates: 1000000", "100 optimizer steps"]),
+    # 100 steps x 8 prompts x 8 completions x 256 tokens
+    ({"training.max_tokens": 1_638_401}, ["training.max_tokens: 1638401 is never reached", "at most 1638400 tokens"]),
     # Factors that are lost
     ({"reference.sync_steps": 10, "reference.mixup_alpha": 1e-9}, ["reference.mixup_alpha: 1e-09", "9 syncs", "9e-09"]),
     ({"optimizer.lr": 1e-30}, ["optimizer.lr: 1e-30 has next to no effect"]),
