@@ -165,6 +165,10 @@ def _optimizer(config: RunConfig) -> Findings:
             f"optimizer.warmup_steps: {warmup} must be below {length}, or optimizer.schedule {optimizer.schedule} never begins",
         ),
         warning_if(
+            warmup == 1 and not decays,
+            "optimizer.warmup_steps: 1 has no effect: the first optimizer step has the whole optimizer.lr",
+        ),
+        warning_if(
             warmup > updates and not decays,
             f"optimizer.warmup_steps: {warmup} is beyond {length}; the rate reaches only {updates}/{warmup} of optimizer.lr",
         ),

@@ -15,8 +15,8 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
     lora, mixup = config.model.lora, config.reference.mixup_alpha
     if lora is None:
         return ()
-    most = lora.reference_rank
-    moves, largest = reference_moves(config), lora.rank * (most_syncs(config) + 1)
+    most, moves, syncs = lora.reference_rank, reference_moves(config), most_syncs(config)
+    largest = lora.rank if mixup == 1 else lora.rank * (syncs + 1)
     return (
         error_if(
             most is not None and most < lora.rank,
@@ -34,13 +34,9 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
             "leave it out",
         ),
         warning_if(
-            most is not None and moves and mixup == 1,
-            f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
-        ),
-        warning_if(
-            most is not None and moves and mixup < 1 and most >= largest,
-            f"model.lora.reference_rank: {most} is never reached: {largest // lora.rank - 1} syncs make an average of at most "
-            f"rank {largest}",
+            most is not None and moves and most >= largest,
+            f"model.lora.reference_rank: {most} is never reached: with reference.mixup_alpha {mixup:g} and {syncs} syncs a "
+            f"reference has at most rank {largest}",
         ),
         warning_if(
             not SCALES[0] <= lora.scale <= SCALES[1],

@@ -471,8 +471,9 @@ WARNINGS = [
     ({"model.lora": {"rank": 8, "alpha": 1e-30}, "optimizer.lr": 1e-4}, ["model.lora.alpha: 1e-30 is a scale of 1.25e-31"]),
     (
         {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
-        ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
+        ["model.lora.reference_rank: 16 is never reached: with reference.mixup_alpha 1", "at most rank 8"],
     ),
+    ({"optimizer.warmup_steps": 1}, ["optimizer.warmup_steps: 1 has no effect"]),
     ({"optimizer.warmup_steps": 200}, ["optimizer.warmup_steps: 200", "100 optimizer steps", "100/200 of optimizer.lr"]),
 ]
 

@@ -58,6 +58,11 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     ({"training.max_skipped_updates": 1_000_000}, ["training.max_skipped_updates: 1000000", "100 optimizer steps"]),
     # 100 steps x 8 prompts x 8 completions x 256 tokens
     ({"training.max_tokens": 1_638_401}, ["training.max_tokens: 1638401 is never reached", "at most 1638400 tokens"]),
+    (
+        {"model.lora": {"rank": 8, "reference_rank": 400}, "reference.sync_steps": 10, "reference.mixup_alpha": 0.5}
+        | {"optimizer.lr": 1e-4},
+        ["model.lora.reference_rank: 400 is never reached", "9 syncs a reference has at most rank 80"],
+    ),
     # Factors that are lost
     ({"reference.sync_steps": 10, "reference.mixup_alpha": 1e-9}, ["reference.mixup_alpha: 1e-09", "9 syncs", "9e-09"]),
     ({"optimizer.lr": 1e-30}, ["optimizer.lr: 1e-30 has next to no effect"]),
