@@ -43,6 +43,7 @@ def what_it_does(config: RunConfig, run_dir: RunDir) -> dict[str, Any]:
     for record in read_records(run_dir.journal_file):
         figures = record.metrics if record.kind in ("step", "eval") else {}
         done |= {f"{record.step} {key}": repr(value) for key, value in figures.items() if shows_an_effect(key)}
+        done |= {f"{record.step} prompts": record.data["num_prompts"]} if record.kind == "eval" else {}
     done |= {path.name: True for path in run_dir.checkpoints.glob("step_*")}
     done |= {path.name: len(pandas.read_parquet(path)) for path in run_dir.completions.glob("*.parquet")}
     if config.data.eval_fraction > 0 and evaluate([str(run_dir.path), "--policy", "final"]) == 0:
