@@ -125,6 +125,10 @@ def inert_shaping(config: RunConfig) -> list[Finding]:
             f"advantage.scale {advantage.scale}); set it to none",
         ),
         warning_if(
+            norm != "none" and scale and not shift and advantage.reward_clip is None,
+            "advantage.reward_shift: false has no effect without advantage.reward_clip: every baseline undoes a shift",
+        ),
+        warning_if(
             advantage.whiten_advantages and advantage.scale == "batch_std" and config.loss.kl_placement == "loss",
             "advantage.scale: batch_std has no effect with advantage.whiten_advantages, which scales once more",
         ),

@@ -63,6 +63,10 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
         | {"optimizer.lr": 1e-4},
         ["model.lora.reference_rank: 400 is never reached", "9 syncs a reference has at most rank 80"],
     ),
+    (
+        {"advantage.reward_norm": "batch", "advantage.scale": "none", "advantage.reward_shift": False},
+        ["advantage.reward_shift: false has no effect without advantage.reward_clip"],
+    ),
     # Factors that are lost
     ({"reference.sync_steps": 10, "reference.mixup_alpha": 1e-9}, ["reference.mixup_alpha: 1e-09", "9 syncs", "9e-09"]),
     ({"optimizer.lr": 1e-30}, ["optimizer.lr: 1e-30 has next to no effect"]),
