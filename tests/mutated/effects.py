@@ -38,6 +38,7 @@ CHANGE_NO_FIGURE = {
     **dict.fromkeys(("training.gradient_checkpointing", "training.packed_weights"), "speed, not the result"),
     **dict.fromkeys(("training.compile_sampling", "training.deterministic"), "speed, not the result"),
     **dict.fromkeys(("tracking", "monitor"), "what is shown, and what watches"),
+    "loss.sampler_correction": "none is what null stands for here, and the others are warned about",
     "rollout.max_prompt_tokens": "a bound on the data",
     "evaluation.pass_score": "a bound on scores, of which there are few different ones",
     "optimizer.max_grad_norm": "a bound on gradients",
