@@ -1,16 +1,19 @@
-"""Checks over more than one key: contradictions are refused, doubtful settings warned about; `inert.py` has what does nothing.
+"""Checks over more than one key: contradictions are refused, doubtful settings warned about.
 
-Each check lists the findings that it can make, each with the condition under which it holds. A finding names the keys, the
-bound and the value.
+What does nothing is in `inert.py`, where that follows from a switch, and in `effects.py`, where it is computed. Each
+check lists the findings that it can make, each with the condition under which it holds. A finding names the keys, the bound
+and the value.
 """
 
 import re
 
-from grpo_core.config.derived import is_single_update, optimizer_steps
+from grpo_core.config.derived import is_single_update, most_prompts, optimizer_steps
+from grpo_core.config.effects import EFFECTS
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.lora_limits import lora_limits
-from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
+from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, near, reward_name
 from grpo_core.config.rule_checks import check_rules
+from grpo_core.config.schedule import last_step
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.trl_limits import trl_limits
 from grpo_core.config.vllm_limits import vllm_limits
@@ -36,8 +39,8 @@ def check_consistency(config: RunConfig) -> tuple[str, ...]:
     return tuple(finding.text for finding in findings)
 
 
-def _batch(config: RunConfig) -> Findings:
-    rollout, minibatches = config.rollout, config.loss.minibatches
+def _rollout(config: RunConfig) -> Findings:
+    rollout, minibatches, buffer = config.rollout, config.loss.minibatches, config.filtering.overlong_buffer_tokens
     rows = rollout.num_prompts_per_step * rollout.group_size
     return (
         error_if(
@@ -50,9 +53,19 @@ def _batch(config: RunConfig) -> Findings:
             f"loss.minibatches: {minibatches} optimizer steps cannot share {rows} completions "
             f"(rollout.num_prompts_per_step x rollout.group_size); lower it to at most {rows}",
         ),
+        error_if(
+            buffer is not None and buffer > rollout.max_completion_tokens,
+            f"filtering.overlong_buffer_tokens: {buffer} is more than rollout.max_completion_tokens "
+            f"{rollout.max_completion_tokens}; lower it",
+        ),
         warning_if(
-            rollout.group_size == 1,
-            "rollout.group_size: 1 gives every completion an advantage of 0; only the KL term trains",
+            buffer is not None and config.filtering.mask_truncated_completions,
+            "filtering: mask_truncated_completions leaves out the completions that overlong_buffer_tokens penalises most",
+        ),
+        warning_if(
+            rollout.top_p < 1 or rollout.top_k is not None,
+            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
+            "log-probabilities are used, so every KL estimate is biased",
         ),
     )
 
@@ -115,63 +128,24 @@ def _kl_in_the_loss(config: RunConfig) -> Findings:
     )
 
 
-def _filtering(config: RunConfig) -> Findings:
-    buffer, limit = config.filtering.overlong_buffer_tokens, config.rollout.max_completion_tokens
-    return (
-        error_if(
-            buffer is not None and buffer > limit,
-            f"filtering.overlong_buffer_tokens: {buffer} is more than rollout.max_completion_tokens {limit}; lower it",
-        ),
-        warning_if(
-            buffer is not None and config.filtering.mask_truncated_completions,
-            "filtering: mask_truncated_completions leaves out the completions that overlong_buffer_tokens penalises most",
-        ),
-    )
-
-
 def _data(config: RunConfig) -> Findings:
-    data, is_made = config.data, config.data.source.startswith("reasoning_gym:")
-    most = data.size or (MADE_ROWS if is_made else 0)
-    held_out = round(most * data.eval_fraction)
-    asked = config.rollout.num_prompts_per_step
+    data, asked = config.data, config.rollout.num_prompts_per_step
+    to_train, held_out = most_prompts(config)
     return (
         warning_if(
-            data.size is not None and most - held_out < asked,
-            f"rollout.num_prompts_per_step: {asked} is more than the {most - held_out} training prompts that data.size "
+            data.size is not None and to_train < asked,
+            f"rollout.num_prompts_per_step: {asked} is more than the {to_train} training prompts that data.size "
             f"{data.size} leaves: prompts repeat within a step",
         ),
         error_if(
-            most > 0 and data.eval_fraction > 0 and held_out in (0, most),
-            f"data.eval_fraction: {data.eval_fraction:g} of at most {most} prompts (data.size) leaves {most - held_out} for "
-            f"training and {held_out} held out; both need at least 1, or set it to 0",
+            data.eval_fraction > 0 and 0 in (to_train, held_out),
+            f"data.eval_fraction: {data.eval_fraction:g} of at most {to_train + held_out} prompts (data.size) leaves "
+            f"{to_train} for training and {held_out} held out; both need at least 1, or set it to 0",
         ),
         error_if(
-            is_made and most > MOST_MADE_ROWS,
+            data.source.startswith("reasoning_gym:") and (data.size or 0) > MOST_MADE_ROWS,
             f"data.size: {data.size} rows of {data.source} would take hours to make; lower it to at most {MOST_MADE_ROWS}",
         ),
-    )
-
-
-def _sampling(config: RunConfig) -> Findings:
-    rollout = config.rollout
-    return (
-        warning_if(
-            rollout.top_p < 1 or rollout.top_k is not None,
-            f"rollout.top_p {rollout.top_p}, rollout.top_k {rollout.top_k}: tokens are not drawn from the policy whose "
-            "log-probabilities are used, so every KL estimate is biased",
-        ),
-    )
-
-
-def _periods(config: RunConfig) -> Findings:
-    periods = {
-        "reference.sync_steps": (config.reference.sync_steps, "there will be no sync"),
-        "probe.every_steps": (config.probe.every_steps, "nothing will be measured"),
-    }
-    steps = config.training.steps
-    return tuple(
-        warning_if(every is not None and every > steps, f"{key}: {every} is beyond training.steps {steps}; {effect}")
-        for key, (every, effect) in periods.items()
     )
 
 
@@ -179,28 +153,8 @@ def _engine(config: RunConfig) -> Findings:
     return tuple(error_if(config.training.engine == "trl", text) for text in trl_limits(config))
 
 
-def _tokens(config: RunConfig) -> Findings:
-    training, rollout, schedule = config.training, config.rollout, config.optimizer.schedule
-    if training.max_tokens is None:
-        return ()
-    most = training.steps * rollout.num_prompts_per_step * rollout.group_size * rollout.max_completion_tokens
-    return (
-        error_if(
-            training.max_tokens > most,
-            f"training.max_tokens: {training.max_tokens} cannot be reached: training.steps {training.steps} x "
-            f"rollout.num_prompts_per_step {rollout.num_prompts_per_step} x rollout.group_size {rollout.group_size} x "
-            f"rollout.max_completion_tokens {rollout.max_completion_tokens} = {most}; raise training.steps",
-        ),
-        warning_if(
-            schedule != "constant",
-            f"optimizer.schedule: {schedule} reaches 0 after training.steps {training.steps}; a run that "
-            f"training.max_tokens {training.max_tokens} ends before never gets there",
-        ),
-    )
-
-
 def _optimizer(config: RunConfig) -> Findings:
-    optimizer, updates = config.optimizer, optimizer_steps(config)
+    optimizer, training, updates = config.optimizer, config.training, optimizer_steps(config)
     warmup, decays = optimizer.warmup_steps, optimizer.schedule != "constant"
     length = f"the run's {updates} optimizer steps (training.steps x loss.epochs_per_rollout x loss.minibatches)"
     return (
@@ -213,8 +167,21 @@ def _optimizer(config: RunConfig) -> Findings:
             f"optimizer.warmup_steps: {warmup} must be below {length}, or optimizer.schedule {optimizer.schedule} never begins",
         ),
         warning_if(
+            warmup == 1 and not decays,
+            "optimizer.warmup_steps: 1 has no effect: the first optimizer step has the whole optimizer.lr",
+        ),
+        warning_if(
             warmup > updates and not decays,
             f"optimizer.warmup_steps: {warmup} is beyond {length}; the rate reaches only {updates}/{warmup} of optimizer.lr",
+        ),
+        warning_if(
+            training.max_tokens is not None and decays,
+            f"optimizer.schedule: {optimizer.schedule} reaches 0 after training.steps {training.steps}; a run that "
+            f"training.max_tokens {training.max_tokens} ends before never gets there",
+        ),
+        warning_if(
+            last_step(config) == 1 < training.steps,
+            f"training.max_tokens: {training.max_tokens} is reached in the first step, whose completions have a token each",
         ),
         *(
             error_if(not 0 <= beta < 1, f"optimizer.adam_betas: each must be in [0, 1), got {beta}")
@@ -244,6 +211,14 @@ def _evaluation(config: RunConfig) -> Findings:
             )
             for k in evaluation.k
         ),
+        error_if(
+            len(set(evaluation.k)) < len(evaluation.k), f"evaluation.k: {list(evaluation.k)} lists a k twice; list it once"
+        ),
+        warning_if(
+            evaluation.samples > 0 and not evaluation.k,
+            f"evaluation.samples: {evaluation.samples} completions of each prompt are drawn and scored, and "
+            "evaluation.k [] reports none of them; set it to 0",
+        ),
         warning_if(nothing_held_out, "data.eval_fraction: 0 holds nothing out; there will be no evaluation"),
         error_if(
             nothing_held_out and evaluation.every_steps is not None,
@@ -272,10 +247,6 @@ def _rewards(config: RunConfig) -> Findings:
             )
             for index, first in enumerate(map(names.index, names))
         ),
-        error_if(
-            all(reward.weight == 0 for reward in config.rewards),
-            "rewards: every weight is 0, so every advantage would be 0; give at least one another weight",
-        ),
     )
 
 
@@ -296,7 +267,8 @@ def _labels(config: RunConfig) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_batch, _clipping, _kl_in_the_reward, _kl_in_the_loss, _filtering, _data, _sampling, vllm_limits, lora_limits, _periods),
-    *(_engine, _tokens, _optimizer, _evaluation, _rewards, _labels, check_rules),
+    *(_rollout, _clipping, _kl_in_the_reward, _kl_in_the_loss, _data, vllm_limits, lora_limits),
+    *(_engine, _optimizer, _evaluation, _rewards, _labels, check_rules),
     *INERT,
+    *EFFECTS,
 )

@@ -3,8 +3,9 @@
 import math
 from typing import Literal
 
+from grpo_core.config.names import MADE_ROWS
 from grpo_core.config.schema import RunConfig
-from grpo_core.config.section import Section
+from grpo_core.config.section import MOST_ROWS, Section
 
 
 def is_single_update(config: RunConfig) -> bool:
@@ -30,6 +31,11 @@ def reference_moves(config: RunConfig) -> bool:
     """Return whether the reference may become another policy than the initial one during a run."""
     sync = config.reference.sync_steps
     return has_sync_rule(config) or (sync is not None and sync <= config.training.steps)
+
+
+def is_always_synced(config: RunConfig) -> bool:
+    """Return whether the reference is the policy that makes the rollouts at every step, so that every KL between them is 0."""
+    return config.reference.sync_steps == 1 and config.reference.mixup_alpha == 1
 
 
 def takes_full_kl(config: RunConfig) -> bool:
@@ -58,6 +64,14 @@ def starts_server(config: RunConfig) -> bool:
 def longest_row(config: RunConfig) -> int:
     """Return the tokens of the longest prompt and completion together: the context that a sampler needs."""
     return config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
+
+
+def most_prompts(config: RunConfig) -> tuple[int, int]:
+    """Return how many (training, held-out) prompts there are at most."""
+    data = config.data
+    rows = data.size or (MADE_ROWS if data.source.startswith("reasoning_gym:") else MOST_ROWS)
+    held_out = round(rows * data.eval_fraction)
+    return rows - held_out, held_out
 
 
 def optimizer_steps(config: RunConfig) -> int:

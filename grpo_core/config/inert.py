@@ -5,12 +5,11 @@ can be run; what no sweep would want is an error.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import is_changed, is_single_update, reference_moments, sampler_treatment
+from grpo_core.config.derived import is_always_synced, is_changed, is_single_update, reference_moments, sampler_treatment
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -47,6 +46,7 @@ OWNED = (
     (warning_if, "reference.sync_steps", None, ("kl_init_every",)),
     (error_if, "probe.every_steps", None, ("num_prompts",)),
     (warning_if, "evaluation.every_steps", None, ("every_num_prompts",)),
+    (warning_if, "evaluation.samples", 0, ("k",)),
     (warning_if, "training.checkpoint_every", None, ("keep_checkpoints",)),
 )
 """(level, owner, value of it, keys of its section that have no effect while the owner has that value)."""
@@ -81,10 +81,16 @@ def inert_data(config: RunConfig) -> list[Finding]:
     data = config.data
     return [
         warning_if(
-            is_changed(data, key) and not data.source.startswith(f"{kind}:"),
-            f"data.{key}: {getattr(data, key)} has no effect with data.source {data.source}",
-        )
-        for key, kind in OF_SOURCE.items()
+            data.answer_column is None and data.source.startswith("reasoning_gym:"),
+            f"data.answer_column: null has no effect with data.source {data.source}, whose column `answer` is passed on anyway",
+        ),
+        *(
+            warning_if(
+                is_changed(data, key) and not data.source.startswith(f"{kind}:"),
+                f"data.{key}: {getattr(data, key)} has no effect with data.source {data.source}",
+            )
+            for key, kind in OF_SOURCE.items()
+        ),
     ]
 
 
@@ -97,60 +103,36 @@ def inert_rewards(config: RunConfig) -> list[Finding]:
     ]
 
 
-def inert_reward_shaping(config: RunConfig) -> list[Finding]:
-    """Return reward normalisation that the comparison within groups undoes, or that is switched off again."""
-    advantage, group_size = config.advantage, config.rollout.group_size
-    norm, clip, shift, scale = advantage.reward_norm, advantage.reward_clip, advantage.reward_shift, advantage.reward_scale
-    if norm == "none":
-        return []
+def inert_shaping(config: RunConfig) -> list[Finding]:
+    """Return normalisation that the comparison within groups, or the whitening, undoes, or that is switched off again."""
+    advantage, norm = config.advantage, config.advantage.reward_norm
+    shift, scale = advantage.reward_shift, advantage.reward_scale
     undone = {
         "every baseline undoes a shift": not scale,
         "group_std undoes every shift and scale": advantage.scale == "group_std",
         "batch_std undoes one scale for all": advantage.scale == "batch_std" and norm == "batch",
     }
     why = next((reason for reason, holds in undone.items() if holds), None)
-    bound, formula = _standardised_bound(group_size)
     return [
         error_if(
-            not shift and not scale,
+            norm != "none" and not shift and not scale,
             f"advantage.reward_norm: {norm} does nothing with advantage.reward_shift and advantage.reward_scale both false; "
             "set one, or reward_norm to none",
         ),
         error_if(
-            (shift or scale) and clip is None and why is not None,
+            norm != "none" and (shift or scale) and advantage.reward_clip is None and why is not None,
             f"advantage.reward_norm: {norm} changes nothing here: {why} (advantage.baseline {advantage.baseline}, "
             f"advantage.scale {advantage.scale}); set it to none",
         ),
-        error_if(
-            clip is not None and norm == "group" and shift and scale and clip >= bound,
-            f"advantage.reward_clip: {clip} is never reached: of {group_size} normalised rewards none exceeds {formula} = "
-            f"{bound:.4g}; lower it or leave it out",
-        ),
-    ]
-
-
-def inert_advantage_shaping(config: RunConfig) -> list[Finding]:
-    """Return a bound that no advantage reaches, and a scale that is undone."""
-    advantage, group_size, per_token = config.advantage, config.rollout.group_size, config.loss.kl_placement == "reward"
-    clip, reshaped = advantage.advantage_clip, per_token or advantage.whiten_advantages
-    bound, formula = (
-        (math.sqrt(group_size), "sqrt(G)") if advantage.baseline == "leave_one_out" else _standardised_bound(group_size)
-    )
-    return [
-        error_if(
-            clip is not None and advantage.scale == "group_std" and not reshaped and clip >= bound,
-            f"advantage.advantage_clip: {clip} is never reached: of {group_size} completions no advantage exceeds {formula} = "
-            f"{bound:.4g}; lower it or leave it out",
+        warning_if(
+            norm != "none" and scale and not shift and advantage.reward_clip is None,
+            "advantage.reward_shift: false has no effect without advantage.reward_clip: every baseline undoes a shift",
         ),
         warning_if(
-            advantage.whiten_advantages and advantage.scale == "batch_std" and not per_token,
+            advantage.whiten_advantages and advantage.scale == "batch_std" and config.loss.kl_placement == "loss",
             "advantage.scale: batch_std has no effect with advantage.whiten_advantages, which scales once more",
         ),
     ]
-
-
-def _standardised_bound(group_size: int) -> tuple[float, str]:
-    return (group_size - 1) / math.sqrt(group_size), "(G-1)/sqrt(G)"
 
 
 def inert_with_one_update(config: RunConfig) -> list[Finding]:
@@ -183,7 +165,6 @@ def inert_kl(config: RunConfig) -> list[Finding]:
     loss, reference = config.loss, config.reference
     sync, correction = reference.sync_steps, sampler_treatment(config)
     moved_by = "monitor.rules: action sync" if sync is None else f"reference.sync_steps: {sync}"
-    always_synced = sync == 1 and reference.mixup_alpha == 1
     return [
         *(
             warning_if(
@@ -206,7 +187,7 @@ def inert_kl(config: RunConfig) -> list[Finding]:
             f"{moved_by} changes only what is measured with loss.beta 0",
         ),
         warning_if(
-            loss.beta > 0 and always_synced and is_single_update(config),
+            loss.beta > 0 and is_always_synced(config) and is_single_update(config),
             f"loss.beta: {loss.beta} has no effect with reference.sync_steps 1 and reference.mixup_alpha 1: the reference is "
             "the policy that made the rollouts, so KL and its gradient are 0",
         ),
@@ -214,6 +195,6 @@ def inert_kl(config: RunConfig) -> list[Finding]:
 
 
 INERT: tuple[Check, ...] = (
-    *(owned_keys, inert_data, inert_rewards, inert_reward_shaping, inert_advantage_shaping),
+    *(owned_keys, inert_data, inert_rewards, inert_shaping),
     *(inert_with_one_update, inert_kl),
 )

@@ -2,6 +2,7 @@
 
 from grpo_core.config.derived import reference_moves
 from grpo_core.config.inert import Finding, error_if, warning_if
+from grpo_core.config.schedule import most_syncs
 from grpo_core.config.schema import RunConfig
 
 LEAST_RATE = 1e-5
@@ -14,8 +15,8 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
     lora, mixup = config.model.lora, config.reference.mixup_alpha
     if lora is None:
         return ()
-    most = lora.reference_rank
-    moves = reference_moves(config)
+    most, moves, syncs = lora.reference_rank, reference_moves(config), most_syncs(config)
+    largest = lora.rank if mixup == 1 else lora.rank * (syncs + 1)
     return (
         error_if(
             most is not None and most < lora.rank,
@@ -33,8 +34,9 @@ def lora_limits(config: RunConfig) -> tuple[Finding, ...]:
             "leave it out",
         ),
         warning_if(
-            most is not None and moves and mixup == 1,
-            f"model.lora.reference_rank: {most} has no effect with reference.mixup_alpha 1: a hard copy has the policy's rank",
+            most is not None and moves and most >= largest,
+            f"model.lora.reference_rank: {most} is never reached: with reference.mixup_alpha {mixup:g} and {syncs} syncs a "
+            f"reference has at most rank {largest}",
         ),
         warning_if(
             not SCALES[0] <= lora.scale <= SCALES[1],

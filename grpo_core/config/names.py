@@ -30,6 +30,8 @@ ALLOWED_TASKS = frozenset(
 """reasoning-gym tasks whose scorer can be trusted; `data/gym.py` says how they were chosen."""
 MADE_ROWS = 2000
 """Of a reasoning-gym task, where `data.size` is null."""
+CHARACTERS_PER_TOKEN = 256
+"""More than the longest token of known vocabularies (128 blanks) stands for."""
 BUILTIN_REWARDS = {
     "exact_answer": "grpo_core.rewards.simple:exact_answer",
     "format": "grpo_core.rewards.simple:format_reward",

@@ -1,15 +1,20 @@
 """Checks of the monitor's rules: what a kind does not take, what could never be a breach, and where a sync cannot follow."""
 
-from grpo_core.config.derived import is_single_update
+import math
+
+from grpo_core.config.derived import is_always_synced, is_changed, is_single_update
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
+from grpo_core.config.schedule import last_step, most_measurements
 from grpo_core.config.schema import RunConfig
-from grpo_core.metrics import is_registered
+from grpo_core.metrics import find_metric, is_registered
 
 Findings = tuple[Finding, ...]
 SHORT_SILENCE = 1.0
 """Seconds."""
+LARGEST_VOCABULARY = 10_000_000
+"""Tokens; the entropy of a distribution over so many is at most its logarithm."""
 
 
 def check_rules(config: RunConfig) -> Findings:
@@ -24,38 +29,40 @@ def check_rules(config: RunConfig) -> Findings:
     )
     return (
         *found,
-        _never_full(config),
         *(error_if(True, f"monitor.rules: the rule {name} is listed twice; list it once") for name in doubled),
     )
 
 
-def _never_full(config: RunConfig) -> Finding:
-    """Return the warning about windows that were not named and that the run is too short for; default rules may be."""
-    rules, steps = config.monitor.rules, config.training.steps
-    idle = {rule.name: rule.steps for rule in rules if rule.window is None and rule.traits.window and rule.steps > steps}
-    is_listed = rules != type(config.monitor)().rules
-    listed = ", ".join(f"{name} ({window} steps)" for name, window in idle.items())
-    return warning_if(
-        is_listed and bool(idle),
-        f"monitor.rules: never a breach in {steps} steps (training.steps), with the windows that they have by default: "
-        f"{listed}",
-    )
+def _reach(rule: RuleConfig, config: RunConfig) -> tuple[float, float]:
+    """Return between which values that lies which is compared with the bound."""
+    if is_always_synced(config) and (rule.watched == "kl/probe/full" or (rule.watched or "").startswith("kl/ref/")):
+        return 0.0, 0.0
+    reaches = {
+        "zero_variance": (float(config.rollout.group_size == 1), 1.0),
+        "length_explosion": (1.0, config.rollout.max_completion_tokens),
+        "entropy_collapse": (0.0, math.log(LARGEST_VOCABULARY)),
+    }
+    return reaches.get(rule.kind, (-math.inf, math.inf))
 
 
 def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     metric, names_one, key = rule.metric or "", rule.kind in OF_KL, f"{key}.metric"
-    is_known = metric.startswith("kl/") and is_registered(metric)
+    entry = find_metric(metric) if metric.startswith("kl/") else None
     return (
         error_if(
             not names_one and rule.metric is not None,
             f"{key}: {rule.metric!r} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
-            names_one and not is_known,
+            names_one and entry is None,
             f"{key}: a {rule.kind} rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}",
         ),
         error_if(
-            names_one and metric.startswith("kl/probe/") and is_known and config.probe.every_steps is None,
+            names_one and entry is not None and not entry.reduction.startswith("mean"),
+            f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/k3",
+        ),
+        error_if(
+            names_one and metric.startswith("kl/probe/") and entry is not None and config.probe.every_steps is None,
             f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
         ),
         error_if(
@@ -65,8 +72,10 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     )
 
 
-def _bound(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
+def _bound(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     traits, key = rule.traits, f"{key}.bound"
+    limit, (low, high) = rule.limit or math.nan, _reach(rule, config)
+    never, always = (limit <= low, limit > high) if traits.is_below else (limit >= high, limit < low)
     return (
         error_if(
             not traits.takes_bound and rule.bound is not None,
@@ -81,39 +90,39 @@ def _bound(key: str, rule: RuleConfig, _config: RunConfig) -> Findings:
             traits.takes_bound and rule.watched is not None and is_registered(rule.watched) and rule.limit is None,
             f"{key}: {rule.watched} has no bound of its own, so a rule about it needs one",
         ),
-        error_if(
-            rule.kind == "zero_variance" and (rule.bound or 0) >= 1,
-            f"{key}: {rule.bound} is never exceeded by a share of groups; set it below 1",
-        ),
-        error_if(
-            rule.kind == "length_explosion" and (rule.bound or 2) <= 1,
-            f"{key}: {rule.bound} times the length of the first steps is no explosion; set it above 1",
+        warning_if(
+            (never or always) and is_changed(config.monitor, "rules"),
+            f"{key}: {limit:g} is {'never' if never else 'always'} a breach: a {rule.kind} rule compares it with what lies "
+            f"between {low:.4g} and {high:.4g}",
         ),
     )
 
 
 def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
-    sync_steps, key = config.reference.sync_steps, f"{key}.window"
-    ends_at_syncs = rule.kind == "kl_rate" and (rule.metric or "").startswith("kl/ref/")
-    never_full = ends_at_syncs and sync_steps is not None and sync_steps < rule.steps
+    last, most = last_step(config), most_measurements(config, rule)
+    needed = rule.steps + (rule.kind == "length_explosion")  # whose first window is what later ones are compared with
+    between = " between two syncs" if rule.begins_at_syncs else ""
+    syncing = min((other.steps for other in config.monitor.rules if other.action == "sync"), default=needed)
+    # The default rules are nobody's choice: in a short run they are idle.
+    is_idle = rule.traits.window is not None and most < needed and (is_changed(config.monitor, "rules") or needed <= last)
     return (
         error_if(
             rule.traits.window is None and rule.window is not None,
-            f"{key}: {rule.window} has no effect on {rule.kind} rules; leave it out",
-        ),
-        error_if(
-            never_full,
-            f"{key}: {rule.steps} steps never pass between two syncs (reference.sync_steps {sync_steps}), and the slope of "
-            f"{rule.metric} is not taken across one; lower it, or watch kl/init/k3",
+            f"{key}.window: {rule.window} has no effect on {rule.kind} rules; leave it out",
         ),
         error_if(
             rule.kind == "kl_rate" and rule.steps < 2,
-            f"{key}: a slope needs at least 2 steps, got {rule.steps}",
+            f"{key}.window: a slope needs at least 2 steps, got {rule.steps}",
         ),
         warning_if(
-            rule.traits.window is not None and config.training.steps < (rule.window or 0),
-            f"{key}: a {rule.kind} rule counts {rule.steps} steps, and training.steps is {config.training.steps}: it is never "
-            "a breach",
+            is_idle,
+            f"{key}: {rule.name} is never a breach: it needs {needed} measurements of {rule.watched or 'figures'}, and at most "
+            f"{most} are made{between} in {last} steps (training.steps)",
+        ),
+        warning_if(
+            bool(between) and syncing < needed <= most,
+            f"{key}: {rule.name} counts {needed} measurements between two syncs, and a rule may synchronise every {syncing} "
+            "steps",
         ),
     )
 
@@ -151,6 +160,10 @@ def _sync(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
         error_if(
             is_sync and config.training.engine != "native",
             f"{key}: sync is not possible with training.engine {config.training.engine}; use the native engine",
+        ),
+        warning_if(
+            is_sync and config.reference.sync_steps == 1,
+            f"{key}: sync has no effect with reference.sync_steps 1, which synchronises after every step",
         ),
         warning_if(
             is_sync and rule.traits.can_sync and not changed_by_sync,

@@ -78,7 +78,7 @@ class RuleConfig(Section):
     """null = the bound of the metric in METRICS.md; `kl_rate` 0.1 nats a step, `length_explosion` 3. `stalled` needs one, in
     seconds. A breach has ended once the figure is a fifth of the bound on the other side of it."""
     window: int | None = Field(default=None, ge=1, le=10_000)
-    """Steps of which the median counts, so that a single spike is none; null = 5 (`kl_budget`, `entropy_collapse`), 3
+    """Measurements of which the median counts, so that a single spike is none; null = 5 (`kl_budget`, `entropy_collapse`), 3
     (`sampler_mismatch`) or 10. Nothing is a breach before so many have been measured."""
     function: Text | None = None
     """Of a `custom` rule: `module:function`. It gets the figures of the last `window` steps, oldest first, as a list of
@@ -103,6 +103,11 @@ class RuleConfig(Section):
     def steps(self) -> int:
         """How many steps count."""
         return self.window or self.traits.window or 1
+
+    @property
+    def begins_at_syncs(self) -> bool:
+        """Whether its window begins anew at every sync: a slope is not taken across one."""
+        return self.kind == "kl_rate" and (self.metric or "").startswith("kl/ref/")
 
     @property
     def limit(self) -> float | None:

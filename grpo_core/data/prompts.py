@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_core.config import DataConfig
+from grpo_core.config.names import CHARACTERS_PER_TOKEN
 from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import Row
 from grpo_core.errors import DataError, cause, shown
@@ -18,10 +19,6 @@ from grpo_core.types import Conversation, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-CHARACTERS_PER_TOKEN = 256
-"""More than the longest token of known vocabularies (128 blanks) stands for. A text with more than so many for each token that
-a prompt may have is too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +73,7 @@ def _prompts(
     for index, row in enumerate(rows):
         content = raw_content(row, index, config)
         text = _render(content, index, tokenizer)
+        # Too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out.
         if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
             yield None
             continue

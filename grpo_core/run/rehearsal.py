@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from grpo_core.config import DataConfig, RunConfig, validate_config
-from grpo_core.data.prompts import CHARACTERS_PER_TOKEN, count_held_out
+from grpo_core.config.names import CHARACTERS_PER_TOKEN
+from grpo_core.data.prompts import count_held_out
 from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import Row, file_of, first_rows, read_rows
 from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as

@@ -61,9 +61,10 @@ class _Watched:
 
     def __post_init__(self) -> None:
         self.values: deque[float] = deque(maxlen=self.rule.steps)
+        self.at: deque[int] = deque(maxlen=self.rule.steps)
         self.history: deque[Figures] = deque(maxlen=self.rule.steps)
 
-    def observe(self, figures: Figures) -> str | None:
+    def observe(self, step: int, figures: Figures) -> str | None:
         """Take the figures of a step; return the text of a breach that begins."""
         if self.rule.kind == "non_finite":
             return self._begins(_not_finite(figures))
@@ -73,6 +74,7 @@ class _Watched:
         value = figures.get(self.rule.watched or "", math.nan)
         if not math.isnan(value):  # it is measured in this step; NaN has a rule of its own
             self.values.append(value)
+            self.at.append(step)
         is_full = len(self.values) == self.rule.steps and not math.isnan(value)
         return self._compared(self._measured(), self.rule.limit) if is_full and self.rule.limit is not None else None
 
@@ -86,6 +88,7 @@ class _Watched:
     def forget(self) -> None:
         """Begin a new window: what was measured is of another reference."""
         self.values.clear()
+        self.at.clear()
         self.history.clear()
         self.is_breached = False
 
@@ -96,7 +99,7 @@ class _Watched:
 
     def _measured(self) -> float:
         if self.rule.kind == "kl_rate":
-            return slope(self.values)
+            return slope(self.at, self.values)
         middle = median(self.values)
         if self.rule.kind == "length_explosion":
             self.first = self.first or middle
@@ -194,13 +197,12 @@ class RuleBook:
         """
         self._seen[-1] = replace(self._seen[-1], synced=True)
         for one in self._watched:
-            is_slope = one.rule.kind == "kl_rate" and (one.rule.metric or "").startswith("kl/ref/")
             has_asked = any(alert.rule is one.rule and alert.rule.action == "sync" for alert in alerts)
-            if is_slope or has_asked:
+            if one.rule.begins_at_syncs or has_asked:
                 one.forget()
 
     def _asked(self, step: int, figures: Figures, watched: Sequence[_Watched]) -> list[Alert]:
-        found = ((one, one.observe(figures)) for one in watched)
+        found = ((one, one.observe(step, figures)) for one in watched)
         return [
             Alert(rule=one.rule, step=step, value=_value(one, figures), text=_sentence(one.rule, step, text))
             for one, text in found

@@ -47,7 +47,7 @@ def test_check_prints_each_warning() -> None:
     done = grpo("check", TINY, "reference.sync_steps=5000", "rollout.top_k=5", "model.dtype=float32")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("warning: ") == 2
-    assert "warning: reference.sync_steps: 5000 is beyond training.steps" in done.stdout
+    assert "warning: reference.sync_steps: 5000 is too long for a run" in done.stdout
     assert "2 warning(s)" in done.stdout
 
 

@@ -345,32 +345,27 @@ ERRORS = [
     ({"loss.clip_eps": None, "loss.clip_eps_high": 0.3}, ["loss.clip_eps_high", "0.3", "loss.clip_eps null"]),
     ({"reference.mixup_alpha": 0.6}, ["reference.mixup_alpha", "0.6", "reference.sync_steps is null"]),
     ({"optimizer.warmup_steps": 100, "optimizer.schedule": "cosine"}, ["optimizer.warmup_steps: 100", "cosine never begins"]),
-    # 100 steps x 8 prompts x 8 completions x 256 tokens
-    ({"training.max_tokens": 1_638_401}, ["training.max_tokens: 1638401", "cannot be reached", "= 1638400", "training.steps"]),
     ({"optimizer.adam_betas": [0.9, 1.0]}, ["optimizer.adam_betas", "1.0"]),
     ({"evaluation.verifier": "format"}, ["evaluation.verifier", "'format'", "reasoning_gym"]),
     ({"evaluation.k": [1, 8]}, ["evaluation.k", "8", "evaluation.samples 4"]),
     ({"data.eval_fraction": 0, "evaluation.every_steps": 5}, ["evaluation.every_steps", "5", "data.eval_fraction is 0"]),
     ({"rewards": [{"fn": "format"}, {"fn": "format"}]}, ["rewards", "'format'", "list it once"]),
-    ({"rewards": [{"fn": "format", "weight": 0}]}, ["rewards", "every weight is 0"]),
+    (
+        {"rewards": [{"fn": "format", "weight": 0}]},
+        ["rewards: every completion has the reward 0", "every advantage would be 0"],
+    ),
     (
         {"monitor.rules": [{"kind": "kl_budget", "metric": "reward/mean", "bound": 1}]},
         ["monitor.rules.0.metric", "reward/mean"],
     ),
     ({"monitor.rules": [{"kind": "kl_budget", "bound": 1}]}, ["monitor.rules.0.metric", "None"]),
-    ({"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/max"}]}, ["monitor.rules.0.bound", "kl/ref/max", "needs one"]),
+    ({"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/seq"}]}, ["monitor.rules.0.bound", "kl/ref/seq", "needs one"]),
     ({"monitor.rules": [{"kind": "kl_rate"}]}, ["monitor.rules.0.metric", "a kl_rate rule needs a KL metric", "None"]),
-    (
-        {"monitor.rules": [{"kind": "kl_rate", "metric": "kl/ref/k3"}], "reference.sync_steps": 9},
-        ["monitor.rules.0.window", "10 steps never pass between two syncs", "reference.sync_steps 9"],
-    ),
     ({"monitor.rules": [{"kind": "kl_rate", "metric": "kl/init/k3", "window": 1}]}, ["monitor.rules.0.window", "at least 2"]),
     (
         {"monitor.rules": [{"kind": "stalled", "bound": 9, "window": 3}]},
         ["monitor.rules.0.window: 3 has no effect"],
     ),
-    ({"monitor.rules": [{"kind": "zero_variance", "bound": 1.0}]}, ["monitor.rules.0.bound: 1.0 is never exceeded"]),
-    ({"monitor.rules": [{"kind": "length_explosion", "bound": 0.5}]}, ["monitor.rules.0.bound: 0.5 times", "above 1"]),
     ({"monitor.rules": [{"kind": "custom"}]}, ["monitor.rules.0.function", "module:function", "None"]),
     ({"monitor.rules": [{"kind": "custom", "function": "my rules:f"}]}, ["monitor.rules.0.function", "'my rules:f'"]),
     ({"monitor.rules": [{"kind": "custom", "function": "my:f", "bound": 1}]}, ["monitor.rules.0.bound: 1.0 has no effect"]),
@@ -406,10 +401,6 @@ ERRORS = [
         {"advantage.reward_norm": "batch", "advantage.scale": "none", "advantage.reward_scale": False},
         ["advantage.reward_norm: batch", "undoes a shift"],
     ),
-    # (8 - 1) / sqrt(8) = 2.475, sqrt(8) = 2.828
-    ({"advantage.reward_norm": "group", "advantage.reward_clip": 2.5}, ["advantage.reward_clip: 2.5", "2.475"]),
-    ({"advantage.advantage_clip": 2.5}, ["advantage.advantage_clip: 2.5", "2.475"]),
-    ({"advantage.advantage_clip": 2.9, "advantage.baseline": "leave_one_out"}, ["advantage.advantage_clip: 2.9", "2.828"]),
     ({"advantage.scale": "none", "advantage.advantage_eps": 0.01}, ["advantage.advantage_eps: 0.01", "advantage.scale none"]),
     ({"loss.sampler_bound": 3.0}, ["loss.sampler_bound: 3.0", "loss.sampler_correction none"]),
     ({"probe.num_prompts": 4}, ["probe.num_prompts: 4", "probe.every_steps is null"]),
@@ -443,7 +434,7 @@ WARNINGS = [
     ({"loss.clip_eps_high": 0.3}, ["loss.clip_eps_high", "no effect"]),
     ({"rollout.top_p": 0.9}, ["rollout.top_p 0.9", "biased"]),
     ({"rollout.top_k": 50}, ["rollout.top_k 50", "biased"]),
-    ({"reference.sync_steps": 500}, ["reference.sync_steps: 500", "training.steps 100"]),
+    ({"reference.sync_steps": 500}, ["reference.sync_steps: 500", "100 steps"]),
     ({"reference.sync_steps": 1}, ["loss.beta: 0.04", "reference.sync_steps 1"]),
     ({"loss.kl_estimator": "k1", "loss.aggregation": "token-mean"}, ["loss.kl_estimator: k1"]),
     ({"data.eval_fraction": 0}, ["data.eval_fraction: 0"]),
@@ -471,7 +462,7 @@ WARNINGS = [
         ["rollout.num_prompts_per_step: 73 is more than the 72 training prompts", "data.size 80"],
     ),
     ({"data.hub_split": "test"}, ["data.hub_split: test", "reasoning_gym:chain_sum"]),
-    ({"probe.every_steps": 500}, ["probe.every_steps: 500", "training.steps 100"]),
+    ({"probe.every_steps": 500}, ["probe.every_steps: 500", "100 steps"]),
     (
         {"training.max_tokens": 1_638_400, "optimizer.schedule": "cosine"},
         ["optimizer.schedule: cosine", "training.steps 100", "training.max_tokens 1638400"],
@@ -484,8 +475,9 @@ WARNINGS = [
     ({"model.lora": {"rank": 8, "alpha": 1e-30}, "optimizer.lr": 1e-4}, ["model.lora.alpha: 1e-30 is a scale of 1.25e-31"]),
     (
         {"model.lora": {"rank": 8, "reference_rank": 16}, **AVERAGED, "reference.mixup_alpha": 1.0},
-        ["model.lora.reference_rank: 16 has no effect with reference.mixup_alpha 1"],
+        ["model.lora.reference_rank: 16 is never reached: with reference.mixup_alpha 1", "at most rank 8"],
     ),
+    ({"optimizer.warmup_steps": 1}, ["optimizer.warmup_steps: 1 has no effect"]),
     ({"optimizer.warmup_steps": 200}, ["optimizer.warmup_steps: 200", "100 optimizer steps", "100/200 of optimizer.lr"]),
 ]
 

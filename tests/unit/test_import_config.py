@@ -490,7 +490,7 @@ def test_values_of_roll(convert: Convert, settings: dict[str, Any], expected: di
         (ROLL_BASE, {"loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_agg_mode", "mapped: ROLL divides by the padded width"),
         (ROLL_BASE, {"adv_estimator": "gae"}, "adv_estimator", "no_counterpart: no gae here"),
         (ROLL_BASE, {"adv_estimator": "reinforce"}, "adv_estimator", "mapped: nearest: ROLL subtracts nothing"),
-        (ROLL_BASE, {"advantage_clip": 2.0}, "advantage_clip", "no_counterpart: refused here, left at its default: advantage."),
+        (ROLL_BASE, {"advantage_clip": 2.0}, "advantage_clip", "mapped: after whitening, as here"),
         (ROLL_BASE, {"reward_clip": 10}, "reward_clip", "dead: it follows the group normalisation"),
         (ROLL_BASE, {"norm_std_type": "batch"}, "norm_std_type", "dead: adv_estimator grpo overwrites it"),
         (ROLL_BASE, {"pretrain": "${oc.env:HOME}"}, "pretrain", "no_counterpart: ${oc.env:HOME} is not defined in this file"),

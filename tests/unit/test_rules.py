@@ -169,6 +169,16 @@ def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
     )
 
 
+def test_a_rate_is_a_step_also_where_the_figure_is_measured_every_20_steps() -> None:
+    def said(rise: float) -> list[int]:
+        book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/k3", window=3)])
+        records = [record(20 * count, kl__init__k3=rise * count) for count in range(1, 6)]
+        return [alert.step for one in records for alert in book.check(one)]
+
+    assert said(rise=1.9) == []  # 0.095 nats a step
+    assert said(rise=2.1) == [60]
+
+
 def test_a_slope_to_the_reference_is_not_taken_across_a_sync() -> None:
     def said(key: str) -> list[int]:
         book = RuleBook([RuleConfig(kind="kl_rate", metric=key, window=4, bound=0.05)])

@@ -241,9 +241,7 @@ def test_doubtful_values_are_warned_about() -> None:
         "monitor.rules=[{kind: stalled, bound: 0.001}]"
     )
     short = ("training.steps=4", "monitor.rules=[{kind: zero_variance}, {kind: non_finite}]")
-    assert "never a breach in 4 steps (training.steps), with the windows that they have by default: zero_variance (10" in (
-        warnings(*short)
-    )
+    assert "zero_variance is never a breach: it needs 10 measurements of group/zero_std_frac, and at most 4" in warnings(*short)
     assert "never a breach" not in warnings("training.steps=4")  # the default rules: nobody has chosen them
 
 

@@ -1,0 +1,47 @@
+"""At which steps of a run its periodic things take place, from the configuration alone."""
+
+from grpo_core.config.derived import has_sync_rule
+from grpo_core.config.rules import RuleConfig
+from grpo_core.config.schema import RunConfig
+
+
+def last_step(config: RunConfig) -> int:
+    """Return the last step that a run can have: every completion has at least one token of `training.max_tokens`."""
+    training, rows = config.training, config.rollout.num_prompts_per_step * config.rollout.group_size
+    return training.steps if training.max_tokens is None else min(training.steps, -(-training.max_tokens // rows))
+
+
+def events(config: RunConfig) -> dict[str, range]:
+    """Return {key of a period: steps at which it has an effect}; none where the key is null.
+
+    A sync or a checkpoint of the last step does nothing that the end of the run does not do; the drift from the initial policy
+    is measured at every step up to the first sync.
+    """
+    last, reference, training = last_step(config), config.reference, config.training
+    kl_init, sync = reference.kl_init_every, reference.sync_steps
+    every = {
+        "reference.sync_steps": (sync, sync, last - 1),
+        "reference.kl_init_every": (kl_init, kl_init * ((sync or 0) // kl_init + 1), last),
+        "reference.distance_every": (reference.distance_every, reference.distance_every, last),
+        "probe.every_steps": (config.probe.every_steps, config.probe.every_steps, last),
+        "evaluation.every_steps": (config.evaluation.every_steps, config.evaluation.every_steps, last),
+        "training.checkpoint_every": (training.checkpoint_every, training.checkpoint_every, last - 1),
+        "training.completions_every": (training.completions_every, training.completions_every, last),
+    }
+    return {key: range(first, end + 1, period) if period and first else range(0) for key, (period, first, end) in every.items()}
+
+
+def most_syncs(config: RunConfig) -> int:
+    """Return how many syncs with an effect there are at most."""
+    return last_step(config) - 1 if has_sync_rule(config) else len(events(config)["reference.sync_steps"])
+
+
+def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
+    """Return how many measurements of what a rule watches its window can count at most; a slope is not taken across a sync."""
+    last, metric, times = last_step(config), rule.watched or "", events(config)
+    until_sync = min(config.reference.sync_steps or last, last)
+    if metric.startswith("kl/probe/"):
+        return len(times["probe.every_steps"])
+    if metric.startswith("kl/init/"):
+        return until_sync + (len(times["reference.kl_init_every"]) if until_sync < last else 0)
+    return until_sync if rule.begins_at_syncs else last
