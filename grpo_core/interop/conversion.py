@@ -78,7 +78,7 @@ def import_config(
     system = as_of(SYSTEMS[found], trl_version) if found == "trl" else SYSTEMS[found]
     imported = _convert(path, values, system, processes, script)
     _refuse_strange(imported)
-    return imported if source else replace(imported, notes=(explain_source(values, found), *imported.notes))
+    return imported if source else replace(imported, notes=(explain_source(values, system), *imported.notes))
 
 
 def _refuse_strange(imported: Imported) -> None:

@@ -47,7 +47,7 @@ def refuse_foreign(path: Path, text: str, values: Mapping[str, Any]) -> None:
     commands = re.sub(r"(?m)^\s*#.*$", "", text).replace("\\\n", " ")
     searched = "\n".join([re.sub(r"[ \t]+", " ", commands), *flatten_sections(values)]).replace("-", "_")
     for name, telling in FOREIGN.items():
-        if (found := re.search(rf"(?m)(?<![A-Za-z0-9.])(?:{telling})[\w.]*", searched)) is not None:
+        if (found := re.search(rf"(?m)(?<![A-Za-z0-9])(?:{telling})[\w.]*", searched)) is not None:
             raise ConfigError(
                 f"config {path}: these are settings of {name} ({found[0]}), {READ}; write a configuration by hand"
             )
@@ -87,8 +87,9 @@ def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
     )
 
 
-def explain_source(values: Mapping[str, Any], found: Source) -> str:
+def explain_source(values: Mapping[str, Any], system: System) -> str:
     """Return a note: whose defaults are taken where a file says nothing, why, and which option takes others."""
+    found = system.name
     because = {
         "trl": "no key in the file is open-r1's or VLM-R1's own",
         "open-r1": "the file has keys, or names rewards, of open-r1's own",
@@ -99,9 +100,9 @@ def explain_source(values: Mapping[str, Any], found: Source) -> str:
     remedy = f"; --format {' or '.join(others)} takes those of another system" if others else ""
     beta = ""
     if others and "beta" not in values:
-        defaults = {name: _default_beta(SYSTEMS[name]) for name in (found, *others)}
+        defaults = {name: _default_beta(system if name == found else SYSTEMS[name]) for name in (found, *others)}
         beta = f" (beta is not in the file: {', '.join(f'{name} {value:g}' for name, value in defaults.items())})"
-    return f"the defaults of {SYSTEMS[found].title} are assumed where the file says nothing, since {because}{beta}{remedy}"
+    return f"the defaults of {system.title} are assumed where the file says nothing, since {because}{beta}{remedy}"
 
 
 def _default_beta(system: System) -> float:

@@ -76,6 +76,12 @@ def test_a_refused_import_writes_nothing(path: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".yaml"], ids=lambda path: path.name)
+def test_a_section_around_the_settings_hides_nothing(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"these are settings of {system_of(path)}"):
+        convert(tmp_path, yaml.safe_dump({"job": {"parameters": yaml.safe_load(path.read_text())}}))
+
+
 def test_no_key_of_a_system_that_is_read_tells_of_another() -> None:
     keys = {key for system in SYSTEMS.values() for key in (*system.known(), *system.aliases)}
     refuse_foreign(Path("a.yaml"), "", dict.fromkeys(keys))
@@ -182,6 +188,8 @@ def test_a_release_of_trl_has_its_own_defaults(release: str, expected: tuple[Any
     )
     assert found == expected
     assert imported.title == f"TRL {re.match(r'[0-9]+.[0-9]+', release)[0]}"  # type: ignore[index]
+    assert imported.notes[0].startswith(f"the defaults of {imported.title} are assumed")
+    assert f"(beta is not in the file: trl {expected[3]:g}, " in imported.notes[0]
     assert not any("--trl-version" in note for note in imported.notes)
     assert any("end token" in note for note in imported.notes) == (release in ("1.10.0", "1.9", "0.18", "0.17.0"))
 
