@@ -12,8 +12,9 @@ from flows.stack.servers import runs_in_prefect, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import ConfigError
+from grpo_core.errors import ConfigError, raised_as
 from grpo_core.machine.collector import importing
+from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.pass_sizes import sizes_to_lower
 from grpo_core.run.resuming import refuse_idle_sizes
@@ -182,16 +183,29 @@ def import_settings(
         Path,
         typer.Argument(help="Settings of TRL, open-r1, ROLL or VLM-R1: YAML, JSON, or the shell script that starts the run."),
     ],
+    *,
     source: Annotated[
         str | None, typer.Option("--format", help="trl, open-r1, roll or vlm-r1; left out, the keys tell.")
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Training processes of that run, if no file tells.")] = None,
     command: Annotated[int | None, typer.Option(min=1, help="Which training of a script that starts several.")] = None,
+    trl_version: Annotated[
+        str | None, typer.Option(help="Release of TRL whose defaults are taken, such as 0.18; left out, 1.16.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New file for the configuration; left out, it is printed.")
+    ] = None,
 ) -> None:
-    """Print the configuration that is equivalent to another system's, with what became of each of its keys as comments."""
+    """Print or write the configuration equivalent to another system's, with what became of each of its keys as comments."""
     from grpo_core.interop.conversion import import_config
     from grpo_core.interop.report import render, summary
 
-    imported = import_config(file, source, processes, command)
-    typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
+    if output is not None and output.exists():
+        raise ConfigError(f"output {output}: is there already, and nothing was changed; give a new name")
+    imported = import_config(file, source, processes, command, trl_version)
+    if output is None:
+        typer.echo(render(imported).rstrip())  # as it is: it may be on its way into a file
+    else:
+        with raised_as(ConfigError, f"output {output}: cannot be written ({{cause}})", OSError):
+            write_whole(output, render(imported))
     echo(summary(imported), err=True)

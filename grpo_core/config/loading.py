@@ -151,7 +151,7 @@ def merge_knobs(
 def read_values(
     path: Path, parse: Callable[[str], Any] = parse_yaml, formats: str = "YAML", wanted: str = "sections such as `loss:`"
 ) -> dict[str, Any]:
-    """Return the plain values of a file of sections, not validated; an empty file has none.
+    """Return the plain values of a file of sections, not validated.
 
     Args:
         path: the file.
@@ -160,7 +160,7 @@ def read_values(
         wanted: what it holds, for the message.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: it cannot be read, or holds something else or nothing.
     """
     try:
         values = parse(path.read_text(encoding="utf-8-sig"))
@@ -175,7 +175,9 @@ def read_values(
         raise ConfigError("\n".join([f"config {path}: {fault}; give a {formats} file", *line])) from error
     if not isinstance(values, dict | None):
         raise ConfigError(f"config {path}: expected {wanted}, got a {type(values).__name__}")
-    return values or {}
+    if not values:
+        raise ConfigError(f"config {path}: is empty; give a file with {wanted}")
+    return values
 
 
 def _near_file(path: Path) -> str:

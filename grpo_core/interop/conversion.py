@@ -1,7 +1,9 @@
 """Read a source file, apply its system's rules to each key, and leave out what this project refuses."""
 
+import contextlib
 import difflib
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,11 +13,12 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
-from grpo_core.interop.detection import SYSTEMS, detect_source, explain_source
+from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_source, refuse_foreign
 from grpo_core.interop.reading import Unresolved, flatten_sections, read_text, read_values_of, resolve_references
-from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Settings, System, dead, no_counterpart
+from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Rule, Settings, System, dead, no_counterpart
 from grpo_core.interop.rewards import is_missing_name
 from grpo_core.interop.shell.file import Script, is_script, read_script
+from grpo_core.interop.trl.versions import as_of
 
 DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
 """{our key: default}, in the order of the schema."""
@@ -37,7 +40,11 @@ COUNTED = (
 
 
 def import_config(
-    path: Path | str, source: str | None = None, processes: int | None = None, command: int | None = None
+    path: Path | str,
+    source: str | None = None,
+    processes: int | None = None,
+    command: int | None = None,
+    trl_version: str | None = None,
 ) -> Imported:
     """Convert the settings of a run of another system into a configuration of this project.
 
@@ -46,10 +53,11 @@ def import_config(
         source: `trl`, `open-r1`, `roll` or `vlm-r1`; None = by its keys.
         processes: training processes of the source's run; None = as the file implies, else 1.
         command: of a script, which of its training commands, from 1; None = the only one.
+        trl_version: of settings of TRL, the release whose defaults are taken; None = 1.16.
 
     Raises:
-        ConfigError: the file cannot be read, is no system's or that of several alike, holds a value of the wrong type, or its
-            own system refuses it.
+        ConfigError: the file cannot be read, is no system's, another one's or that of several alike, has fewer keys that map
+            than keys that are unknown, holds a value of the wrong type, or its own system refuses it.
     """
     path = Path(path)
     if source not in (None, *SYSTEMS):
@@ -57,13 +65,33 @@ def import_config(
     if processes is not None and processes < 1:
         raise ConfigError(f"processes: {processes} must be at least 1")
     text = read_text(path)
-    script = read_script(path, text, command, read_values_of) if is_script(path, text) else None
-    if command is not None and script is None:
+    is_shell = is_script(path, text)
+    if command is not None and not is_shell:
         raise ConfigError(f"command: {command} chooses among the commands of a shell script; {path} is none")
-    values = script.values if script else read_values_of(path)
+    values: Mapping[str, Any] = {} if is_shell else read_values_of(path)
+    refuse_foreign(path, text if is_shell else "", values)
+    script = read_script(path, text, command, read_values_of) if is_shell else None
+    values = script.values if script else values
     found = source or detect_source(path, values)
-    imported = _convert(path, values, SYSTEMS[found], processes, script)
-    return imported if source else replace(imported, notes=(explain_source(values, found), *imported.notes))
+    if trl_version is not None and found != "trl":
+        raise ConfigError(f"trl-version: {trl_version} has no effect on settings of {SYSTEMS[found].title}; leave it out")
+    system = as_of(SYSTEMS[found], trl_version) if found == "trl" else SYSTEMS[found]
+    imported = _convert(path, values, system, processes, script)
+    _refuse_strange(imported)
+    return imported if source else replace(imported, notes=(explain_source(values, system), *imported.notes))
+
+
+def _refuse_strange(imported: Imported) -> None:
+    """Refuse a file of which hardly anything is this system's, whatever it is of."""
+    given = [entry for entry in imported.entries if not entry.is_default]
+    mapped = sum(entry.fate == "mapped" for entry in given)
+    unknown = [entry.key for entry in given if entry.fate == "unknown"]
+    if not mapped or mapped < len(unknown):
+        names = f" ({', '.join(unknown[:8])})" if unknown else ""
+        raise ConfigError(
+            f"config {imported.path}: {mapped} of {len(given)} keys have a counterpart and {len(unknown)} are unknown to "
+            f"{imported.title}{names}: either the file is of a system that is {READ}, or --format names the wrong one"
+        )
 
 
 def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, script: Script | None) -> Imported:
@@ -84,6 +112,7 @@ def _convert(path: Path, values: Mapping[str, Any], system: System, processes: i
         notes=(
             *system.assumptions(settings),
             *(script.notes if script else ()),
+            *(_stray_commas(script, system) if script else ()),
             *_left_to_fill_in(nested),
             *(() if "data.eval_fraction" in flatten_sections(nested) else (HELD_OUT,)),
         ),
@@ -104,6 +133,26 @@ def _processes(script: Script | None, flat: Mapping[str, Any]) -> int | None:
     named = flat.get("num_processes")
     in_file = named if isinstance(named, int) and not isinstance(named, bool) and named >= 1 else None
     return (script.processes if script else None) or in_file
+
+
+def _stray_commas(script: Script, system: System) -> Iterator[str]:
+    """Yield a note for each argument whose values hold a comma that was meant to separate them."""
+    for key, value in script.start.arguments.items():
+        rule = system.find_rule(key)
+        several = re.compile(r"[\w.]+(, *[\w.]+)+" if rule and _takes_list(rule) else r"(?!)")
+        items = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+        stray = [repr(item) for item in items if item.strip(",") != item or several.fullmatch(item)]
+        if stray:
+            yield (
+                f"{key}: in {', '.join(stray)} the comma is part of the value, since a shell separates values by blanks alone: "
+                "that run had no value without it. If it was to separate, correct the value here"
+            )
+
+
+def _takes_list(rule: Rule) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(rule.read(["a"]) == ["a"])
+    return False
 
 
 def _launched(script: Script | None) -> tuple[Entry, ...]:

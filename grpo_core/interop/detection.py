@@ -1,5 +1,6 @@
-"""Whose settings a file holds, by the keys that only one of the systems has."""
+"""Whose settings a file holds, by the keys and programs that only one of the systems has."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from grpo_core.errors import ConfigError
 from grpo_core.interop.open_r1.keys import OPEN_R1
 from grpo_core.interop.open_r1.keys import OWN_KEYS as OF_OPEN_R1
 from grpo_core.interop.open_r1.rewards import REGISTRY
+from grpo_core.interop.reading import flatten_sections
 from grpo_core.interop.records import Source, System
 from grpo_core.interop.roll.keys import ROLL
 from grpo_core.interop.trl.keys import TRL
@@ -17,6 +19,38 @@ from grpo_core.interop.vlm_r1.keys import VLM_R1
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
 OURS = frozenset({"rollout", "loss", "optimizer", "training"})
 """Sections of a configuration of this project."""
+READ = "not one of the four that are read (TRL, open-r1, ROLL's RLVR pipeline, VLM-R1)"
+FOREIGN = {
+    "verl": r"actor_rollout_ref\b|algorithm\.adv_estimator|verl[./](trainer|recipe)",
+    "OpenRLHF": r"openrlhf[./]cli|micro_rollout_batch_size|(actor|ref)_num_gpus_per_node",
+    "NeMo-RL": r"grpo\.(num_(prompts|generations)_per|max_num_(steps|epochs)|max_rollout_turns|adv_estimator)|loss_fn\.\w"
+    r"|policy\.(model_name|train_(global|micro)_batch_size|(dtensor|megatron|draft)_cfg|max_total_sequence_length|generation\.)|nemo_rl[./]",
+    "prime-rl": r"orchestrator\.\w|rollouts_per_example|trainer\.optim\.|model\.(ac|compile)(?=\s|$)|prime_rl[./]|@ \S+\.toml",
+    "ms-swift": r"rlhf_type|(swift|megatron) rlhf|swift[./]cli|external_plugins|(train|tuner)_type\b",
+    "open-instruct": r"open_instruct[./]\w*grpo|num_(unique_prompts|samples_per_prompt)_rollout|dataset_mixer_list",
+    "ROLL's agentic pipeline": r"(train|val)_env_manager\b|env_manager_cls|custom_envs\b|start_agentic_\w*pipeline",
+}
+"""{system that is not read: what only it has among key paths, programs and options}; hyphens are underscores."""
+
+
+def refuse_foreign(path: Path, text: str, values: Mapping[str, Any]) -> None:
+    """Refuse settings of a system that is known and not read.
+
+    Args:
+        path: of the file, for the message.
+        text: of a shell script; empty for a file of keys.
+        values: of a file of keys.
+
+    Raises:
+        ConfigError: names the system, and by what it was recognised.
+    """
+    commands = re.sub(r"(?m)^\s*#.*$", "", text).replace("\\\n", " ")
+    searched = "\n".join([re.sub(r"[ \t]+", " ", commands), *flatten_sections(values)]).replace("-", "_")
+    for name, telling in FOREIGN.items():
+        if (found := re.search(rf"(?m)(?<![A-Za-z0-9])(?:{telling})[\w.]*", searched)) is not None:
+            raise ConfigError(
+                f"config {path}: these are settings of {name} ({found[0]}), {READ}; write a configuration by hand"
+            )
 
 
 def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
@@ -53,8 +87,9 @@ def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
     )
 
 
-def explain_source(values: Mapping[str, Any], found: Source) -> str:
+def explain_source(values: Mapping[str, Any], system: System) -> str:
     """Return a note: whose defaults are taken where a file says nothing, why, and which option takes others."""
+    found = system.name
     because = {
         "trl": "no key in the file is open-r1's or VLM-R1's own",
         "open-r1": "the file has keys, or names rewards, of open-r1's own",
@@ -65,9 +100,9 @@ def explain_source(values: Mapping[str, Any], found: Source) -> str:
     remedy = f"; --format {' or '.join(others)} takes those of another system" if others else ""
     beta = ""
     if others and "beta" not in values:
-        defaults = {name: _default_beta(SYSTEMS[name]) for name in (found, *others)}
+        defaults = {name: _default_beta(system if name == found else SYSTEMS[name]) for name in (found, *others)}
         beta = f" (beta is not in the file: {', '.join(f'{name} {value:g}' for name, value in defaults.items())})"
-    return f"the defaults of {SYSTEMS[found].title} are assumed where the file says nothing, since {because}{beta}{remedy}"
+    return f"the defaults of {system.title} are assumed where the file says nothing, since {because}{beta}{remedy}"
 
 
 def _default_beta(system: System) -> float:

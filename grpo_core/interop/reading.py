@@ -1,7 +1,8 @@
-"""Read a source file: YAML or JSON into plain values, `${key}` references resolved, nested sections made flat."""
+"""Read a source file: YAML, JSON or TOML into plain values, `${key}` references resolved, nested sections made flat."""
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,12 @@ class Unresolved:
 
 
 def read_values_of(path: Path) -> dict[str, Any]:
-    """Return the plain values of a YAML or JSON file.
+    """Return the plain values of a YAML, JSON or TOML file.
 
     Raises:
-        ConfigError: it cannot be read, is neither, is empty, or holds no keys.
+        ConfigError: it cannot be read, is none of these, or holds no keys.
     """
-    values = read_values(path, _parse, "YAML or JSON", "keys with values")
-    if not values:
-        raise ConfigError(f"config {path}: is empty; give the settings of a run")
+    values = read_values(path, _parse_toml if path.suffix == ".toml" else _parse, "YAML, JSON or TOML", "keys with values")
     return {str(key): value for key, value in values.items()}
 
 
@@ -62,6 +61,13 @@ def _parse(text: str) -> Any:
             return parse_yaml11(text)
         except ConfigError:
             raise ConfigError(f"is not valid JSON: {error}") from error
+
+
+def _parse_toml(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not valid TOML: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
-from grpo_core.metrics import find_metric, is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, count_arms, grid
 from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.measured import counted_arms, find_unmeasured
+from grpo_core.sweep.objective import check_objective, refuse_first, swept_units
 from grpo_core.sweep.schema import Range, SweepConfig
 
 BETA, SYNC = "loss.beta", "reference.sync_steps"
@@ -27,8 +27,6 @@ TPE_STARTUP = 10
 SHOWN_ARMS = 40
 OF_PROMPTS = ("data.seed", "data.source", "data.size", "data.eval_fraction", "data.task_args", "data.hub_split")
 """Keys that decide which prompts there are, and which of them are held out."""
-SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync")
-"""Beginnings of the metrics whose value is decided before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     configs = _arm_configs(sweep, base)
     _check_beta(sweep, configs)
     _check_sync(sweep, configs)
-    _check_objective(sweep, configs)
+    check_objective(sweep, configs)
     faults, warnings = find_unmeasured(sweep, configs)
     if faults and not begun:
         raise ConfigError(listed(faults))
@@ -100,7 +98,7 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
 def _check_keys(sweep: SweepConfig) -> None:
     """Refuse keys that contradict each other, and keys that have no effect beside the others."""
     objective, group_size = sweep.objective, GROUP_SIZE in sweep.axes
-    _refuse(
+    refuse_first(
         {
             f"trials: {sweep.trials} has no effect with sampler grid, which runs every arm; leave it out": (
                 sweep.sampler == "grid" and sweep.trials is not None
@@ -121,13 +119,6 @@ def _check_keys(sweep: SweepConfig) -> None:
             ),
         }
     )
-
-
-def _refuse(faults: Mapping[str, bool]) -> None:
-    """Refuse with the first message that holds."""
-    for message, holds in faults.items():
-        if holds:
-            raise ConfigError(message)
 
 
 def _idle_keys(sweep: SweepConfig) -> dict[str, bool]:
@@ -183,7 +174,7 @@ def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
         is_single_update(config) and config.reference.sync_steps == 1 and config.reference.mixup_alpha == 1
         for config in configs
     )
-    _refuse(
+    refuse_first(
         {
             f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
@@ -193,57 +184,6 @@ def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
 
 
 def _check_sync(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
-    moved = sum(has_sync_rule(config) for config in configs)
-    _refuse(
-        {
-            f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
-            "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
-            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0
-        }
-    )
-
-
-def _check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
-    objective, metric, kl_metric = sweep.objective, sweep.objective.metric, sweep.objective.kl_metric
-    examples = (("metric", metric, "", "eval/heldout/pass_at_1 or reward/mean"), ("kl_metric", kl_metric, "kl/", "kl/init/seq"))
-    for key, name, start, example in examples:
-        if not is_registered(name) or not name.startswith(start):
-            raise ConfigError(f"objective.{key}: {name!r} is no such metric; METRICS.md lists them, for example {example}")
-    if (why := _why_no_objective(metric)) is not None:
-        raise ConfigError(f"objective.metric: {metric} {why}, so it makes no arm better; give, for example, {examples[0][3]}")
-    is_probed = any(name.startswith("kl/probe/") for name in (metric, kl_metric))
-    for config in configs:
-        samples, k = config.evaluation.samples, list(config.evaluation.k)
-        is_sampled = bool(samples) and metric.rpartition("_")[2] in map(str, k)
-        _refuse(
-            {
-                f"objective.metric: {metric} needs held-out prompts, data.eval_fraction is 0": (
-                    objective.is_of_evaluation and config.data.eval_fraction == 0
-                ),
-                f"objective.metric: {metric} is not measured with evaluation.samples {samples} and evaluation.k {k}": (
-                    metric.startswith("eval/heldout/pass_at_") and not is_sampled
-                ),
-                f"objective.metric: {metric} is not of the final evaluation, whose figures are eval/heldout/...": (
-                    objective.is_of_evaluation and not metric.startswith("eval/heldout/")
-                ),
-                "hold: tokens needs overrides training.max_tokens, the tokens of each run": (
-                    sweep.hold == "tokens" and config.training.max_tokens is None
-                ),
-                f"objective.kl_metric: {kl_metric} is measured only where probe.every_steps is set": (
-                    is_probed and config.probe.every_steps is None
-                ),
-            }
-        )
-
-
-def _why_no_objective(metric: str) -> str | None:
-    """Return why nobody would maximise a figure; None where somebody may."""
-    found = find_metric(metric)
-    if found is not None and not found.deterministic:
-        return "depends on the machine and is another in every repetition"
-    return "follows from the configuration alone" if metric.startswith(SCHEDULED) else None
-
-
 def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     counts = Counter(text for config in configs for text in check_consistency(config))
     is_shared = sweep.runs.where == "local" and sweep.runs.concurrency > 1
@@ -266,7 +206,11 @@ def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
         "seeds: one seed shows no spread; no interval can be given, and no arm be called better": len(sweep.seeds) == 1,
     }
     # + leaves out what is about no arm.
-    return [*counted_arms(+counts, len(configs)), *(note for note, holds in notes.items() if holds)]
+    return [
+        *counted_arms(+counts, len(configs)),
+        *swept_units(sweep, configs),
+        *(note for note, holds in notes.items() if holds),
+    ]
 
 
 def describe_plan(plan: Plan) -> Iterator[str]:

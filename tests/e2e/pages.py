@@ -47,7 +47,7 @@ RULES = (
     Rule(pattern=r"grpo train first/config\.yaml", not_run="a training of minutes, which tests of `grpo init` run"),
     Rule(pattern=r"grpo train .*", phrase="held-out greedy accuracy", instead={"path/to/train.jsonl": "train.jsonl"}),
     Rule(pattern=r"grpo check .*", phrase="the configuration is valid"),
-    Rule(pattern=r"grpo import-config .*", phrase="keys of TRL 1.16: .* mapped", instead={"trl_or_roll": "settings"}),
+    Rule(pattern=r"grpo import-config .*", phrase=r"keys of TRL [\d.]+: .* mapped", instead={"configs/mine": "configs/new"}),
     Rule(pattern=r"grpo status <run>|grpo status runs/<run>", phrase="finished", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo status", phrase="nothing is up", code=1),
     Rule(pattern=r"grpo runs( .*)?", phrase="finished", instead={SWEEP: "runs/sweep"}),

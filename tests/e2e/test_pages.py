@@ -72,6 +72,9 @@ def project(shell: Callable[..., Finished], tiny_values: dict[str, Any], tmp_pat
     settings = {"num_generations": 4, "per_device_train_batch_size": 8, "beta": 0.04, "max_steps": 10}
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
     (folder / "settings.json").write_text(json.dumps(settings))
+    start = "trl grpo " + " ".join(f"--{key} {value}" for key, value in settings.items()) + "\n"
+    (folder / "run_grpo.sh").write_text(start)
+    (folder / "run_all.sh").write_text(start * 2)
     (folder / "configs" / "mine.yaml").write_text(yaml.safe_dump(tiny_values))
     for line, code in (
         ("grpo train quickstart --run-dir runs/one", 0),
@@ -101,7 +104,7 @@ def test_a_command_of_the_documentation_runs(command: str, copied: Path, shell: 
     output = done.stdout + done.stderr
     assert done.returncode == rule.code, output
     assert re.search(rule.phrase, output), output
-    if (target := re.search(r" > (\S+)$", command)) is not None:
+    if (target := re.search(r" (?:>|-o) (\S+)$", as_run(command, rule))) is not None:
         assert yaml.safe_load((copied / target[1]).read_text())
 
 

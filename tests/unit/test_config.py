@@ -295,10 +295,8 @@ def test_a_value_of_another_type_is_refused_in_the_words_of_the_file(override: s
     assert said in str(caught.value)
 
 
-def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("# nothing\n")
-    assert load_config(path) == RunConfig()
+def test_no_file_is_the_defaults() -> None:
+    assert load_config() == RunConfig()
 
 
 def test_a_missing_file_is_refused_with_a_near_name() -> None:

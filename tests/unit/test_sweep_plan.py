@@ -63,6 +63,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ({"axes": {"loss.beta": {"low": 0.1, "high": 0.01}}, "sampler": "tpe", "trials": 3}, ["low 0.1", "below high 0.01"]),
         ({"axes": {"loss.beta": {"low": 0, "high": 1, "log": True}}, "sampler": "tpe", "trials": 3}, ["above 0"]),
         ({"axes": {"loss.beta": {"low": -1, "high": 1}}, "sampler": "random", "trials": 3}, ["β=-1", "loss.beta"]),
+        ({"axes": {"loss.beta": {"low": "1e-5", "high": 1}}, "sampler": "tpe", "trials": 3}, ["low", "not a text", "'1e-5'"]),
         ({"seeds": [1, 1]}, ["seeds", "differ"]),
         ({"smapler": "tpe"}, ["smapler", "did you mean sampler"]),
         ({"objective": {"metric": "eval/heldout/pass_at_2"}}, ["objective.metric", "pass_at_2", "evaluation.k"]),
@@ -265,3 +266,63 @@ def test_runs_that_end_at_a_number_of_tokens_may_end_between_two_probes() -> Non
     (note,) = [note for note in plan.notes if "probe" in note]
     assert "training.max_tokens 200000" in note
     assert "set objective.last_steps to 10 or more" in note
+
+
+# What an objective contains
+
+TWO_REWARDS: dict[str, Any] = {
+    "base": "sums_tiny_cpu",
+    "overrides": {"rewards": [{"fn": "exact_answer"}, {"fn": "length", "args": {"max_characters": 4}}]},
+}
+LENGTHS = [[{"fn": "exact_answer"}], [{"fn": "length", "args": {"max_characters": 4}}]]
+RANGE = {"sampler": "random", "trials": 3}
+
+
+@pytest.mark.parametrize(
+    ("axes", "metric", "changes"),
+    [
+        ({"rewards.0.weight": [0.5, 1.0]}, "reward/mean", {}),
+        ({"rewards.0.weight": {"low": 0.5, "high": 1.0}}, "group/best_mean", RANGE),
+        ({"rewards.1.args.max_characters": [4, 8]}, "reward/mean", {}),
+        ({"rewards.1.args.max_characters": [4, 8]}, "reward/length/mean", {}),
+        ({"rewards.0.fn": ["exact_answer", "math_answer"]}, "eval/heldout/greedy_accuracy", {}),
+        ({"evaluation.pass_score": [0.5, 1.0]}, "eval/heldout/greedy_accuracy", {}),
+        ({"evaluation.verifier": ["exact_answer", "length"]}, "eval/heldout/pass_at_1", {}),
+        ({"filtering.overlong_buffer_tokens": [2, 4]}, "advantage/max", {}),
+        ({"advantage.reward_clip": [0.5, 1.0]}, "advantage/std", {}),
+        ({"loss.beta": [0.1, 1.0]}, "loss/total", {}),
+    ],
+)
+def test_an_objective_that_contains_what_is_swept_is_a_warning(axes: Any, metric: str, changes: dict[str, Any]) -> None:
+    plan = make_plan({**TWO_REWARDS, **changes, "axes": axes, "objective": {"metric": metric}})
+    (note,) = [note for note in plan.notes if note.startswith("objective: ")]
+    assert note.startswith(f"objective: {metric} contains {next(iter(axes))}, which the axes change")
+    assert f"warning: {note}" in describe_plan(plan)
+
+
+def test_a_price_on_the_drift_contains_the_temperature() -> None:
+    axes = {"rollout.temperature": [0.7, 1.0], "loss.beta": [0.1, 1.0]}
+    plan = make_plan({"base": "sums_tiny_cpu", "axes": axes, "objective": {"kl_penalty": 0.1}})
+    (note,) = [note for note in plan.notes if note.startswith("objective: ")]
+    assert note.startswith("objective: kl/init/seq contains rollout.temperature, which the axes change")
+
+
+@pytest.mark.parametrize(
+    ("axes", "metric"),
+    [
+        ({"rewards.0.weight": [0.5, 1.0]}, "eval/heldout/greedy_accuracy"),
+        ({"rewards.0.weight": [0.5, 1.0]}, "reward/exact_answer/mean"),
+        ({"rewards.1.args.max_characters": [4, 8]}, "eval/heldout/pass_at_1"),
+        ({"loss.beta": [0.1, 1.0]}, "reward/mean"),
+        ({"filtering.overlong_buffer_tokens": [2, 4]}, "reward/mean"),  # measured before the penalty
+        ({"rollout.temperature": [0.7, 1.0]}, "eval/heldout/greedy_accuracy"),
+    ],
+)
+def test_an_objective_that_the_axes_reach_through_learning_alone_is_not(axes: Any, metric: str) -> None:
+    plan = make_plan({**TWO_REWARDS, "axes": axes, "objective": {"metric": metric}})
+    assert not any(note.startswith("objective: ") for note in plan.notes)
+
+
+def test_whole_lists_of_rewards_are_compared_by_what_they_hold() -> None:
+    sweep = {"base": "sums_tiny_cpu", "axes": {"rewards": LENGTHS}, "objective": {"metric": "reward/mean"}}
+    assert any(note.startswith("objective: reward/mean contains rewards,") for note in make_plan(sweep).notes)

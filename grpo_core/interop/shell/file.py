@@ -50,10 +50,11 @@ def read_script(path: Path, text: str, command: int | None, read_config: Callabl
     """
     variables = Variables()
     try:
-        starts = [start for start in find_starts(text, variables) if start.arguments.keys() & OF_A_TRAINING]
+        programs = list(find_starts(text, variables))
     except ConfigError as error:
         raise ConfigError(f"config {path}: cannot be read as a shell script: {error}") from error
-    start = _chosen(path, starts, command)
+    starts = [start for start in programs if start.arguments.keys() & OF_A_TRAINING]
+    start = _chosen(path, starts, command, programs)
     processes = _processes(path, start, read_config)
     beside, notes = _config_beside(path, start, processes, read_config)
     if variables.defaults_used:
@@ -72,12 +73,13 @@ def _processes(path: Path, start: Start, read_config: Callable[[Path], Mapping[s
     return found if isinstance(found, int) and found >= 1 else None
 
 
-def _chosen(path: Path, starts: list[Start], command: int | None) -> Start:
+def _chosen(path: Path, starts: list[Start], command: int | None, programs: list[Start]) -> Start:
     listed = "; ".join(f"{number}: {start}" for number, start in enumerate(starts, 1))
     if not starts:
+        others = f"; what it starts has none of them: {', '.join(map(str, programs[:5]))}" if programs else ""
         raise ConfigError(
             f"config {path}: starts no training that can be read (torchrun, accelerate launch, deepspeed, python or trl grpo "
-            "with arguments such as --num_generations); give the file with the settings"
+            f"with arguments such as --num_generations){others}; give the file with the settings"
         )
     if command is None and len(starts) > 1:
         raise ConfigError(f"config {path}: starts {len(starts)} trainings ({listed}); choose one with --command")

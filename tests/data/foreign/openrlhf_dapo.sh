@@ -1,0 +1,11 @@
+python3 -m openrlhf.cli.train_ppo_ray \
+   --ref_num_nodes 1 \
+   --actor_num_gpus_per_node 8 \
+   --init_kl_coef 1e-3 \
+   --advantage_estimator group_norm \
+   --pretrain OpenRLHF/Llama-3-8b-sft-mixture \
+   --micro_rollout_batch_size 16 \
+   --rollout_batch_size 128 \
+   --n_samples_per_prompt 8 \
+   --learning_rate 5e-7 \
+   --bf16

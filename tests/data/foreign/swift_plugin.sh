@@ -1,0 +1,11 @@
+NPROC_PER_NODE=2 swift rlhf \
+    --rlhf_type grpo \
+    --model Qwen/Qwen2.5-VL-3B-Instruct \
+    --external_plugins examples/train/grpo/plugin/plugin.py \
+    --reward_funcs external_r1v_acc format \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 8 \
+    --gradient_accumulation_steps 2 \
+    --learning_rate 1e-6 \
+    --num_generations 8 \
+    --beta 0.001
