@@ -184,6 +184,16 @@ def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
 
 
 def _check_sync(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
+    moved = sum(has_sync_rule(config) for config in configs)
+    refuse_first(
+        {
+            f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
+            "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
+            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0
+        }
+    )
+
+
 def _notes(sweep: SweepConfig, configs: Sequence[RunConfig]) -> list[str]:
     counts = Counter(text for config in configs for text in check_consistency(config))
     is_shared = sweep.runs.where == "local" and sweep.runs.concurrency > 1
