@@ -21,11 +21,11 @@ from tasks.credentials import environment_uri
 from tasks.tracking.store import (
     default_uri,
     make_client,
+    own_tracked,
     read_tracked,
     read_tracking_file,
     short_retries,
     tracking_errors,
-    tracking_uri,
 )
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -127,20 +127,17 @@ def tracked_figures(run_dir: RunDir) -> Tracked:
     """Return every figure that MLflow holds of a run, by step, with the time of its journal record.
 
     Raises:
-        TrackingError: the run was never tracked, or MLflow cannot be reached.
+        TrackingError: the run was never tracked, at an address that is not ours, or MLflow cannot be reached.
     """
-    known, config = read_tracked(run_dir), run_dir.read_config()
-    failures = []
-    for uri in dict.fromkeys((known.uri, tracking_uri(config, run_dir.path))):  # as in `reopen`: it may have moved
-        try:
-            with short_retries():
-                return _read(make_client(uri), known.run_id, config)
-        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-            failures.append(cause(error))
-    raise TrackingError(
-        f"run dir {run_dir.path}: MLflow run {known.run_id} cannot be read ({'; '.join(failures)}); start its server or set "
-        "MLFLOW_TRACKING_URI, or use `--repair cut`"
-    )
+    known = own_tracked(run_dir, read_tracked(run_dir))
+    try:
+        with short_retries():
+            return _read(make_client(known.uri, create=False), known.run_id, run_dir.read_config())
+    except Exception as error:  # mlflow raises unrelated types for each store
+        raise TrackingError(
+            f"run dir {run_dir.path}: MLflow run {known.run_id} cannot be read ({cause(error)}); start its server or set "
+            "MLFLOW_TRACKING_URI, or use `--repair cut`"
+        ) from error
 
 
 def _read(client: Any, run_id: str, config: RunConfig) -> Tracked:
