@@ -17,6 +17,7 @@ NAMES = (
     "s3_secret_key",
     "prefect_auth_string",
     "mlflow_password",
+    "mlflow_worker_password",
     "mlflow_session_key",
     "vllm_key",
 )

@@ -1,15 +1,80 @@
-"""Credentials of the tracking server: MLflow's own variables carry them, and what a run keeps of an address holds none."""
+"""The login of the tracking server: MLflow's own variables carry it, it goes to one address, and no run keeps any of it.
+
+That address is the one in MLFLOW_TRACKING_URI, unless its owner pairs the login with another one. `tasks/tracking/guards.py`
+keeps the login out of every request to elsewhere.
+"""
 
 import os
 from urllib.parse import unquote, urlsplit
 
 from grpo_core.errors import ConfigError, TrackingError
+from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"
-USER_VARIABLE, PASSWORD_VARIABLE = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+USER_VARIABLE, PASSWORD_VARIABLE, AUTH_VARIABLE = (
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_AUTH",
+)
 OWNER_VARIABLE = "GRPO_TRACKING_CREDENTIALS_OF"
-"""Set where the two above come from an address: the server to which they may be shown."""
+"""The server that the login is for, where it is not the one in MLFLOW_TRACKING_URI; empty = none."""
+ALLOWED_VARIABLE = "GRPO_ALLOWED_TRACKING"
+"""Addresses, separated by commas, that deployments may track at beside the one in MLFLOW_TRACKING_URI; set with the worker."""
+GUARD = "grpo-own-server"
+"""What `tasks/tracking/guards.py` is called in MLFLOW_TRACKING_AUTH."""
+UNGUARDED = (AUTH_VARIABLE, "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
+UNGUARDED_OF_DATABASES = ("PGPASSWORD",)
+"""Logins that cannot be kept out of a single request: with one of them another server is not spoken to at all."""
+PORTS = {"http": 80, "https": 443}
+
+
+def origin(uri: str | None) -> tuple[str, str, int | None] | None:
+    """Return whom an address leads to: scheme, host and port; None for a file of this machine and for what is no address.
+
+    >>> origin("HTTP://me@Host/mlflow") == origin("http://host:80") != origin("https://host")
+    True
+    >>> origin("sqlite:////tmp/mlflow.db"), origin("http://[::1")
+    (None, None)
+    """
+    try:
+        parts = urlsplit(uri or "")
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme in ("", "file", "sqlite") or not parts.hostname:
+        return None
+    return parts.scheme, parts.hostname, port or PORTS.get(parts.scheme)
+
+
+def is_same_address(one: str, other: str) -> bool:
+    """Return whether two addresses lead to the same server, or to the same store.
+
+    >>> is_same_address("HTTP://host:80/a", "http://host"), is_same_address("sqlite:////a/../b.db", "sqlite:////b.db")
+    (True, True)
+    """
+    files = [file and file.resolve() for file in map(sqlite_file, (one, other))]
+    return one == other or (files[0], origin(one)) == (files[1], origin(other)) != (None, None)
+
+
+def gets_login(uri: str) -> bool:
+    """Return whether the login of this environment is for a server."""
+    return origin(uri) is not None and origin(uri) == origin(os.environ.get(OWNER_VARIABLE, os.environ.get(VARIABLE)))
+
+
+def allowed_addresses() -> list[str]:
+    """Return the addresses that the owner of a worker allows beside its own."""
+    return [uri.strip() for uri in os.environ.get(ALLOWED_VARIABLE, "").split(",") if uri.strip()]
+
+
+def use_address(uri: str) -> None:
+    """Track at an address from here on, in this process and its children; the login stays that of the server that it is for."""
+    os.environ.update(address_variables(uri))
+
+
+def address_variables(uri: str) -> dict[str, str]:
+    """Return the variables of a process that tracks at an address, and has the login of this one."""
+    return {VARIABLE: uri, OWNER_VARIABLE: os.environ.get(OWNER_VARIABLE, kept_uri(os.environ.get(VARIABLE, "")))}
 
 
 def move_credentials() -> None:
@@ -38,7 +103,7 @@ def move_credentials() -> None:
     os.environ[VARIABLE] = kept_uri(uri)
     if user:
         os.environ[USER_VARIABLE], os.environ[PASSWORD_VARIABLE] = unquote(user), unquote(password)
-        os.environ[OWNER_VARIABLE] = urlsplit(uri).netloc.rpartition("@")[2]
+        os.environ[OWNER_VARIABLE] = os.environ[VARIABLE]
 
 
 def environment_uri() -> str | None:
@@ -52,12 +117,16 @@ def usable_uri(kept: str) -> str:
     """Return an address with which a connection can be made: that in MLFLOW_TRACKING_URI where a kept one stands for it.
 
     Raises:
-        TrackingError: its password is not in the environment.
+        TrackingError: its password is not in the environment, or a login would go with it that is for another server.
     """
-    owner = os.environ.get(OWNER_VARIABLE)
-    if owner is not None and kept.startswith("http") and urlsplit(kept).netloc != owner:
-        for name in (USER_VARIABLE, PASSWORD_VARIABLE, OWNER_VARIABLE):  # MLflow would show them to any server
-            os.environ.pop(name, None)
+    if (to := origin(kept)) is not None and not gets_login(kept):
+        names = UNGUARDED if to[0] in PORTS else UNGUARDED_OF_DATABASES
+        held = [name for name in names if os.environ.get(name) not in (None, "", "false", GUARD)]
+        if held:
+            raise TrackingError(
+                f"{kept}: is not the server that the login in {' and '.join(held)} is for, which is the one in {VARIABLE}; "
+                f"export {VARIABLE} with this address, or unset {' and '.join(held)}"
+            )
     if HIDDEN not in kept:
         return kept
     uri = os.environ.get(VARIABLE, "")

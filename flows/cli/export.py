@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from flows.stack.servers import TrackingUri, track_at
 from flows.terminal import AsJson, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
@@ -30,6 +31,7 @@ def export(
         str | None, typer.Option(help="Registered model in MLflow that the export becomes a version of.")
     ] = None,
     as_json: AsJson = False,
+    tracking_uri: TrackingUri = None,
 ) -> None:
     """Write a folder that transformers, PEFT, vLLM and TRL load, with a model card; the flow `grpo-export` does the same.
 
@@ -38,6 +40,7 @@ def export(
     if adapter and merged:
         raise ConfigError("--adapter and --merged: each is a form of the export; give one of them")
     refuse_credentials("RUN", run)
+    track_at(tracking_uri)
     with messages_to_stderr(as_json):
         with importing():
             from grpo_core.export.choice import ExportWish

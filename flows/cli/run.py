@@ -8,7 +8,7 @@ import typer
 
 from flows.cli.completion import Overrides, complete_config
 from flows.cli.folders import working_in, working_in_new
-from flows.stack.servers import runs_in_prefect, use_stack
+from flows.stack.servers import TrackingUri, runs_in_prefect, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
 from grpo_core.config.section import refuse_credentials
@@ -48,13 +48,18 @@ def train(
         Repair | None,
         typer.Option(help="With --resume: cut a damaged journal back to a checkpoint."),
     ] = None,
+    *,
+    tracking_uri: TrackingUri = None,
 ) -> None:
     """Prepare, evaluate, train, monitor, evaluate again and report: the flow `grpo`."""
     if resume is not None:
+        track_at(tracking_uri)
         # Without a CONFIG the first override stands in its place.
         _resume(resume, repair, run_dir, [value for value in (config, *(overrides or [])) if value is not None])
     elif repair is not None:
         raise ConfigError(f"--repair {repair}: repairs a run that is resumed; give --resume RUN_DIR, too")
+    elif tracking_uri is not None:
+        raise ConfigError(f"--tracking-uri {tracking_uri}: is for a run that is resumed; a new one has the key tracking.uri")
     elif config is None:
         raise ConfigError("give a CONFIG (a preset such as `quickstart`, or a YAML file), or --resume RUN_DIR")
     else:
@@ -166,10 +171,13 @@ def _show(summary: "RunSummary") -> None:
         raise typer.Exit(4)
 
 
-def track(run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")]) -> None:
+def track(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")], tracking_uri: TrackingUri = None
+) -> None:
     """Ship to MLflow what an outage or a cancellation left behind; each figure once, however often this is done."""
     from tasks.tracking.later import track_later
 
+    track_at(tracking_uri)
     tracked, status, problems = track_later(run_dir)
     echo(f"{tracked.name}: {status}")
     echo_places(tracked.places)

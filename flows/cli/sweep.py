@@ -7,7 +7,7 @@ import typer
 
 from flows.cli.completion import Overrides, complete_sweep
 from flows.cli.folders import working_in, working_in_new
-from flows.stack.servers import use_stack
+from flows.stack.servers import TrackingUri, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, messages_to_stderr
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
@@ -36,12 +36,16 @@ def sweep(
     resume: Annotated[Path | None, typer.Option(help="Resume the sweep in this folder. No FILE is given then.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="With --resume: run failed runs once more.")] = False,
     dry_run: Annotated[bool, typer.Option("--check", help="Check the sweep and print its arms; run nothing.")] = False,
+    tracking_uri: TrackingUri = None,
 ) -> None:
     """Run every arm of a sweep once per seed and report which differ: the flow `grpo-sweep`."""
     values = parse_overrides(overrides or [])
     if resume is None and retry_failed:
         raise ConfigError("--retry-failed: has no effect without --resume SWEEP_DIR")
+    if resume is None and tracking_uri is not None:
+        raise ConfigError(f"--tracking-uri {tracking_uri}: is for a sweep that is resumed; its runs have the key tracking.uri")
     if resume is not None:
+        track_at(tracking_uri)
         _resume(resume, retry_failed, [value for value in (file, sweep_dir, *(overrides or [])) if value is not None])
         return
     if file is None:
@@ -89,9 +93,12 @@ def _show_sweep(summary: "SweepSummary") -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a sweep or of a run, finished or not.")], as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(help="Folder of a sweep or of a run, finished or not.")],
+    as_json: AsJson = False,
+    tracking_uri: TrackingUri = None,
 ) -> None:
     """Draw the figures and write the report of a sweep or a run from its journals, and upload them to MLflow."""
+    track_at(tracking_uri)
     is_run = RunDir(folder).config_file.is_file()
     with messages_to_stderr(as_json):
         with importing():

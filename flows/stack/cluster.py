@@ -28,7 +28,8 @@ PREFECT_PORT_VARIABLE, MLFLOW_PORT_VARIABLE = "GRPO_PREFECT_PORT", "GRPO_MLFLOW_
 WORKER_VARIABLE = "GRPO_WORKER"
 PREFECT, MLFLOW = "prefect-server:4200", "mlflow-server:5000"
 POSTGRES, REDIS, OBJECTS = "postgres:5432", "redis:6379", "s3:7070"
-USER = "grpo"
+USER, WORKER_USER = "grpo", "worker"
+"""MLflow's administrator, who is a person, and the user as whom workers log in."""
 AUTH_FILE = Path("/tmp/mlflow-auth.ini")  # of a container, whose only user is ours
 PAGES = "/tmp/prefect-pages"  # likewise; Prefect writes them anew at each start
 SHORTEST = 16
@@ -45,6 +46,7 @@ FILES = (
     "s3_secret_key",
     "prefect_auth_string",
     "mlflow_password",
+    "mlflow_worker_password",
     "mlflow_session_key",
     "vllm_key",
 )
@@ -124,8 +126,10 @@ def run_prefect_services() -> None:
 
 def run_mlflow_server() -> None:
     """The tracking server: it asks for a user, keeps runs in PostgreSQL and artifacts in an S3 store that only it can reach."""
+    from tasks.tracking.schema import ensure_user
+
     auth = {
-        "default_permission": "READ",
+        "default_permission": "NO_PERMISSIONS",  # each user writes into what he has made, and reads nobody else's
         "database_uri": _database("postgresql+psycopg", "mlflow", "mlflow_auth"),
         "admin_username": USER,
         # A login is checked anew after so many seconds; without it each request costs a slow hash.
@@ -141,6 +145,7 @@ def run_mlflow_server() -> None:
         **store_variables(),
     }
     ensure_bucket(store_variables())
+    ensure_user(auth["database_uri"], WORKER_USER, secret_of("mlflow_worker_password"))
     ours = loopback_hosts(_port(MLFLOW_PORT_VARIABLE, 5000)).split(",")
     options = {"--app-name": "basic-auth", "--artifacts-destination": f"s3://{BUCKET}"}
     _become(commands.mlflow_server("0.0.0.0", 5000, [MLFLOW, *ours], ours, options), variables)
@@ -221,7 +226,7 @@ def _run_worker(queue: str, limit: int | None) -> None:
 
 def worker_variables() -> dict[str, str]:
     """Return what reaches both servers."""
-    login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": secret_of("mlflow_password")}
+    login = {"MLFLOW_TRACKING_USERNAME": WORKER_USER, "MLFLOW_TRACKING_PASSWORD": secret_of("mlflow_worker_password")}
     return _client() | login | {"GRPO_VLLM_KEY": secret_of("vllm_key")}
 
 

@@ -4,18 +4,25 @@ While a stack is up, Prefect's own settings file in its project's folder, `prefe
 secret goes to the stack's Prefect alone: Prefect itself would send it to whatever server PREFECT_API_URL names.
 """
 
+import contextlib
 import json
 import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from flows.stack.processes import past_proxies
 from flows.stack.state import Stack, read_secret, read_stack
 from flows.terminal import echo
+from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import StackError
 from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import write_private
+from tasks.credentials import VARIABLE as TRACKING_VARIABLE
+from tasks.credentials import use_address
 from tasks.process.context import prefect_is_embedded
 
 SETTINGS = Path("prefect.toml")
@@ -34,7 +41,7 @@ def use_stack() -> None:
     if chosen is not None and not is_for(chosen):
         os.environ.setdefault("PREFECT_API_AUTH_STRING", "")
     folder = folder_here()
-    stack = None if {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= os.environ.keys() else read_stack(folder)
+    stack = None if {"PREFECT_API_URL", TRACKING_VARIABLE} <= os.environ.keys() else read_stack(folder)
     if stack is None:
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
         with importing():
@@ -48,8 +55,35 @@ def use_stack() -> None:
         os.environ.update(
             past_proxies(os.environ), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=read_secret(folder) or ""
         )
-    os.environ.setdefault("MLFLOW_TRACKING_URI", stack.mlflow_address)
+    if TRACKING_VARIABLE not in os.environ:
+        use_address(stack.mlflow_address)
     echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
+
+
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        help="Tracking server or store, where the folder names one that is neither MLFLOW_TRACKING_URI's, nor the stack's, nor "
+        "beside it. It gets no login that was for another.",
+    ),
+]
+
+
+def track_at(confirmed: str | None) -> None:
+    """Track where the user says; else at MLFLOW_TRACKING_URI; else, where a stack is up here, at its MLflow.
+
+    Raises:
+        ConfigError: the address holds a password.
+    """
+    refuse_credentials("--tracking-uri", confirmed)
+    if confirmed is not None:
+        use_address(confirmed)
+    elif TRACKING_VARIABLE not in os.environ:
+        with contextlib.suppress(StackError):  # another user's
+            stack = read_stack(folder_here())
+            if stack is not None and stack.alive("mlflow"):
+                use_address(stack.mlflow_address)
 
 
 def runs_in_prefect() -> str:

@@ -17,6 +17,7 @@ from grpo_core.generation.vllm.records import KEEP_VARIABLE, keeper_in
 from grpo_core.generation.vllm.server import PYTHON_VARIABLE
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE
+from tasks.credentials import address_variables
 from tasks.process.context import WORKER_VARIABLE
 from tasks.rails import ALLOWED_VARIABLE
 
@@ -42,6 +43,7 @@ def stack_environment(stack: Stack) -> dict[str, str]:
         MARK: mark(stack),
         **STACK_VARIABLES,
         **client_variables(stack.api, read_secret(stack.folder) or "", stack.mlflow_address),
+        **address_variables(stack.mlflow_address),
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_UI_URL": stack.prefect_address,
         # A lease in memory dies with the server, and whatever holds it.

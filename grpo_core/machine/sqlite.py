@@ -9,7 +9,7 @@ QUOTED = re.compile(r"[\"'](\w+)[\"']")
 
 def sqlite_file(uri: str) -> Path | None:
     """Return the file of a `sqlite:` address, None for any other address and for a database in memory."""
-    if not uri.startswith("sqlite"):
+    if not uri.lower().startswith("sqlite"):
         return None
     from sqlalchemy.engine import make_url
 

@@ -1,6 +1,7 @@
 """The rules of a run, applied by whoever follows its journal: each breach is written down once, and its `stop` asked for."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,20 @@ def rules_of(run_dir: RunDir) -> RuleBook:
     if any(rule.kind == "custom" for rule in rules):
         import_as_at_start(run_dir)
     return RuleBook(rules)
+
+
+def alerts_of(run_dir: RunDir, records: Sequence[Record]) -> list[Alert]:
+    """Return the alerts of a run's records, those of custom rules as they were written down: no code of the run is run."""
+    rules = run_dir.read_config().monitor.rules
+    book = RuleBook([rule for rule in rules if rule.function is None])
+    found = [alert for record in records for alert in book.check(record)]
+    told = monitor_alerts(run_dir)
+    return found + [
+        Alert(rule=rule, step=alert.step, value=math.nan, text=alert.text)
+        for rule in rules
+        for alert in told
+        if rule.function is not None and alert.text.startswith(f"step {alert.step}: {rule.function}")
+    ]
 
 
 class Judge:

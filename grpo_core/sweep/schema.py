@@ -10,6 +10,8 @@ from grpo_core.metrics import LAST_STEPS
 
 MOST_TRIALS = 10_000
 """Arms that a search tries."""
+STUDY_VARIABLE = "GRPO_STUDY_URL"
+"""The address of the studies' database, where a sweep names none."""
 
 
 class Range(Section):

@@ -27,9 +27,8 @@ from grpo_core.redaction import kept_uri, redact_uri
 from grpo_core.sweep.arms import Arm, grid
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import TPE_STARTUP
-from grpo_core.sweep.schema import Range, SweepConfig
+from grpo_core.sweep.schema import STUDY_VARIABLE, Range, SweepConfig
 
-STUDY_VARIABLE = "GRPO_STUDY_URL"
 LOCK_SECONDS = 60
 """How long a write waits for an SQLite file that somebody reads."""
 CREATION_SECONDS = 300.0

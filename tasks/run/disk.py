@@ -19,7 +19,8 @@ from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import Plan
 from tasks.run.progress import say
-from tasks.tracking.store import TrackedRun, artifact_folder, is_local
+from tasks.tracking.guards import is_local
+from tasks.tracking.store import TrackedRun, artifact_folder
 
 
 def check_disk(run_path: Path, tracked: TrackedRun, model: Path) -> None:

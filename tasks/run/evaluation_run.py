@@ -51,7 +51,9 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         refuse_code([resolved])
         prompts = choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
-        named = {"tracking.run_name": f"{subject.name} on {name}", **NOT_OF_A_SWEEP, **overrides, **given_override()}
+        kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
+        named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP}
+        named |= {**overrides, **given_override()}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))
         changes = changes_between(base, resolved)

@@ -69,6 +69,7 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
     named = {
         "tracking.experiment": f"{base.tracking.experiment}-reproduce",
         "tracking.run_name": f"again: {run_name(base, origin)}",
+        "tracking.uri": None,  # the original's need not be ours
         **NOT_OF_A_SWEEP,
     }
     config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides, **given_override()}))

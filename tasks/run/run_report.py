@@ -17,7 +17,7 @@ from grpo_core.run.resuming import is_evaluation, path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
 from tasks.run.markdown import markdown_report, table, whereabouts
 from tasks.tracking.later import track_report
-from tasks.tracking.store import TrackedRun, read_tracked
+from tasks.tracking.store import TrackedRun, own_tracked, read_tracked
 
 if TYPE_CHECKING:
     import pandas
@@ -107,7 +107,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
     Raises:
         JournalError: the folder holds no training that has begun, or its journal is damaged.
         ConfigError: its configuration was edited since it began.
-        TrackingError: it was never tracked; `Run(...).plot()` draws its figures.
+        TrackingError: it was never tracked, or at an address that is not ours; `Run(...).plot()` draws its figures.
         FolderError: the folder is not ours.
     """
     run_dir = RunDir(run_path)
@@ -116,7 +116,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
         raise JournalError(
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )
-    tracked = read_tracked(run_dir)
+    tracked = own_tracked(run_dir, read_tracked(run_dir))
     report = compose(run_dir, tracked, figures=draw(run_dir))
     # An unfinished run gets figures alone: its flow is complete once the report is there.
     page = report.write(run_dir) if (run_dir.report / REPORT_FILE).exists() else run_dir.report

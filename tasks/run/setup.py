@@ -24,6 +24,7 @@ from tasks.process.context import is_deployed
 from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
+from tasks.tracking.store import refuse_foreign
 
 NOT_OF_A_SWEEP: dict[str, Any] = {"tracking.parent": None, "tracking.labels": {}}
 """What a run that is made of another one does not take over: it is not one of the sweep's."""
@@ -67,11 +68,13 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
         ConfigError: config.json was edited since the run began, or a size is larger than the run's.
+        TrackingError: the run is tracked at an address that is not ours.
         FolderError: a deployed flow may not write there.
     """
     check_root(run_path, "run_dir")
     run_dir = RunDir(run_path)
-    run_dir.read_config()
+    if (uri := run_dir.read_config().tracking.uri) is not None:
+        refuse_foreign(run_dir, "config.json", uri)
     refuse_evaluation(run_dir)
     if repair is not None:
         repair_run(run_path)

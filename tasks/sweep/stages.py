@@ -28,6 +28,7 @@ from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
 from tasks.away import ProgressArtifact, prefect_may_be_away
+from tasks.credentials import address_variables, usable_uri
 from tasks.folders import check_root, claim, folder_of_this_flow_run
 from tasks.process.cancellation import CancelWatch, was_interrupted
 from tasks.process.context import deployed_flow_run, is_deployed
@@ -38,7 +39,7 @@ from tasks.run.progress import say
 from tasks.run.reporting import REPORT_RETRIES
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
-from tasks.tracking.store import TrackedRun
+from tasks.tracking.store import TrackedRun, refuse_foreign
 from tasks.tracking.sweep import drop_strays, log_results, read_parent
 
 if TYPE_CHECKING:
@@ -90,11 +91,15 @@ def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
     Raises:
         SweepError: it is none.
         ConfigError: an arm runs code that a deployment may not run.
+        TrackingError: it is resumed, and tracked at an address that is not ours.
         FolderError: another flow works on it, or a deployed flow may not write there.
     """
     check_root(sweep_path, "sweep_dir")
     stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
     refuse_code_of_sweep(stored.plan)
+    uri = stored.plan.configs[0].tracking.uri
+    if uri is not None and stored.dir.sessions_file.exists():  # it is resumed
+        refuse_foreign(stored.dir, "sweep.json", uri)
     with holding(stored.dir), stored.dir.session():
         yield stored
 
@@ -115,7 +120,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
     reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
-    with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored) as launcher:
+    with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored, tracked) as launcher:
         try:
             campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
             while campaign.proceed():
@@ -131,7 +136,7 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
 
 
 @contextlib.contextmanager
-def _launcher(stored: StoredSweep) -> Iterator[Launcher]:
+def _launcher(stored: StoredSweep, tracked: TrackedRun) -> Iterator[Launcher]:
     """Yield what starts the runs; those of this machine hand on their vLLM servers, which end with this flow."""
     runs = stored.plan.sweep.runs
     if runs.where == "deployment":
@@ -140,8 +145,9 @@ def _launcher(stored: StoredSweep) -> Iterator[Launcher]:
     with contextlib.ExitStack() as stack:
         have_servers = any(map(starts_server, stored.plan.configs))
         servers = stack.enter_context(keeping_servers(stored.dir.vllm)) if have_servers else {}
-        # Checked before the sweep began.
-        variables = {**servers, CHECKED_VARIABLE: "1", FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
+        # Checked before the sweep began; and a run that is resumed goes on where the sweep is tracked.
+        checked = {CHECKED_VARIABLE: "1", **address_variables(usable_uri(tracked.uri))}
+        variables = {**servers, **checked, FOLDERS_VARIABLE: os.pathsep.join(stored.import_from)}
         yield LocalLauncher(runs.concurrency, variables)
 
 

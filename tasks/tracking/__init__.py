@@ -26,13 +26,22 @@ from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
-from grpo_core.run.judge import rules_of
+from grpo_core.run.judge import alerts_of
 from tasks.credentials import usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen
 from tasks.tracking.prefect_link import link_mlflow
 from tasks.tracking.shipper import DELETED, END_SECONDS, Shipper
-from tasks.tracking.store import TrackedRun, log_folder, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.store import (
+    TrackedRun,
+    log_folder,
+    make_client,
+    own_tracked,
+    read_tracked,
+    short_retries,
+    tracking_errors,
+    tracking_uri,
+)
 from tasks.tracking.sync_table import NAME as SYNC_TABLE
 from tasks.tracking.sync_table import log_whole_table
 
@@ -57,7 +66,10 @@ INTERRUPTED_SECONDS = 3.0
 LOCKED_SECONDS = 60.0
 """How long a run tries to be opened in a SQLite store in which many others write."""
 INPUT_TRIES = 3
-OPENING_REMEDY = "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
+OPENING_REMEDY = (
+    "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file; a login goes to the "
+    "server of MLFLOW_TRACKING_URI alone"
+)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -87,9 +99,9 @@ def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
     """Return the MLflow run of a folder, running: the one that it has, at its own address or at `uri`, or a new one there.
 
     Raises:
-        TrackingError: the store or server cannot be used.
+        TrackingError: the store or server cannot be used, or the folder names an address that is not ours.
     """
-    known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
+    known = own_tracked(run_dir, read_tracked(run_dir)) if run_dir.tracking_file.exists() else None
     # A server may come up again at another address, with the same runs.
     addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
     kind = "store" if all(sqlite_file(address) for address in addresses) else "server"
@@ -149,7 +161,6 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         client, shipper = make_client(tracked.uri), Shipper(tracked)
     except GrpoError as error:  # the local store was damaged meanwhile, which does not make a training fail
         return (f"nothing of the run's end is in MLflow: {error}",)
-    rules = rules_of(run_dir)
     records: list[Record] = []
     try:
         records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
@@ -157,8 +168,8 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
         problems.append(str(error))
     for record in records:
         shipper.add(record)
-        for alert in rules.check(record):
-            shipper.add_alert(alert)
+    for alert in alerts_of(run_dir, records):
+        shipper.add_alert(alert)
     unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
     if shipper.is_deleted:
         return (*problems, f"{DELETED}; everything is in {run_path}, and `grpo track {run_path}` logs it to a new MLflow run")

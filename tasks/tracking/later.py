@@ -11,7 +11,7 @@ from grpo_core.run.journal import Record, last_event
 from grpo_core.run.resuming import path_argument
 from tasks.tracking import Status, find_or_open, noting, track_inputs, track_results
 from tasks.tracking.opening import refuse_copy
-from tasks.tracking.store import TrackedRun, log_folder, make_client, read_tracked
+from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, read_tracked
 
 
 def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
@@ -20,7 +20,7 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     Raises:
         JournalError: the folder holds no run that has started, or its journal is damaged.
         ConfigError: its configuration was edited since it began.
-        TrackingError: the run was never tracked, or is under way: its own monitor ships it.
+        TrackingError: the run was never tracked, or at an address that is not ours, or is under way: its own monitor ships it.
     """
     run_dir = RunDir(run_path)
     if not run_dir.journal_file.exists():
@@ -28,7 +28,7 @@ def track_later(run_path: Path) -> tuple[TrackedRun, Status, tuple[str, ...]]:
     records = check_run(run_dir).history
     if writer := lock_holder(run_dir.journal_file) or lock_holder(run_dir.lock_file):
         raise TrackingError(f"run dir {run_path}: {writer} works on this run; its own monitor ships it")
-    known = read_tracked(run_dir)
+    known = own_tracked(run_dir, read_tracked(run_dir))
     tracked = find_or_open(run_dir, known.uri)
     if tracked.run_id != known.run_id and run_dir.provenance_file.exists():  # a run that was killed early has none
         track_inputs.fn(run_path, tracked)

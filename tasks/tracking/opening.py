@@ -11,6 +11,7 @@ from grpo_core.config import Origin, RunConfig, run_name
 from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
@@ -144,13 +145,14 @@ def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> Trac
 
 
 def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
-    """Return the id of an experiment, made where there is none; artifacts of a local store lie beside the run dirs."""
+    """Return the id of an experiment, made where there is none; artifacts of a SQLite store lie beside its file."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    location = (run_path.resolve().parent / "mlartifacts").as_uri() if uri.startswith("sqlite") else None
+    beside = sqlite_file(uri) or run_path
+    location = (beside.resolve().parent / "mlartifacts").as_uri() if uri.lower().startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
     try:

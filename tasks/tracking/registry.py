@@ -10,7 +10,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions
 from grpo_core.run.resuming import path_argument
 from tasks.tracking.opening import find_owner
-from tasks.tracking.store import TrackedRun, make_client, read_tracked, short_retries, tracking_errors, tracking_uri
+from tasks.tracking.store import TrackedRun, make_client, own_tracked, read_tracked, short_retries, tracking_errors
 
 MODEL_FOLDER, MODEL_FILE = "model", "MLmodel"
 FILES_FLAVOUR = "grpo_export"
@@ -79,25 +79,21 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
     """Return the MLflow run of a run, at the address where it is now.
 
     Raises:
-        TrackingError: it was never tracked, was deleted, or MLflow does not answer or does not hold it.
+        TrackingError: it was never tracked, was deleted, or MLflow does not answer or does not hold it; or it is tracked at an
+            address that is not ours.
     """
-    known, failures = read_tracked(run_dir), []
-    for uri in dict.fromkeys((known.uri, tracking_uri(run_dir.read_config(), run_dir.path))):
-        try:
-            with short_retries():
-                run = make_client(uri, create=False).get_run(known.run_id)
-        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-            failures.append(cause(error, most=120))
-            continue
-        if run.info.lifecycle_stage == "deleted":
-            failures.append("it was deleted")
-            continue
-        if owner := find_owner(run, run_dir, known):
-            failures.append(f"it belongs to {owner}")
-            continue
-        return replace(known, uri=uri)
+    known = own_tracked(run_dir, read_tracked(run_dir))
+    try:
+        with short_retries():
+            run = make_client(known.uri, create=False).get_run(known.run_id)
+        owner = find_owner(run, run_dir, known)
+        failure = "it was deleted" if run.info.lifecycle_stage == "deleted" else owner and f"it belongs to {owner}"
+    except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
+        failure = cause(error, most=120)
+    if failure is None:
+        return known
     raise TrackingError(
-        f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({'; '.join(failures)}); nothing was exported. "
+        f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({failure}); nothing was exported. "
         "Start its server, set MLFLOW_TRACKING_URI to where it is, or leave out --register; where its store was replaced, "
         f"`grpo track {path_argument(run_dir.path)}` logs it to the new one"
     )

@@ -1,4 +1,4 @@
-"""The schema of a tracking server's databases, brought up to date by hand: the server refuses an older one."""
+"""A tracking server's databases: their schema, brought up to date by hand, since the server refuses an older one; its users."""
 
 
 def upgrade_schema(store: str, users: str) -> None:
@@ -20,3 +20,21 @@ def upgrade_schema(store: str, users: str) -> None:
         from mlflow.server.auth.db.utils import migrate
 
         migrate(of_users, "head")
+
+
+def ensure_user(users: str, name: str, password: str) -> None:
+    """Let somebody log in who may track: make experiments and models and write into his own, and nothing in anybody else's.
+
+    Args:
+        users: address of the database of users and permissions; an empty one gets its tables.
+        name: of the user, who is no administrator.
+        password: the only one with which he is let in from here on.
+    """
+    from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
+
+    store = SqlAlchemyStore()
+    store.init_db(users)
+    if not store.has_user(name):
+        store.create_user(name, password)
+    else:
+        store.update_user(name, password=password, is_admin=False)

@@ -3,6 +3,7 @@
 Explicit run ids and `MlflowClient` throughout: the fluent API has one active run a process and ends failed runs as FINISHED.
 """
 
+import contextlib
 import os
 import shlex
 import threading
@@ -24,9 +25,11 @@ from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import HIDDEN, kept_uri, redact_uri
+from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
-from tasks.credentials import VARIABLE, environment_uri, usable_uri
+from tasks.credentials import VARIABLE, allowed_addresses, environment_uri, is_same_address, usable_uri
 from tasks.links import LOCAL_UI, mlflow_charts_page, mlflow_run_page, ui_address
+from tasks.tracking.guards import install_guards, is_local
 from tasks.tracking.local_store import close_connections, ensure_store, refuse_incomplete
 
 
@@ -73,7 +76,7 @@ class TrackedRun:
 
 
 def read_tracked(run_dir: RunDir) -> TrackedRun:
-    """Return where a run is tracked, from its tracking.json.
+    """Return where a run says that it is tracked, in its tracking.json; `own_tracked` says whether it may be spoken to.
 
     Raises:
         TrackingError: it was never tracked, or the file was changed into something else.
@@ -84,6 +87,54 @@ def read_tracked(run_dir: RunDir) -> TrackedRun:
         raise TrackingError(
             f"run dir {run_dir.path}: has no readable tracking.json, so it has no run in MLflow ({cause(error)})"
         ) from error
+
+
+def own_tracked(flow_dir: FlowDir, known: TrackedRun) -> TrackedRun:
+    """Return where a folder's run is to be looked for: where its tracking.json says, if that is an address of ours.
+
+    A run that is found at one of ours has moved there.
+
+    Raises:
+        TrackingError: it names another one.
+    """
+    if not is_own(flow_dir, known.uri):
+        for uri in _own_addresses(flow_dir):
+            with contextlib.suppress(Exception), short_retries():  # mlflow raises unrelated types for each store
+                make_client(uri, create=False).get_run(known.run_id)
+                return replace(known, uri=uri)
+        refuse_foreign(flow_dir, "tracking.json", known.uri)
+    return known
+
+
+def refuse_foreign(flow_dir: FlowDir, file: str, uri: str) -> None:
+    """Refuse a folder of which a file names an address that is not ours.
+
+    Ours are the one in MLFLOW_TRACKING_URI, those that its owner allows deployments, and the store beside the folder, or beside
+    its sweep. A folder may come from somebody else, so any other is neither spoken to nor made until it is confirmed.
+
+    Raises:
+        TrackingError: names the address and how it is confirmed.
+    """
+    if not is_own(flow_dir, uri):
+        given = f"`--tracking-uri {shlex.quote(uri)}`" if HIDDEN not in uri else f"{VARIABLE} with the whole address"
+        raise TrackingError(
+            f"{flow_dir.what} {flow_dir.path}: its {file} names {uri}, which is neither the address in {VARIABLE} "
+            f"({environment_uri() or 'not set'}) nor the store beside the folder; nothing was sent there. If you trust it, "
+            f"{given} confirms it; a login goes to the server of {VARIABLE} alone"
+        )
+
+
+def is_own(flow_dir: FlowDir, uri: str) -> bool:
+    """Return whether an address is one of ours."""
+    return any(is_same_address(uri, own) for own in _own_addresses(flow_dir))
+
+
+def _own_addresses(flow_dir: FlowDir) -> list[str]:
+    folder = flow_dir.path.resolve().parent
+    beside = [default_uri(folder)]
+    if (folder.parent / "sweep.json").exists():
+        beside.append(default_uri(folder.parent.parent))
+    return [*filter(None, [environment_uri()]), *allowed_addresses(), *beside]
 
 
 def read_tracking_file(path: Path) -> TrackedRun:
@@ -140,6 +191,8 @@ def _import_mlflow(store: str = "") -> None:
     """Import MLflow, and the module of it that `store` names, once."""
     with importing():
         import_module(f"mlflow{store}")
+    if not store:
+        install_guards()
 
 
 _checked: dict[Path, tuple[int, int]] = {}
@@ -226,12 +279,3 @@ def artifact_folder(tracked: TrackedRun) -> Path | None:
         return None
     parts = urlparse(str(address))
     return Path(unquote(parts.path)).parents[1] if parts.scheme in ("", "file") else None  # ROOT/<run id>/artifacts
-
-
-def is_local(uri: str) -> bool:
-    """Return whether a tracking store is a file or folder of this machine, and no server or database of another.
-
-    >>> is_local("sqlite:////tmp/mlflow.db"), is_local("http://127.0.0.1:5000"), is_local("postgresql://host/mlflow")
-    (True, False, False)
-    """
-    return urlparse(uri).scheme in ("", "file", "sqlite")

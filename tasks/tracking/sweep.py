@@ -25,6 +25,7 @@ from tasks.tracking.store import (
     TrackedRun,
     log_folder,
     make_client,
+    own_tracked,
     read_tracking_file,
     short_retries,
     tracking_errors,
@@ -60,12 +61,12 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
 
 def _open_parent(stored: StoredSweep) -> TrackedRun:
     config = stored.plan.configs[0]
-    uri = tracking_uri(config, stored.dir.path)
+    known = read_parent(stored.dir)
+    uri = known.uri if known is not None else tracking_uri(config, stored.dir.path)
     settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
     params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
     with tracking_errors(f"tracking.uri {uri}: the sweep cannot be tracked", OPENING_REMEDY):
         client = make_client(uri)
-        known = read_parent(stored.dir)
         if known is not None and (run := _find_parent(client, known)):
             refuse_copy(run, stored.dir, known, "resume that one: a copied sweep gets no run of its own")
             view = ensure_view(client, known.experiment_id, _view(stored))
@@ -100,8 +101,13 @@ def _find_parent(client: Any, known: TrackedRun) -> Any:
 
 
 def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
-    """Return where a sweep is tracked; None where it never was."""
-    return read_tracking_file(sweep_dir.tracking_file) if sweep_dir.tracking_file.exists() else None
+    """Return where a sweep is tracked; None where it never was.
+
+    Raises:
+        TrackingError: at an address that is not ours.
+    """
+    file = sweep_dir.tracking_file
+    return own_tracked(sweep_dir, read_tracking_file(file)) if file.exists() else None
 
 
 def _tags(stored: StoredSweep) -> dict[str, str]:

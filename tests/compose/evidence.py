@@ -39,6 +39,7 @@ def problems(stack: ComposeStack, run_dir: RunDir, count: int) -> list[str]:
         uri=stack.mlflow_address, experiment_id=facts["experiment_id"], run_id=facts["run_id"], name=facts["name"]
     )
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", stack.mlflow_address)
         patch.setenv("MLFLOW_TRACKING_USERNAME", "grpo")
         patch.setenv("MLFLOW_TRACKING_PASSWORD", stack.secret("mlflow_password"))
         lines = history_differences(tracked, run_dir.journal_file)

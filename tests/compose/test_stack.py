@@ -78,6 +78,32 @@ def test_a_run_is_complete_and_knows_its_commit(stack: ComposeStack) -> None:
     assert any(run_id in str(path) for path in (volume(stack, "objects") / "mlflow").rglob("*"))
 
 
+def test_a_run_that_is_to_be_tracked_elsewhere_is_refused(stack: ComposeStack) -> None:
+    for uri in ("http://s3:7070", "HTTP://prefect-server:4200", "sqlite:////cache/x.db"):
+        run = stack.finished(stack.start_run("grpo/train", config="sums_tiny_cpu", overrides={"tracking.uri": uri}))
+        assert run["state_name"] == "Failed", uri
+        assert "tracking.uri" in run["state"]["message"], uri
+
+
+def test_a_worker_is_not_the_administrator_of_mlflow(stack: ComposeStack) -> None:
+    held = stack.run_in("worker", "sh", "-c", "ls /run/secrets; cat /run/secrets/*")
+    assert "mlflow_worker_password" in held
+    assert stack.secret("mlflow_password") not in held
+    worker = ("worker", stack.secret("mlflow_worker_password"))
+    address = f"{stack.mlflow_address}/api/2.0/mlflow"
+    asked = {
+        "/users/create": {"username": "eve", "password": "another-long-password"},
+        "/users/update-admin": {"username": "worker", "is_admin": True},
+        "/users/update-password": {"username": "grpo", "password": "another-long-password"},
+    }
+    for path, body in asked.items():
+        method = "POST" if path.endswith("create") else "PATCH"
+        answer = httpx.request(method, address + path, json=body, auth=worker, timeout=30, trust_env=False)
+        assert answer.status_code == 403, (path, answer.text)
+    found = httpx.post(f"{address}/experiments/search", json={"max_results": 9}, auth=worker, timeout=30, trust_env=False)
+    assert found.status_code == 200
+
+
 def test_a_sweep_of_4_runs_through_its_deployment(stack: ComposeStack) -> None:
     sweep = start_sweep(stack, "four", {"loss.beta": [0.01, 0.1, 0.5, 1.0]}, where="deployment", steps=3, seeds=[0])
     run = stack.finished(sweep, 900)

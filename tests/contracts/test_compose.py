@@ -51,6 +51,7 @@ def started(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     found: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(cluster.os, "execve", lambda _path, command, variables: found.append((command, variables)))
     monkeypatch.setattr(cluster, "ensure_bucket", lambda _variables: None)
+    monkeypatch.setattr("tasks.tracking.schema.ensure_user", lambda *_login: None)
     monkeypatch.setattr(cluster, "AUTH_FILE", secrets / "auth.ini")
     monkeypatch.setenv(cluster.WORKER_VARIABLE, "worker@here")
     monkeypatch.setattr("flows.stack.prefect_setup.await_server", lambda _client, _report: None)
@@ -386,3 +387,20 @@ def test_runs_may_use_the_server_of_the_profile(described: dict[str, Any], monke
     monkeypatch.setenv("GRPO_VLLM_URL", url)
     values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
     assert load_config("sums_tiny_cpu", values).rollout.vllm.url == url
+
+
+def test_workers_log_in_to_mlflow_as_somebody_else_than_its_administrator(
+    compose: dict[str, Any], started: Any, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str, str]] = []
+    monkeypatch.setattr("tasks.tracking.schema.ensure_user", lambda *login: made.append(login))
+    _, server = started("mlflow-server")
+    ((database, name, password),) = made
+    assert "mlflow_auth" in database
+    assert f"admin_username = {cluster.USER}\n" in (secrets / "auth.ini").read_text()
+    for role in ("worker", "sweep-worker"):
+        _, variables = started(role)
+        assert (variables["MLFLOW_TRACKING_USERNAME"], variables["MLFLOW_TRACKING_PASSWORD"]) == (name, password)
+        assert server["MLFLOW_AUTH_ADMIN_PASSWORD"] not in variables.values()
+    for service in ("worker", "sweep-worker", "gpu-worker"):
+        assert "mlflow_password" not in compose["services"][service]["secrets"]

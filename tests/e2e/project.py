@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from copy import copy
 from pathlib import Path
@@ -41,6 +42,7 @@ class Project:
             "PYTHONPATH": str(ROOT),
             "PREFECT_HOME": home,
             "COLUMNS": "400",
+            "GRPO_ALLOWED_SOURCES": tempfile.gettempdir(),  # where the tests' models are
             **self._variables,
         }
         command = [sys.executable, "-m", module, *arguments]

@@ -105,6 +105,10 @@ REFUSED = {
     "an interpreter": {"training.python": "/tmp/python"},
     "remote code": {"model.trust_remote_code": True},
     "a module that is not allowed": {"rewards": [{"fn": "foreign:score"}]},
+    "another tracking server": {"tracking.uri": "http://127.0.0.1:9"},
+    "a database elsewhere": {"tracking.uri": "sqlite:////tmp/grpo-nowhere/x.db"},
+    "an adapter elsewhere": {"model.lora": {"init_from": "/usr"}},
+    "rows elsewhere": {"data.source": "file:/etc/rows.csv"},
 }
 
 

@@ -52,7 +52,8 @@ def test_nobody_reads_it_and_all_say_how_to_repair_it(grpo: Any, cut: Path) -> N
 def test_it_leads_to_the_whole_run_and_every_figure_is_tracked_once(grpo: Any, whole: Path, cut: Path) -> None:
     from mlflow import MlflowClient
 
-    done = grpo("train", "--resume", str(cut), "--repair", "cut", cwd=cut.parents[1])
+    store = json.loads((cut / "tracking.json").read_text())["uri"]  # beside the run that it is a copy of
+    done = grpo("train", "--resume", str(cut), "--repair", "cut", "--tracking-uri", store, cwd=cut.parents[1])
     assert done.returncode == 0, done.stderr
     assert "journal repaired " in done.stdout
     compared = compare_journals(read_journal(whole / "journal.jsonl"), read_journal(cut / "journal.jsonl"))

@@ -136,6 +136,14 @@ def test_an_export_that_is_registered_in_the_stack_s_mlflow(project: Project, fi
     assert version.run_id == tracked["run_id"]
 
 
+def test_commands_in_the_project_s_folder_find_the_stack_s_mlflow(project: Project, finished: str) -> None:
+    run = str(project.run_dir(finished).relative_to(project.folder))
+    for words in (("report", run), ("track", run), ("export", run, "--register", "sums-by-hand")):
+        done = project.grpo(*words)
+        assert done.returncode == 0, done.stderr
+        assert "warning" not in done.stderr
+
+
 @pytest.mark.slow  # test_queues.py shows the same of a sweep's runs
 def test_two_deployments_started_together_on_one_slot_run_one_after_the_other(project: Project) -> None:
     started = [project.start("grpo/train", "config=tiny", f"seed={seed}") for seed in (1, 2)]

@@ -21,7 +21,7 @@ def untracked(finished_run: Any, tmp_path: Path) -> Path:
 
     run = tmp_path / "run"
     shutil.copytree(finished_run[0], run)
-    uri = f"sqlite:///{tmp_path / 'later.db'}"
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
     experiment = client.create_experiment("later", artifact_location=(tmp_path / "artifacts").as_uri())
     created = client.create_run(experiment, run_name="later")

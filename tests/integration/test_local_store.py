@@ -1,5 +1,6 @@
 """A tracking store in a SQLite file: created once, however many start together; named, with the remedy, where it is broken."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from grpo_core.errors import TrackingError
+from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.run.alerts import add_alert
 from grpo_core.run.provenance import collect_provenance, write_provenance
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
@@ -226,6 +229,24 @@ def test_after_the_remedy_grpo_track_logs_an_earlier_run_to_the_new_store(tiny_r
     assert [metric.step for metric in client.get_metric_history(tracked.run_id, "kl/ref/k3")] == [1, 2]
     assert client.get_run(tracked.run_id).data.params["training.steps"] == "2"
     assert {"config.json", "data", "journal.jsonl"} <= {file.path for file in client.list_artifacts(tracked.run_id)}
+
+
+def test_what_is_tracked_later_imports_nothing_of_the_run_and_has_the_alerts_that_were_written_down(
+    tiny_run: Callable[..., Any], store: Path, tmp_path: Path
+) -> None:
+    rule = {"kind": "custom", "function": "rule_of_a_stranger:judge", "window": 1}
+    run_dir = tiny_run({"tracking.uri": f"sqlite:///{store}", "training.steps": 2, "monitor.rules": [rule]})
+    run_dir.origin_file.write_text(json.dumps({**read_json(run_dir.origin_file), "import_from": [str(tmp_path / "theirs")]}))
+    open_tracking.fn(run_dir.path)
+    assert main([str(run_dir.path)]) == 0
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "rule_of_a_stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    add_alert(run_dir, 2, "step 2: rule_of_a_stranger:judge: too long")
+    tracked, _, problems = track_later(run_dir.path)
+    assert problems == ()
+    assert not (tmp_path / "ran").exists()
+    tags = make_client(f"sqlite:///{store}").get_run(tracked.run_id).data.tags
+    assert tags["alert.custom.rule_of_a_stranger.judge"] == "step 2: rule_of_a_stranger:judge: too long"
 
 
 def test_what_is_only_read_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What a deployed run may not name: code that its worker's owner has not allowed, whatever the way in; nothing is begun."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -21,13 +22,14 @@ from grpo_core.generation.vllm.client import connect
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
-from tasks.rails import ALLOWED_VARIABLE, load_allowed
+from tasks.rails import ALLOWED_VARIABLE, load_allowed, load_allowed_sweep
 from tasks.run.evaluation_run import open_evaluation
 from tasks.run.reproduction import open_reproduction, say_changes
 from tasks.run.setup import hold_run, open_run
 from tasks.sweep.local import LocalLauncher
 from tasks.sweep.stages import hold_sweep, open_sweep
 
+TRACKING_VARIABLE, SOURCES_VARIABLE = "GRPO_ALLOWED_TRACKING", "GRPO_ALLOWED_SOURCES"
 CODE = {
     "training.python": "/tmp/python",
     "model.trust_remote_code": True,
@@ -50,6 +52,7 @@ def folder(tmp_path: Path, tiny_values: dict[str, Any], monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(PART_VARIABLE, "1")
     monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
+    monkeypatch.setenv(SOURCES_VARIABLE, str(Path(tiny_values["model"]["source"]).parent))
     return tmp_path
 
 
@@ -241,6 +244,90 @@ def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, caps
         "runs code: training.python: /tmp/python",
         "the run repeats bit for bit, on the same kind of machine with as many threads",
     ]
+
+
+NAMES: dict[str, tuple[str, Any]] = {
+    "a server": ("tracking.uri", "http://127.0.0.1:9999"),
+    "the worker's host at another port": ("tracking.uri", "http://127.0.0.1:5001"),
+    "a server in capitals": ("tracking.uri", "HTTP://127.0.0.1:9999"),
+    "a database": ("tracking.uri", "postgresql://host/mlflow"),
+    "a SQLite file": ("tracking.uri", "sqlite:////tmp/elsewhere/x.db"),
+    "a folder of MLflow's": ("tracking.uri", "./mlruns"),
+    "weights elsewhere": ("model.source", "/tmp"),
+    "weights in the home folder": ("model.source", "~"),
+    "weights above": ("model.source", ".."),
+    "a folder that there is not": ("model.source", "/etc/none"),
+    "an adapter elsewhere": ("model.lora", {"init_from": "/tmp"}),
+    "rows elsewhere": ("data.source", "file:/etc/rows.jsonl"),
+    "rows above": ("data.source", "file:configs/../../rows.jsonl"),
+    "rows of the stack": ("data.source", "file:.grpo/mlflow/rows.parquet"),
+    "a folder as a data set": ("data.source", "hub:/tmp"),
+}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_a_deployment_names_no_server_and_no_file_but_the_allowed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tiny_run: Any, what: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    monkeypatch.setenv(SOURCES_VARIABLE, f"{os.environ[SOURCES_VARIABLE]}:/opt/models")
+    key, value = NAMES[what]
+    named = "model.lora.init_from" if isinstance(value, dict) else key
+    run_dir = tiny_run({key: value}) if key == "tracking.uri" else None
+    for act in (
+        lambda: open_run.fn("tiny", {key: value}, None),
+        lambda: (
+            open_evaluation.fn("scratch:tiny", "tiny", {key: value}, None)
+            if key != "model.source"
+            else load_allowed("tiny", {key: value})
+        ),
+        lambda: hold_run(run_dir.path).__enter__() if run_dir else load_allowed("tiny", {key: value}),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(named)}: .* is not .* at a terminal of the worker's machine"):
+            act()
+    assert not [path for path in (folder / "runs").glob("*") if path.is_dir()]
+    assert not Path("/tmp/elsewhere").exists()
+
+
+ALLOWED: dict[str, Any] = {
+    "tracking.uri": ["http://127.0.0.1:5000", "HTTP://127.0.0.1:5000/", "https://team.example", "sqlite:///runs/mlflow.db"],
+    "model.source": [
+        "bundled:smollm2-135m",
+        "scratch:tiny",
+        "org/name",
+        "runs/one/checkpoints/step_000001/policy",
+        "/opt/models/m",
+    ],
+    "data.source": [
+        "reasoning_gym:chain_sum",
+        "hub:openai/gsm8k",
+        "file:rows.jsonl",
+        "file:runs/rows.jsonl",
+        "file:/opt/models/r.csv",
+    ],
+}
+
+
+@pytest.mark.parametrize("key", ALLOWED)
+def test_a_deployment_names_what_is_the_workers_or_its_owner_allows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    monkeypatch.setenv(TRACKING_VARIABLE, "http://other:1, https://TEAM.example:443")
+    monkeypatch.setenv(SOURCES_VARIABLE, f"{os.environ[SOURCES_VARIABLE]}:/opt/models")
+    for value in ALLOWED[key]:
+        data = {"data.task_args": {}} if key == "data.source" and "gym" not in value else {}
+        load_allowed("tiny", {key: value, **data})
+
+
+def test_a_deployed_sweep_names_no_study(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, study = folder / "sweep.yaml", f"sqlite:///{tmp_path}/elsewhere.db"
+    file.write_text(yaml.safe_dump({"base": "tiny", "axes": {"loss.beta": [0, 0.1]}, "seeds": [0], "study": study}))
+    with pytest.raises(ConfigError, match=r"^study: .* is not the database of the worker's GRPO_STUDY_URL"):
+        open_sweep.fn(str(file), {}, None)
+    monkeypatch.setenv("GRPO_STUDY_URL", study)
+    assert load_allowed_sweep(str(file), {}).sweep.study == study
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9999", "http://[::1]:9999"])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from html.parser import HTMLParser
@@ -156,9 +157,12 @@ def write_sweep(folder: Path, store: Store, steps: int, **keys: Any) -> SweepDir
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """An empty MLflow store."""
-    return Store(folder=tmp_path_factory.mktemp("store"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """An empty MLflow store, the one of the environment."""
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        yield Store(folder=folder)
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,8 @@ def _kill(what: str, flow: Child, run_dir: RunDir, server: MlflowServer, rng: ra
 
 
 def _judge(result: Result, run_dir: RunDir) -> Result:
-    tracked, _, problems = track_later(run_dir.path)
+    with _environment("MLFLOW_TRACKING_URI", read_tracked(run_dir).uri):
+        tracked, _, problems = track_later(run_dir.path)
     result.points = count_points(run_dir.journal_file)
     result.wrong = [*problems, *history_differences(tracked, run_dir.journal_file)]
     return result

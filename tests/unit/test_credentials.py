@@ -201,6 +201,83 @@ def test_another_server_does_not_get_the_password(server: str, monkeypatch: pyte
     assert Recorder.shown == [None]
 
 
+@pytest.mark.parametrize("own", ["http://127.0.0.1:9", "https://{server}", "http://localhost:9", "", None])
+@pytest.mark.parametrize("login", ["password", "token", "file", "netrc"])
+def test_no_login_of_any_kind_goes_to_another_server(
+    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str | None, login: str
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    from tasks.tracking.store import make_client
+
+    give_login(monkeypatch, tmp_path, login)
+    if own is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own.format(server=server))
+    for address in (f"http://{server}", f"HTTP://{server}/", f"Http://{server}"):
+        with pytest.raises(MlflowException):
+            make_client(address).get_run("0" * 32)
+    assert set(Recorder.shown) == {None}
+
+
+@pytest.mark.parametrize("login", ["password", "token", "file"])
+def test_the_own_server_is_known_in_any_case(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, login: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    from tasks.credentials import use_address
+    from tasks.tracking.store import make_client
+
+    give_login(monkeypatch, tmp_path, login)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"HTTP://{server}/")
+    for _ in range(2):
+        with pytest.raises(MlflowException):
+            make_client(f"http://{server}").get_run("0" * 32)
+        use_address("http://127.0.0.1:9")  # as --tracking-uri does: the login stays that of the server that it is for
+    assert len(Recorder.shown) == 2
+    assert None not in Recorder.shown
+
+
+def give_login(monkeypatch: pytest.MonkeyPatch, home: Path, kind: str) -> None:
+    """Let this process have a login in one of the places where MLflow and requests look for it."""
+    for name in ("URI", "USERNAME", "PASSWORD", "TOKEN"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    monkeypatch.setenv("GRPO_TRACKING_CREDENTIALS_OF", "to be put back")
+    monkeypatch.delenv("GRPO_TRACKING_CREDENTIALS_OF")
+    monkeypatch.setenv("HOME", str(home))
+    if kind == "password":
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
+    if kind == "token":
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    if kind == "file":
+        (home / ".mlflow").mkdir()
+        text = f"[mlflow]\nmlflow_tracking_username = me\nmlflow_tracking_password = {SECRET}\n"
+        (home / ".mlflow" / "credentials").write_text(text)
+    if kind == "netrc":
+        (home / ".netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+        (home / ".netrc").chmod(0o600)
+
+
+UNGUARDED = {
+    "MLFLOW_TRACKING_AUTH": "http://{server}",
+    "MLFLOW_TRACKING_AWS_SIGV4": "http://{server}",
+    "MLFLOW_TRACKING_CLIENT_CERT_PATH": "http://{server}",
+    "PGPASSWORD": "postgresql://{server}/mlflow",
+}
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_a_server_is_not_spoken_to_with_a_login_that_cannot_be_left_out(
+    server: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from tasks.tracking.store import make_client
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(TrackingError, match=f"is not the server that the login in {name} is for"):
+        make_client(UNGUARDED[name].format(server=server))
+    assert Recorder.shown == []
+
+
 @pytest.mark.parametrize("password", ["a@b/c#w", "ab/cw", "a?bcw"])
 def test_a_password_that_is_not_encoded_is_refused_without_any_part_of_it(
     password: str, monkeypatch: pytest.MonkeyPatch
