@@ -136,9 +136,9 @@ def _data(config: RunConfig) -> Findings:
     asked = config.rollout.num_prompts_per_step
     return (
         warning_if(
-            data.size is not None and most - held_out < asked,
+            is_made and most - held_out < asked,  # of another source the rows are counted (rehearsal.py)
             f"rollout.num_prompts_per_step: {asked} is more than the {most - held_out} training prompts that data.size "
-            f"{data.size} leaves: prompts repeat within a step",
+            f"{most} leaves: prompts repeat within a step",
         ),
         error_if(
             most > 0 and data.eval_fraction > 0 and held_out in (0, most),
