@@ -201,6 +201,39 @@ def test_a_function_gets_columns_by_name_and_its_arguments() -> None:
     }
 
 
+def test_what_a_function_changes_is_its_own() -> None:
+    seen: list[str] = []
+
+    def strikes(prompts: list[Any], completions: list[Any], nums: list[list[int]], facts: Any, marks: Any, **_: Any) -> Any:
+        seen.append(repr([prompts, completions, nums, facts, marks]))
+        values: list[float | None] = []
+        for prompt, completion, left, fact in zip(prompts, completions, nums, facts, strict=True):
+            values.append(float(len(left) + len(fact["inner"]["of"]) + len(marks) + len(prompt) + len(prompt[0]["content"])))
+            left.clear()
+            fact["inner"]["of"].append("more")
+            prompt[0]["content"] += "!"
+            prompt.append(completion.pop())
+        marks.append(1)
+        return values
+
+    row = prompt(CHAT, nums=[3, 2, 1], facts={"inner": {"of": []}})
+    before, marks = repr(row), [0]
+    rewards = [made_of(strikes, name=name, marks=marks) for name in ("one", "two")]
+    first = score(rewards, [row] * 4, ["a", "b", "c", "d"])
+    second = score(rewards, [row] * 4, ["a", "b", "c", "d"])
+    assert first.breakdown == second.breakdown == {"one": (12.0,) * 4, "two": (12.0,) * 4}
+    assert len(set(seen)) == 1
+    assert (repr(row), marks) == (before, [0])
+
+
+def test_the_sample_of_an_error_is_the_one_that_raises_even_after_changes() -> None:
+    def mine(completions: list[Any], nums: list[list[int]], **_: Any) -> list[float | None]:
+        return [float(left.pop()) if text == "good" else float("bad") for text, left in zip(completions, nums, strict=True)]
+
+    with pytest.raises(RewardError, match=r"could not convert .*; sample 1: .*, completion 'bad'"):
+        score([made_of(mine)], [prompt(nums=[1])] * 2, ["good", "bad"])
+
+
 def test_conversational_prompts_bring_conversational_completions() -> None:
     seen: list[Any] = []
 
