@@ -86,6 +86,20 @@ def test_math_answer_is_mathematical_equality_with_the_last_answer(gold: str, te
     assert math_answer([""], [text], answer=[gold]) == [value]
 
 
+@pytest.mark.parametrize("gold", [7, 0.5, -3, True])
+def test_verifiers_read_a_gold_answer_that_is_no_text(gold: Any) -> None:
+    rewards = load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="reasoning_gym")])
+    row = prompt(answer=gold, metadata={"source_dataset": "chain_sum"})
+    scores = score(rewards, [row] * 2, [f" {gold}", "wrong"]).breakdown
+    assert scores["exact_answer"] == (1.0, 0.0)
+    assert scores["reasoning_gym"][0] == 1.0
+
+
+@pytest.mark.parametrize("gold", [7, 0.5, -3])
+def test_math_answer_reads_a_number_as_gold_answer(gold: float) -> None:
+    assert math_answer([""] * 3, [rf"so \boxed{{{gold}}}", f"${gold}$", "8"], answer=[gold] * 3) == [1, 1, 0]
+
+
 def test_math_answer_does_not_run_what_a_model_writes(tmp_path: Path) -> None:
     target = tmp_path / "created"
     attack = f"__import__('os').system('touch {target}')"
