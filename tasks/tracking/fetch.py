@@ -13,7 +13,7 @@ from grpo_core.config import RunConfig, validate_config
 from grpo_core.errors import ModelError, TrackingError, cause
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.metrics import is_registered
-from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.run.rebuild import Point, Tracked

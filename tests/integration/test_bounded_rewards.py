@@ -16,8 +16,8 @@ from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.machine.process_id import identify, is_running
 from grpo_core.metrics import find_metric
-from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.saved import list_checkpoints
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.rewards.workers import Workers
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal

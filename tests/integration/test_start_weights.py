@@ -16,9 +16,9 @@ from grpo_core import resume_training, train
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.export.choice import ExportWish
 from grpo_core.export.policy_folder import export_policy
-from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.saved import INITIAL_FILE
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.folder import RunDir
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.preflight import check_start
