@@ -293,8 +293,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "cut off": (write_bytes(lambda content: content[:-10]), "cut off: 10 bytes are missing"),
     "a pointer": (write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), "is a pointer of Git LFS"),
-    "no header": (write_bytes(struct.pack("<Q", 5) + b"hello"), "is no whole safetensors file"),
-    "no bytes": (write_bytes(b""), "is no whole safetensors file"),
+    "no header": (write_bytes(struct.pack("<Q", 5) + b"hello"), "is no safetensors file"),
+    "no bytes": (write_bytes(b""), "is no safetensors file"),
     "tensors over each other": (
         set_header(lambda header: header[ATTENTION].update(data_offsets=header[EMBEDDING]["data_offsets"])),
         "deserializing header",

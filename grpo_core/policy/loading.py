@@ -40,7 +40,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrained
         raise ModelError(f"model.source: {folder} has no tokenizer ({', '.join(TOKENIZERS)})")
     with raised_as(ModelError, f"model.source: no tokenizer can be loaded from {folder}: {{cause}}", Exception):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # a family's own end of text is one
         raise ModelError(f"model.source: the tokenizer of {folder} has no vocabulary; a file of it is missing")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
@@ -141,21 +141,28 @@ def _supported_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfi
 
 def _stored(folder: Path) -> "dict[str, torch.Tensor]":
     """Return the weights in the files of a folder, by name, without their content."""
-    from transformers.modeling_utils import load_state_dict
-
     files = weight_files(folder)
     with raised_as(ModelError, _unloadable(folder), Exception):
         if files[0].suffix == PICKLED:
             stored = unpickled(folder, "meta")
         else:
-            stored = {
-                name: tensor for file in files for name, tensor in load_state_dict(str(file), map_location="meta").items()
-            }
+            stored = {name: tensor for file in files for name, tensor in _described(file).items()}
     whole = [name for name, tensor in stored.items() if name.endswith("weight") and not _is_plain(tensor.dtype)]
     if whole:
         kinds = ", ".join(sorted({str(stored[name].dtype).removeprefix("torch.") for name in whole}))
         raise ModelError(f"model.source: {folder}: {few_names(whole, SHOWN)} are quantised ({kinds}); take a model in floats")
     return stored
+
+
+def _described(file: Path) -> "dict[str, torch.Tensor]":
+    import torch
+    from safetensors import safe_open
+    from transformers.modeling_utils import str_to_torch_dtype
+
+    with safe_open(file, framework="np") as tensors:  # "pt" would reserve memory for all of them
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  (it is no dict)
+        types = {name: str_to_torch_dtype[part.get_dtype()] for name, part in parts.items()}
+        return {name: torch.empty(part.get_shape(), dtype=types[name], device="meta") for name, part in parts.items()}
 
 
 def _is_plain(dtype: "torch.dtype") -> bool:

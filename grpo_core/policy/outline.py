@@ -32,11 +32,10 @@ def unreached_by(config: RunConfig, outline: Outline) -> str | None:
     lora, weights = config.model.lora, sum(outline.unreached.values())
     if lora is None or lora.target_modules is not None or not weights:
         return None
-    kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in outline.unreached)
+    largest = sorted(outline.unreached, key=lambda name: -outline.unreached[name])
+    kinds = few_names(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in largest), SHOWN)
     share = f"{weights:,} of {outline.parameters:,} weights ({100 * weights / outline.parameters:.3g} %)"
-    return f"{TARGETS}: null reaches plain linear layers; {share} are in other matrices and stay as they are: " + few_names(
-        kinds, SHOWN
-    )
+    return f"{TARGETS}: null reaches plain linear layers; {share} are in other matrices and stay as they are: {kinds}"
 
 
 def beyond_positions(config: RunConfig, outline: Outline, *, is_bound: bool) -> Iterator[str]:

@@ -166,6 +166,7 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
     }
 
 

@@ -87,7 +87,8 @@ def _damage(file: Path) -> str | None:
         if file.suffix != PICKLED:
             stored_tensors(file)
     except (OSError, ValueError) as error:
-        return f"is no whole safetensors file ({cause(error, 80)})"
+        text = cause(error, 80)
+        return f"is {text}" if text.startswith("cut off") else f"is no safetensors file ({text})"
     return None
 
 
