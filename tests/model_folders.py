@@ -234,6 +234,12 @@ def add_token(folder: Path) -> None:
     file.write_text(json.dumps(tokenizer))
 
 
+def pad_beyond(folder: Path) -> None:
+    """Pad with a token that the embedding has no row for: it is never looked up."""
+    add_token(folder)
+    set_tokenizer(folder, pad_token="beyond")
+
+
 class Exploding:
     """What runs a command where it is unpickled."""
 
@@ -257,8 +263,7 @@ SOUND: dict[str, Callable[[Path], None]] = {
         lambda weights: {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     ),
     "another file of weights beside": lambda folder: (folder / "consolidated.safetensors").write_bytes(b"not read"),  # type: ignore[dict-item,return-value]
-    "an embedding with rows to spare": lambda folder: set_config(folder, "tokenizer_config.json", model_max_length=10),
-    "a padding token beyond the vocabulary": lambda folder: set_tokenizer(folder, pad_token="<eos>"),
+    "a padding token beyond the vocabulary": pad_beyond,
 }
 """Changes of a Qwen2 that leave a model: names and what changes it."""
 EMBEDDING = "model.embed_tokens.weight"
