@@ -68,7 +68,7 @@ def check_start(
     if python is not None and (no_python := _why_no_python(python)) is not None:
         return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
     model = [*_model_faults(config)]
-    with rehearsing(config, folders) as rehearsal, nullcontext(Looked) if model else looking_at_model(config) as looked:
+    with nullcontext(Looked) if model else looking_at_model(config) as looked, rehearsing(config, folders) as rehearsal:
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
         no_server = server_faults(_tracking_uri(config)) if is_tracked else ()
         own = [*no_gpu, *no_server, *_sampler_faults(config), *model, *_disk_faults(config, run_path)]

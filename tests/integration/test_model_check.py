@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from flows.cli.folders import print_how_to_resume, working_in
+from grpo_core import resume_training, train
 from grpo_core.errors import ModelError, TrainingError
 from grpo_core.policy import supported
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.opening import open_policy, require_positions
+from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.having import require_model
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.run.preflight import Preflight, check_start
@@ -181,3 +184,23 @@ def test_other_weights_behind_an_adapter_are_not_loaded_silently(tiny_model_dir:
     prefixed("module.")(folder)
     with pytest.raises(ModelError, match=r"take the prefix module\. off the names"):
         load_model(folder)
+
+
+@pytest.mark.proof
+def test_runs_of_two_pickles_have_a_digest_of_their_own_and_a_changed_one_is_not_resumed(
+    tiny_config: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Two models alike but for the weights."""
+    runs = []
+    for place, name in enumerate(("a", "b")):
+        folder = write_family(tmp_path / name, "llama", SIZES)
+        to_pickle(lambda weights, place=place: {key: tensor + 0.01 * place for key, tensor in weights.items()})(folder)
+        config = tiny_config({"model.source": str(folder), "training.steps": 1, "data.chat_template": False})
+        runs.append(train(config, run_dir=tmp_path / f"run_{name}", evaluate=False, progress=False))
+        digest = RunDir(runs[-1].path).read_provenance()["model_digest"]
+        assert digest == weights_digest(resolve_model(str(folder)))
+    first, second = (RunDir(run.path).read_provenance()["model_digest"] for run in runs)
+    assert first != second
+    shutil.copy(tmp_path / "b" / "pytorch_model.bin", tmp_path / "a" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"has weights .* that are not those"):
+        resume_training(runs[0].path, evaluate=False, progress=False)
