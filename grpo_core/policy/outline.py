@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import few_names
@@ -25,6 +26,16 @@ class Outline:
     """Tokens of the longest text, by its configuration; None = any."""
     is_bound: bool
     """Whether there is nothing beyond: positions are learned, or a table."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Outline":
+        """Return what was written as JSON, which has lists for pairs.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is something else.
+        """
+        layers = {name: (int(sides[0]), int(sides[1])) for name, sides in values["linear_layers"].items()}
+        return cls(**{**values, "linear_layers": layers})
 
 
 def unreached_by(config: RunConfig, outline: Outline) -> str | None:

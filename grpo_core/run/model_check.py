@@ -49,8 +49,8 @@ def looking_at_model(config: RunConfig) -> Iterator[Callable[[], Looked]]:
         yield Looked
         return
     kept = cache_folder() / "outlines" / f"{_identity(config, folder)}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        outline = Outline(**json.loads(kept.read_bytes()))
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        outline = Outline.of(json.loads(kept.read_bytes()))
         yield lambda: Looked(outline=outline)
         return
     with rehearsing(config, (), MODULE) as process:
@@ -62,7 +62,7 @@ def looking_at_model(config: RunConfig) -> Iterator[Callable[[], Looked]]:
             with contextlib.suppress(OSError):  # a cache that cannot be written
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 write_json(kept, process.outline)
-            return Looked(outline=Outline(**process.outline))
+            return Looked(outline=Outline.of(process.outline))
 
         yield wait
 

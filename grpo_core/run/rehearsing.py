@@ -70,7 +70,7 @@ class Rehearsal:
     def faults(self) -> list[str]:
         """Return what it finds wrong, in one line each; it is waited for as long as each of its parts may take."""
         faults: list[str] = []
-        doing, seconds = "the process that calls reward functions", DATA_SECONDS
+        doing, seconds = "a process that looks at the run", DATA_SECONDS
         while True:
             line = self._next_line(time.monotonic() + seconds)
             if line is None:

@@ -119,7 +119,10 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
 def _saved_policy(tags: Mapping[str, str]) -> Path | None:
     """Return the folder where the run saved its policy, if it is on this machine and unchanged."""
     folder = Path(tags.get("policy_path", ""))
-    unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
+    try:
+        unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
+    except ModelError:  # its weights are gone
+        return None
     return folder if unchanged else None
 
 
