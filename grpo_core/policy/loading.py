@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 LEFTOVER = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias)$")
 """Buffers that older versions of transformers have stored, and that are computed now."""
-LARGE_LOGIT, LARGEST_DIFFERENCE = 100.0, 1e-2
-"""What a head computes is compared where its logits are so large: a soft cap is nothing to small ones."""
+LARGE_LOGIT, LARGEST_DIFFERENCE = 100.0, 0.1
+"""What a head computes is compared where its logits are so large: a soft cap is nothing to small ones. In fp32 the two ways to
+compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
 SHOWN = 3
 """Names in one message."""
 
@@ -225,7 +226,7 @@ def _check_by_value(model: "PreTrainedModel", folder: Path) -> None:
         broken = (key for key, weights in model.named_parameters() if not torch.isfinite(weights).all())
         where = f"holds NaN or an infinity in {next(broken, 'none of its weights, but in its logits')}"
         raise ModelError(f"{name} {where}; copy or download it again")
-    if not torch.allclose(expected, computed, atol=LARGEST_DIFFERENCE, rtol=1e-4):
+    if not torch.allclose(expected, computed, atol=LARGEST_DIFFERENCE, rtol=0):
         difference = (expected - computed).abs().max().item() / scale
         raise ModelError(
             f"{name} has other logits than its vocabulary head on hidden states of kept keys and values (by up to "
