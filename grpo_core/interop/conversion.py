@@ -13,7 +13,7 @@ from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
-from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_source, refuse_foreign
+from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_source, refuse_unread_system
 from grpo_core.interop.reading import Unresolved, flatten_sections, read_text, read_values_of, resolve_references
 from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Rule, Settings, System, dead, no_counterpart
 from grpo_core.interop.rewards import is_missing_name
@@ -69,7 +69,7 @@ def import_config(
     if command is not None and not is_shell:
         raise ConfigError(f"command: {command} chooses among the commands of a shell script; {path} is none")
     values: Mapping[str, Any] = {} if is_shell else read_values_of(path)
-    refuse_foreign(path, text if is_shell else "", values)
+    refuse_unread_system(path, text if is_shell else "", values)
     script = read_script(path, text, command, read_values_of) if is_shell else None
     values = script.values if script else values
     found = source or detect_source(path, values)

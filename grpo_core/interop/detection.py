@@ -33,7 +33,7 @@ FOREIGN = {
 """{system that is not read: what only it has among key paths, programs and options}; hyphens are underscores."""
 
 
-def refuse_foreign(path: Path, text: str, values: Mapping[str, Any]) -> None:
+def refuse_unread_system(path: Path, text: str, values: Mapping[str, Any]) -> None:
     """Refuse settings of a system that is known and not read.
 
     Args:

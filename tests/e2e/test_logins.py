@@ -14,7 +14,7 @@ from grpo_core.run.folder import RunDir
 from tests.e2e.recorder import Recorder, recording
 from tests.torture.servers import MlflowServer
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
 USER, PASSWORD, TOKEN, NETRC = "victim", "hunter2-canary-1", "token-canary-2", "netrc-canary-3"
 COMMANDS: dict[str, list[str]] = {
@@ -22,7 +22,7 @@ COMMANDS: dict[str, list[str]] = {
     "track": ["track", "RUN"],
     "export --register": ["export", "RUN", "--register", "mine", "--to", "export"],
     "train --resume": ["train", "--resume", "RUN"],
-    "--repair mlflow": ["train", "--resume", "RUN", "--repair", "mlflow"],
+    "--repair": ["train", "--resume", "RUN", "--repair", "cut"],
 }
 Grpo = Callable[..., Any]
 
@@ -64,9 +64,7 @@ def typed(command: str, run: Path) -> list[str]:
     return [str(run) if word == "RUN" else word for word in COMMANDS[command]]
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=pytest.mark.proof) if name == "--repair mlflow" else name for name in COMMANDS]
-)
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_a_folder_that_names_another_server_is_refused_and_nothing_is_sent_or_written(
     grpo: Grpo, finished_run: tuple[Path, Any], foreign: Recorder, victim: dict[str, str], tmp_path: Path, command: str
 ) -> None:
@@ -98,7 +96,6 @@ def test_a_configuration_in_a_folder_counts_as_its_tracking_file_does(
     assert foreign.requests == []
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("verb", ["evaluate", "reproduce"])
 def test_what_is_made_of_a_received_run_is_tracked_where_this_environment_says(
     grpo: Grpo, finished_run: tuple[Path, Any], tmp_path: Path, verb: str
@@ -185,7 +182,6 @@ def served(served_run: tuple[Path, Recorder]) -> Iterator[tuple[Path, Recorder]]
     recorder.artifacts = recorder.redirect = ""
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("command", ["report", "track", "export --register", "train --resume"])
 def test_a_confirmed_server_is_used_without_a_login_and_may_name_no_folder_here(
     grpo: Grpo, served: tuple[Path, Recorder], victim: dict[str, str], tmp_path: Path, command: str
@@ -211,7 +207,6 @@ def test_a_confirmed_server_is_used_without_a_login_and_may_name_no_folder_here(
     assert recorder.logins == {""}
 
 
-@pytest.mark.proof
 def test_the_own_server_gets_its_login_in_every_request(
     grpo: Grpo, served: tuple[Path, Recorder], victim: dict[str, str], tmp_path: Path
 ) -> None:
@@ -222,7 +217,6 @@ def test_the_own_server_gets_its_login_in_every_request(
     assert recorder.logins != {""}
 
 
-@pytest.mark.proof
 def test_no_login_follows_to_where_the_own_server_sends_a_client(
     grpo: Grpo, served: tuple[Path, Recorder], foreign: Recorder, victim: dict[str, str], tmp_path: Path
 ) -> None:
@@ -240,7 +234,6 @@ def test_no_login_follows_to_where_the_own_server_sends_a_client(
     assert foreign.requests == []
 
 
-@pytest.mark.proof
 def test_a_proxy_sees_no_login_of_another_server(
     grpo: Grpo, served: tuple[Path, Recorder], victim: dict[str, str], tmp_path: Path
 ) -> None:

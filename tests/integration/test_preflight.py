@@ -135,7 +135,7 @@ def faults(tiny_config: Callable[..., Any], beside: Path) -> Callable[..., tuple
 
 
 def test_each_mistake_of_a_reward_function_is_one_line_with_its_place(faults: Any, beside: Path) -> None:
-    names = ["good", "fails", "text", "few", "leaves", "nothing", "nowhere_of_this_test:f", "broken_of_this_test:f"]
+    names = ["good", "fails", "text", "few", "leaves", "nothing", "nowhere_of_this_test:f", "broken_of_this_test:g"]
     found = faults(*names)
     assert not [fault for fault in found if "\n" in fault or "Traceback" in fault]
     by_name = {name: [fault for fault in found if f":{name}: " in fault] for name in names[:6]}

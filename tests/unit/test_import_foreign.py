@@ -14,7 +14,7 @@ from flows.cli.app import app
 from grpo_core.config import load_config
 from grpo_core.errors import ConfigError
 from grpo_core.interop.conversion import import_config
-from grpo_core.interop.detection import FOREIGN, SYSTEMS, refuse_foreign
+from grpo_core.interop.detection import FOREIGN, SYSTEMS, refuse_unread_system
 from grpo_core.interop.records import Imported
 
 DATA = Path(__file__).parents[1] / "data"
@@ -84,8 +84,8 @@ def test_a_section_around_the_settings_hides_nothing(path: Path, tmp_path: Path)
 
 def test_no_key_of_a_system_that_is_read_tells_of_another() -> None:
     keys = {key for system in SYSTEMS.values() for key in (*system.known(), *system.aliases)}
-    refuse_foreign(Path("a.yaml"), "", dict.fromkeys(keys))
-    refuse_foreign(Path("a.sh"), "\n".join(f"python train.py --{key} {key}" for key in keys), {})
+    refuse_unread_system(Path("a.yaml"), "", dict.fromkeys(keys))
+    refuse_unread_system(Path("a.sh"), "\n".join(f"python train.py --{key} {key}" for key in keys), {})
 
 
 @pytest.mark.parametrize(
