@@ -60,6 +60,7 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
             "repeats": repeatability(resolved).what,
             "adapter": None if adapter is None else asdict(adapter),
             "memory": None if fit is None else fit.as_json(),
+            "prompt_end": found.prompt_end,
         }
         echo_json(
             {"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings, "faults": faults}
@@ -69,6 +70,8 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
         return
     echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
     _show_derived(resolved, adapter, fit)
+    if found.prompt_end is not None:
+        echo(f"end of the first prompt: {found.prompt_end!r}")
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)

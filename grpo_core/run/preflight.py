@@ -43,6 +43,8 @@ class Preflight:
     """Why the run cannot start on this machine, each in one line."""
     warnings: tuple[str, ...]
     """What may end it later."""
+    prompt_end: str | None = None
+    """Of the first prompt, as the model reads it; None where its tokenizer is not here."""
 
 
 def check_start(
@@ -67,7 +69,8 @@ def check_start(
         own = [*no_gpu, *no_server, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
         faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
     of_fit = () if fit is None else fit.warnings()
-    return Preflight(faults=faults, warnings=(*adapter_warnings(config, shape), *of_fit, *rehearsal.warnings))
+    warnings = (*adapter_warnings(config, shape), *of_fit, *rehearsal.warnings)
+    return Preflight(faults=faults, warnings=warnings, prompt_end=rehearsal.prompt_end)
 
 
 def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:

@@ -63,6 +63,7 @@ class Rehearsal:
         self._rest = b""
         self.warnings: list[str] = []
         """What it finds doubtful, once `faults` has returned."""
+        self.prompt_end: str | None = None
 
     def faults(self) -> list[str]:
         """Return what it finds wrong, in one line each; it is waited for as long as each of its parts may take."""
@@ -80,6 +81,7 @@ class Rehearsal:
                 return faults
             faults += [facts["fault"]] if "fault" in facts else []
             self.warnings += [facts["warning"]] if "warning" in facts else []
+            self.prompt_end = facts.get("prompt", self.prompt_end)
             doing = facts.get("doing", doing)
             seconds = DATA_SECONDS if doing.startswith("data") else REWARD_SECONDS
 
