@@ -46,11 +46,11 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
-    notes = reward_notes(resolved)
     shape, is_here = shape_for(resolved), device_memory is None
     fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
     slow = slow_dtype_warnings(resolved) if is_here else ()
     found = check_start(resolved, import_folders(resolved, config)) if is_here else check_elsewhere(resolved, shape, fit)
+    notes = (*reward_notes(resolved), *found.notes)
     faults, warnings = found.faults, (*check_consistency(resolved), *slow, *found.warnings)
     adapter = None if shape is None else summary_of(resolved, shape)
     if as_json:
@@ -60,7 +60,6 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
             "repeats": repeatability(resolved).what,
             "adapter": None if adapter is None else asdict(adapter),
             "memory": None if fit is None else fit.as_json(),
-            "prompt_end": found.prompt_end,
         }
         echo_json(
             {"config": resolved.model_dump(mode="json"), **derived, "notes": notes, "warnings": warnings, "faults": faults}
@@ -70,8 +69,6 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
         return
     echo_text(dump_yaml(resolved.model_dump(mode="json")).rstrip())
     _show_derived(resolved, adapter, fit)
-    if found.prompt_end is not None:
-        echo(f"end of the first prompt: {found.prompt_end!r}")
     for note in notes:
         echo(f"note: {note}")
     echo_warnings(warnings, err=False)

@@ -35,7 +35,7 @@ def require_question(messages: Conversation, index: int, column: str) -> None:
         raise DataError(f"{what} the conversation is empty: its {last['role']} message is blank; remove the row")
 
 
-def render(content: str | Conversation, index: int, tokenizer: "PreTrainedTokenizerBase", *, opened: bool = True) -> str:
+def prompt_text(content: str | Conversation, index: int, tokenizer: "PreTrainedTokenizerBase", *, opened: bool = True) -> str:
     """Return the text of a prompt: of messages, what the chat template makes of them.
 
     Args:
@@ -82,13 +82,13 @@ def doubtful_template(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", end_
     """Yield what is doubtful about the chat template that has made a prompt.
 
     Args:
-        prompt: made by `render`.
+        prompt: made by `prompt_text`.
         tokenizer: with the template.
         end_tokens: ids that end a completion.
     """
     if isinstance(prompt.content, str):
         return
-    if prompt.text == render(prompt.content, prompt.id, tokenizer, opened=False) and not _begins_answer(prompt, tokenizer):
+    if prompt.text == prompt_text(prompt.content, prompt.id, tokenizer, opened=False) and not _begins_answer(prompt, tokenizer):
         yield (
             "data.chat_template: the tokenizer's template does not begin the assistant's turn (it takes no notice of "
             f"add_generation_prompt), so completions begin after …{end_of(prompt, tokenizer)!r}"
@@ -132,6 +132,6 @@ def _answered(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> str:
     if isinstance(prompt.content, str):
         return ""
     try:
-        return render((*prompt.content, {"role": "assistant", "content": ANSWER}), prompt.id, tokenizer, opened=False)
+        return prompt_text((*prompt.content, {"role": "assistant", "content": ANSWER}), prompt.id, tokenizer, opened=False)
     except DataError:  # the template refuses an answer, which no prompt needs
         return ""

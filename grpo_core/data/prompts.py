@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo_core.config import DataConfig
 from grpo_core.config.names import CHARACTERS_PER_TOKEN
-from grpo_core.data.endings import render, require_open_end, require_question
+from grpo_core.data.endings import prompt_text, require_open_end, require_question
 from grpo_core.data.rows import check_rows
 from grpo_core.data.sources import Row
 from grpo_core.errors import DataError, shown
@@ -86,7 +86,7 @@ def tokenized(
     """
     for index, row in enumerate(rows):
         content = raw_content(row, index, config)
-        text = render(content, index, tokenizer)
+        text = prompt_text(content, index, tokenizer)
         # Too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out.
         if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
             yield None

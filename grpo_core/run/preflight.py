@@ -43,8 +43,8 @@ class Preflight:
     """Why the run cannot start on this machine, each in one line."""
     warnings: tuple[str, ...]
     """What may end it later."""
-    prompt_end: str | None = None
-    """Of the first prompt, as the model reads it; None where its tokenizer is not here."""
+    notes: tuple[str, ...] = ()
+    """The end of the first prompt, as the model reads it, where its tokenizer is here."""
 
 
 def check_start(
@@ -70,7 +70,7 @@ def check_start(
         faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
     of_fit = () if fit is None else fit.warnings()
     warnings = (*adapter_warnings(config, shape), *of_fit, *rehearsal.warnings)
-    return Preflight(faults=faults, warnings=warnings, prompt_end=rehearsal.prompt_end)
+    return Preflight(faults=faults, warnings=warnings, notes=tuple(rehearsal.notes))
 
 
 def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:

@@ -16,7 +16,7 @@ NOT_OPTIONAL = r"\\?<{tag}\\?>(?!(\\[sn][*+?]?|\s)*\)(\?|\*|\{{0))"
 
 
 def look_at_prompts(rows: Sequence[Row], config: RunConfig) -> Iterator[dict[str, str]]:
-    """Yield the end of the first prompt (`prompt`) and what is doubtful (`warning`); nothing where the tokenizer is not here.
+    """Yield the end of the first prompt (`note`) and what is doubtful (`warning`); nothing where the tokenizer is not here.
 
     Raises:
         DataError: the training would refuse a row.
@@ -37,7 +37,7 @@ def look_at_prompts(rows: Sequence[Row], config: RunConfig) -> Iterator[dict[str
     prompts = [prompt for prompt in tokenized(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, ends) if prompt]
     for prompt in prompts[:1]:
         end = end_of(prompt, tokenizer)
-        yield {"prompt": end}
+        yield {"note": f"the first prompt ends with …{end!r}"}
         yield from ({"warning": text} for text in doubtful_template(prompt, tokenizer, ends))
         yield from ({"warning": text} for text in _formats_out_of_reach(prompt, end, config))
 

@@ -34,7 +34,7 @@ CALLED_WITH = 8
 
 
 def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield what is about to be done (`doing`), what is wrong (`fault`) or doubtful (`warning`), the end of a `prompt`."""
+    """Yield what is about to be done (`doing`), what is wrong (`fault`), doubtful (`warning`) or worth a look (`note`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
         rows = _rows(config.data)

@@ -63,7 +63,7 @@ class Rehearsal:
         self._rest = b""
         self.warnings: list[str] = []
         """What it finds doubtful, once `faults` has returned."""
-        self.prompt_end: str | None = None
+        self.notes: list[str] = []
 
     def faults(self) -> list[str]:
         """Return what it finds wrong, in one line each; it is waited for as long as each of its parts may take."""
@@ -81,7 +81,7 @@ class Rehearsal:
                 return faults
             faults += [facts["fault"]] if "fault" in facts else []
             self.warnings += [facts["warning"]] if "warning" in facts else []
-            self.prompt_end = facts.get("prompt", self.prompt_end)
+            self.notes += [facts["note"]] if "note" in facts else []
             doing = facts.get("doing", doing)
             seconds = DATA_SECONDS if doing.startswith("data") else REWARD_SECONDS
 

@@ -107,9 +107,10 @@ def test_the_end_of_the_first_prompt_is_shown_with_its_special_tokens(desk: Desk
     config = desk.config(["3+4=", "1+1="]).model_dump(mode="json")
     (desk.folder / "run.yaml").write_text(json.dumps(config))
     shown = CliRunner().invoke(app, ["check", str(desk.folder / "run.yaml")])
-    assert "end of the first prompt: '<|user|>3+4=<|end|><|assistant|>'" in shown.output
+    note = "the first prompt ends with …'<|user|>3+4=<|end|><|assistant|>'"
+    assert f"note: {note}" in shown.output
     as_json = CliRunner().invoke(app, ["check", str(desk.folder / "run.yaml"), "--json"])
-    assert json.loads(as_json.output)["prompt_end"] == "<|user|>3+4=<|end|><|assistant|>"
+    assert note in json.loads(as_json.output)["notes"]
 
 
 FORMAT = {"fn": "format"}
