@@ -93,8 +93,8 @@ def doubtful_template(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", end_
             "data.chat_template: the tokenizer's template does not begin the assistant's turn (it takes no notice of "
             f"add_generation_prompt), so completions begin after …{end_of(prompt, tokenizer)!r}"
         )
-    rest = _answered(prompt, tokenizer).rpartition(ANSWER)[2]
-    closing = tokenizer(rest, add_special_tokens=False)["input_ids"]
+    _, answer, rest = _answered(prompt, tokenizer).rpartition(ANSWER)
+    closing = tokenizer(rest, add_special_tokens=False)["input_ids"] if answer else []
     if closing and not set(closing) & set(end_tokens):
         first = next((token for token in closing if tokenizer.decode([token]).strip()), closing[0])
         ends = ", ".join(str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens)
