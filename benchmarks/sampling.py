@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.launch import ServerSettings
-from grpo_core.generation.vllm.sampler import request_seed
+from grpo_core.generation.vllm.sampler import requests_of
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
 from grpo_core.policy.forward import pad_left
@@ -196,11 +195,7 @@ def vllm(policy: Policy, folder: Path, options: argparse.Namespace) -> Iterator[
             client.open_model(context)
 
             def complete(prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> int:
-                requests = [
-                    Request(prompt=prompt.token_ids, seed=request_seed(key, prompt.id, index))
-                    for prompt in prompts
-                    for index in range(settings.group_size)
-                ]
+                requests = requests_of(prompts, settings.group_size, key)
                 return sum(len(completion.token_ids) for completion in client.complete(requests, settings, ()))
 
             yield complete

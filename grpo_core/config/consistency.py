@@ -11,7 +11,7 @@ from grpo_core.config.derived import is_single_update, most_prompts, optimizer_s
 from grpo_core.config.effects import EFFECTS
 from grpo_core.config.inert import INERT, Check, Finding, error_if, warning_if
 from grpo_core.config.lora_limits import lora_limits
-from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, near, reward_name
+from grpo_core.config.names import BUILTIN_ARGS, BUILTIN_REWARDS, MADE_ROWS, near, reward_name
 from grpo_core.config.rule_checks import check_rules
 from grpo_core.config.schedule import last_step
 from grpo_core.config.schema import RunConfig
@@ -133,9 +133,10 @@ def _data(config: RunConfig) -> Findings:
     to_train, held_out = most_prompts(config)
     return (
         warning_if(
-            data.size is not None and to_train < asked,
+            # Of another source the rows are counted (rehearsal.py).
+            data.source.startswith("reasoning_gym:") and to_train < asked,
             f"rollout.num_prompts_per_step: {asked} is more than the {to_train} training prompts that data.size "
-            f"{data.size} leaves: prompts repeat within a step",
+            f"{data.size or MADE_ROWS} leaves: prompts repeat within a step",
         ),
         error_if(
             data.eval_fraction > 0 and 0 in (to_train, held_out),

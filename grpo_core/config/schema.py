@@ -45,7 +45,8 @@ class DataConfig(Section):
     prompt_column: Column = "question"
     """Column that holds the prompt: text, or a list of chat messages."""
     answer_column: Column | None = "answer"
-    """Column that holds the gold answer; passed to rewards as `answer`. null = there is none."""
+    """Column that holds the gold answer, or a path into one (`reward_model.ground_truth`); passed to rewards as `answer`.
+    Text, a number, true or false; null = there is none."""
     answer_after: Column | None = None
     """Only what follows the last occurrence of this marker in the answer column is the gold answer (GSM8K: `####`)."""
     system_prompt: str | None = Field(default=None, max_length=1_000_000)

@@ -23,7 +23,7 @@ from grpo_core.policy.sources.find import resolve_model
 TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__), Path(loading.__file__))
 """What reads, renders and represents prompts."""
-PACKAGES = ("pandas", "pyarrow", "reasoning-gym", "tokenizers", "transformers")
+PACKAGES = ("pyarrow", "reasoning-gym", "tokenizers", "transformers")
 
 
 def read_prompts(config: RunConfig) -> PromptSplit:

@@ -13,7 +13,7 @@ import numpy as np
 from grpo_core.config import DataConfig
 from grpo_core.config.names import CHARACTERS_PER_TOKEN
 from grpo_core.data.endings import prompt_text, require_open_end, require_question
-from grpo_core.data.rows import check_rows
+from grpo_core.data.rows import check_rows, gold_at
 from grpo_core.data.sources import Row
 from grpo_core.errors import DataError, shown
 from grpo_core.types import Conversation, Prompt
@@ -156,14 +156,14 @@ def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:
     """
     columns = {key: value for key, value in row.items() if key not in (config.prompt_column, config.answer_column)}
     if config.answer_column is not None:
-        columns["answer"] = _gold_answer(row.get(config.answer_column), index, config)
+        columns["answer"] = _gold_answer(gold_at(row, config.answer_column), index, config)
     return columns
 
 
-def _gold_answer(value: Any, index: int, config: DataConfig) -> str:
-    answer = str(value)
+def _gold_answer(value: Any, index: int, config: DataConfig) -> Any:
     if config.answer_after is None:
-        return answer
+        return value
+    answer = str(value)
     _, marker, rest = answer.rpartition(config.answer_after)
     if not marker:
         raise DataError(f"data.answer_after {config.answer_after!r}: not in the answer of row {index} ({answer!r:.80})")

@@ -91,7 +91,7 @@ def _file_rows(path: Path, count: int | None = None) -> list[Row]:
         raise DataError(f"data.source file:{path}: no such file; give a path relative to where the command runs")
     try:
         return readers[path.suffix](path, count)
-    except Exception as error:  # pandas and pyarrow raise a dozen unrelated types for damaged files
+    except Exception as error:  # pyarrow raises a dozen unrelated types for damaged files
         raise DataError(f"data.source file:{path}: cannot be read as {path.suffix}: {cause(error)}") from error
 
 
@@ -170,18 +170,12 @@ def parquet_rows(path: Path, count: int | None = None) -> list[Row]:
         ValueError: two columns have the same name.
         Exception: many types, where the file is damaged.
     """
-    import pandas
+    from pyarrow import parquet
 
-    if count is None:
-        table = pandas.read_parquet(path)
-    else:
-        from pyarrow import Table, parquet
-
-        with parquet.ParquetFile(path) as file:
-            table = Table.from_batches(itertools.islice(file.iter_batches(batch_size=count), 1), file.schema_arrow).to_pandas()
-    table.columns = table.columns.map(str)
-    _refuse_doubles(list(table.columns))
-    return [jsonable(row) for row in table.to_dict("records")]
+    with parquet.ParquetFile(path) as file:
+        _refuse_doubles(file.schema_arrow.names)
+        rows = (row for batch in file.iter_batches(count or 65_536) for row in batch.to_pylist())
+        return [jsonable(row) for row in itertools.islice(rows, count)]
 
 
 def _refuse_doubles(names: list[str]) -> None:

@@ -106,7 +106,7 @@ class Evaluator:
                 sample=-1 if temperature == 0 else index % group_size,
                 prompt=prompt.text,
                 completion=text,
-                answer=prompt.columns.get("answer"),
+                answer=None if prompt.columns.get("answer") is None else str(prompt.columns["answer"]),
                 score=value,
                 correct=is_correct(value, self.config.evaluation.pass_score),
                 tokens=int(length),

@@ -2,13 +2,14 @@
 
 These are counter-based: the number that picks a token depends on what the token is, not on what else is sampled. It is a
 function of (seed, stream, step, prompt id, completion index, position) through NumPy's Philox generator (Salmon et al. 2011):
-seed and stream are its key, the next three its upper counter words, and the position is the draw. So neither batch composition
-nor sharding nor a resume changes it.
+seed and stream are its key, the next three its upper counter words, and the position is the draw. So neither sharding nor a
+resume changes it, nor what else is in the batch, except the same prompt before (`sample_rows`).
 
 Adding one: implement `Sampler.sample` in a file of its own, keep the row order prompt-major, and run
 `tests/contracts/test_samplers.py` over it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,6 +23,8 @@ from grpo_core.config import RolloutConfig
 from grpo_core.types import Prompt
 
 _WORD = 2**64
+_GROUP = 2**32
+"""Completion indices of one occurrence of a prompt; the same in runs whose groups have another size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,22 @@ class Sampler(Protocol):
         ...
 
 
+def sample_rows(prompts: Sequence[Prompt], group_size: int) -> list[tuple[int, int]]:
+    """Return (prompt id, completion index) of each row, which name its random numbers: no two rows are equal.
+
+    Where a step ends one pass over the data and begins the next, a prompt may occur in it twice.
+
+    >>> sample_rows([Prompt(id=i, content="", text="", token_ids=(), columns={}) for i in (7, 8, 7)], 2)
+    [(7, 0), (7, 1), (8, 0), (8, 1), (7, 4294967296), (7, 4294967297)]
+    """
+    rows, seen = [], Counter[int]()
+    for prompt in prompts:
+        first = _GROUP * seen[prompt.id]
+        rows += [(prompt.id, first + index) for index in range(group_size)]
+        seen[prompt.id] += 1
+    return rows
+
+
 def token_uniforms(
     seed: int, stream: Stream, step: int, rows: Sequence[tuple[int, int]], num_positions: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -115,7 +134,7 @@ def token_uniforms(
         seed: the run's seed.
         stream: which family.
         step: the training step; 0 where the numbers should be the same at every step.
-        rows: (prompt id, completion index) of each row.
+        rows: (prompt id, completion index) of each row, as `sample_rows` returns them.
         num_positions: numbers wanted per row; a longer request starts with the same numbers.
     """
     uniforms = np.empty((len(rows), num_positions))

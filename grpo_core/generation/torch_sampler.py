@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_core.algorithm.masking import completion_mask
-from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, token_uniforms
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows, token_uniforms
 from grpo_core.policy.decoding import Decoding
 from grpo_core.policy.device import compute_in
 from grpo_core.policy.forward import encode_prompts, expand_prefix
@@ -34,11 +34,19 @@ def sample_completions(
     policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
 ) -> SampledCompletions:
     """Sample from a policy's model, decoded in one of the ways that there are, on its device; see `Policy.sample`."""
-    prompts_at_once = max(1, policy.passes.rollout_rows // settings.group_size)
+    size, rows = settings.group_size, sample_rows(prompts, settings.group_size)
+    at_once = max(1, policy.passes.rollout_rows // size)
     with compute_in(policy.dtype, policy.device):
         parts = [
-            _sample_batch(policy, decoding, prompts[start : start + prompts_at_once], settings, key)
-            for start in range(0, len(prompts), prompts_at_once)
+            _sample_batch(
+                policy,
+                decoding,
+                prompts[start : start + at_once],
+                settings,
+                key,
+                rows=rows[start * size : (start + at_once) * size],
+            )
+            for start in range(0, len(prompts), at_once)
         ]
     width = max(ids.shape[1] for ids, _ in parts)
     completion_ids = torch.cat([_pad_right(ids, width, policy.eos_token_ids[0]) for ids, _ in parts])
@@ -46,7 +54,7 @@ def sample_completions(
     longest = int(mask.any(dim=0).sum())
     return SampledCompletions(
         prompts=tuple(prompts),
-        group_size=settings.group_size,
+        group_size=size,
         completion_ids=completion_ids[:, :longest],
         completion_mask=mask[:, :longest],
         sampling_per_token_logps=torch.cat([_pad_right(logps, width, 0.0) for _, logps in parts])[:, :longest],
@@ -54,11 +62,16 @@ def sample_completions(
 
 
 def _sample_batch(
-    policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
+    policy: "Policy",
+    decoding: Decoding,
+    prompts: Sequence[Prompt],
+    settings: SamplingSettings,
+    key: RandomKey,
+    *,
+    rows: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor]:
     """Return ([b, t] tokens, [b, t] log-probabilities) of prompts that are completed together, pads behind their ends."""
     device, limit = policy.device, settings.max_completion_tokens
-    rows = [(prompt.id, index) for prompt in prompts for index in range(settings.group_size)]
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
     prefix = expand_prefix(encode_prompts(policy.model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
     decoder, head = decoding.after(prefix, limit), decoding.logits

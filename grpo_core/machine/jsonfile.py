@@ -60,6 +60,13 @@ def jsonable(value: Any) -> Any:
     return json.loads(json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item)))
 
 
+def json_copy(value: Any) -> Any:
+    """Return a copy of plain JSON values in which each list and object is a new one, however often it occurs in them."""
+    if isinstance(value, dict):
+        return {key: json_copy(item) for key, item in value.items()}
+    return [json_copy(item) for item in value] if isinstance(value, list) else value
+
+
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write a JSON file: whoever reads it, also after a kill or a power failure, finds all of it or what was there before.
 

@@ -2,7 +2,8 @@
 
 A reward function is `f(prompts, completions, **columns) -> list[float | None]` (TRL's signature). Prompts and completions are
 text, or conversations where the prompts are conversations; every column of the data arrives by name as a list, `answer` among
-them. None means that this completion cannot be scored.
+them. All of it is the function's own: each call and each completion has copies. None means that this completion cannot be
+scored.
 
 Adding one: write the function in a module of yours and name it `package.module:function` in the config; a built-in one also
 gets a line in `BUILTIN_REWARDS` (config/names.py) and a hand-computed case in its test.
@@ -21,6 +22,7 @@ from grpo_core.config import RewardConfig, RunConfig
 from grpo_core.config.code import code_in
 from grpo_core.config.names import BUILTIN_REWARDS, reward_name
 from grpo_core.errors import RewardError, cause, few_names, name_of
+from grpo_core.machine.jsonfile import json_copy
 from grpo_core.rewards.bounded import CPU_SECONDS, BoundedReward, Judgement, UnjudgedError, Verdicts, batch_digest, judge_batch
 from grpo_core.rewards.call_guard import Overrun, call_bounded
 from grpo_core.rewards.workers import WORKERS
@@ -224,11 +226,12 @@ def _called(reward: Reward, arguments: dict[str, Any], sample: Callable[[int], s
 
 
 def _invoke(reward: Reward, arguments: Mapping[str, Any]) -> Any:
+    own = json_copy(arguments)  # the prompts are those of every completion of a group, of other functions and of later steps
     if not reward.is_bounded:
-        return reward.function(**arguments)
+        return reward.function(**own)
     bound = CALL_CPU_SECONDS if reward.cpu_seconds is None else reward.cpu_seconds
     what = f"reward {reward.fn}, called with {len(arguments['completions'])} completions"
-    return call_bounded(lambda: reward.function(**arguments), bound, what)
+    return call_bounded(lambda: reward.function(**own), bound, what)
 
 
 def _first_failing(reward: Reward, arguments: Mapping[str, Any]) -> int:

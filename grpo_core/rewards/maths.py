@@ -16,9 +16,9 @@ MAX_CHARACTERS = 4000
 """Only the last so many characters of a completion are parsed: the answer is at its end."""
 
 
-def _rows(prompts: list[Any], completions: list[Any], answer: list[str], **columns: Any) -> list[Row]:
+def _rows(prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any) -> list[Row]:
     pairs = zip(answer, completions, strict=True)
-    return [("math_answer", gold, completion_text(completion)[-MAX_CHARACTERS:]) for gold, completion in pairs]
+    return [("math_answer", str(gold), completion_text(completion)[-MAX_CHARACTERS:]) for gold, completion in pairs]
 
 
 def _gold_alone(row: Row) -> Row:

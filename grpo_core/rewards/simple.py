@@ -9,10 +9,14 @@ from grpo_core.rewards.workers import Row
 
 
 def _gym_rows(
-    prompts: list[Any], completions: list[Any], answer: list[str], metadata: list[dict[str, Any]], **columns: Any
+    prompts: list[Any], completions: list[Any], answer: list[Any], metadata: list[dict[str, Any]], **columns: Any
 ) -> list[Row]:
     return [
-        (f"reasoning_gym:{facts['source_dataset']}", completion_text(completion).strip(), {"answer": gold, "metadata": facts})
+        (
+            f"reasoning_gym:{facts['source_dataset']}",
+            completion_text(completion).strip(),
+            {"answer": str(gold), "metadata": facts},
+        )
         for completion, gold, facts in zip(completions, answer, metadata, strict=True)
     ]
 
@@ -29,14 +33,15 @@ The task is the one that made the row (`metadata["source_dataset"]`), so mixed d
 """
 
 
-def exact_answer(prompts: list[Any], completions: list[Any], answer: list[str], **columns: Any) -> list[float | None]:
+def exact_answer(prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any) -> list[float | None]:
     r"""Return 1 where the completion is the gold answer up to surrounding white space, else 0.
 
     >>> exact_answer(["3 + 4 ="], [" 7\n"], answer=["7"])
     [1.0]
     """
     return [
-        float(completion_text(completion).strip() == gold.strip()) for completion, gold in zip(completions, answer, strict=True)
+        float(completion_text(completion).strip() == str(gold).strip())
+        for completion, gold in zip(completions, answer, strict=True)
     ]
 
 

@@ -37,12 +37,11 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
     """Yield what is about to be done (`doing`), what is wrong (`fault`), doubtful (`warning`) or worth a look (`note`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
-        rows = _rows(config.data)
+        rows = _rows(config)
         check_rows(rows, config.data)
         prompts = untokenized(rows, config)
         kept = short_enough(prompts, config)
-        if _is_read_whole(config.data):
-            count_held_out(len({repr(prompt.content) for prompt in kept}), config.data)
+        yield from _few_prompts(rows, kept, config)
         yield from look_at_prompts(rows[:ROWS], config)
     except GrpoError as error:
         yield {"fault": str(error)}
@@ -99,11 +98,30 @@ def short_enough(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
 
 
-def _rows(data: DataConfig) -> list[Row]:
+def _rows(config: RunConfig) -> list[Row]:
     """Return the rows that are looked at: of a file most often all."""
-    if _is_read_whole(data):
-        return read_rows(data)
-    return first_rows(data, MADE if data.source.startswith("reasoning_gym:") else ROWS)
+    return read_rows(config.data) if _is_read_whole(config.data) else first_rows(config.data, _most_rows(config))
+
+
+def _most_rows(config: RunConfig) -> int:
+    return MADE if config.data.source.startswith("reasoning_gym:") else max(ROWS, config.rollout.num_prompts_per_step)
+
+
+def _few_prompts(rows: Sequence[Row], kept: Sequence[Prompt], config: RunConfig) -> Iterator[dict[str, str]]:
+    """Yield the warning that a step has more prompts than there are, where all rows were read.
+
+    Raises:
+        DataError: the split would leave a side empty.
+    """
+    data, asked = config.data, config.rollout.num_prompts_per_step
+    if not _is_read_whole(data) and len(rows) == _most_rows(config):
+        return
+    found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
+    if found < asked and not data.source.startswith("reasoning_gym:"):  # of a task the configuration alone tells
+        yield {
+            "warning": f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source "
+            f"{data.source}: prompts repeat within a step"
+        }
 
 
 def _is_read_whole(data: DataConfig) -> bool:

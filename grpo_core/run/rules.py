@@ -15,6 +15,7 @@ from statistics import median
 from grpo_core.config import RuleConfig
 from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
+from grpo_core.machine.jsonfile import json_copy
 from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.journal import Record
 from grpo_core.run.windows import slope
@@ -127,7 +128,7 @@ class _Watched:
         if self.function is None:
             module, _, attribute = (self.rule.function or "").partition(":")
             self.function = getattr(importlib.import_module(module), attribute)
-        return self.function([dict(figures) for figures in self.history], **self.rule.options)
+        return self.function([dict(figures) for figures in self.history], **json_copy(self.rule.options))
 
     def _asked(self) -> str | None:
         """Return what a function says of the window."""

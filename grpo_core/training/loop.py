@@ -10,7 +10,7 @@
 Departures: the reference is synchronised by step count (with mixup), not by outer iteration; no reward model is retrained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import RewardError, SamplerError
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE
 from grpo_core.policy.saved import TrainingState
+from grpo_core.rewards.base import Reward
 from grpo_core.rewards.bounded import judged_json
 from grpo_core.run.comparison import differences, identity
-from grpo_core.run.journal import Kind
+from grpo_core.run.journal import Kind, Record, read_journal
 from grpo_core.training.batch import write_completions
 from grpo_core.training.ending import is_over
 from grpo_core.training.phases import Clock
@@ -29,6 +30,10 @@ from grpo_core.training.step import StepResult, run_step
 
 SHOWN = 3
 """Most differences in an alert."""
+FIRST_STEPS = 10
+"""After so many steps a reward function whose values were all equal is an alert."""
+ROUNDING = 1e-9
+"""Relative; of the mean of equal numbers."""
 
 
 def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, str | None]:
@@ -95,8 +100,24 @@ def record(session: Session, result: StepResult) -> None:
             what = f"update {number} of {len(result.reports)} was not applied"
             text = f"step {step}: {what}: loss {report.loss:g}, gradient norm {report.grad_norm:g}"
             session.journal.append("alert", step, {"text": text})
+    if step == FIRST_STEPS:
+        for text in constant_rewards(session.rewards, read_journal(session.run_dir.journal_file)):
+            session.journal.append("alert", step, {"text": text})
     if result.sync is not None:
         journal(session, "ref_sync", step, result.sync.as_record())
+
+
+def constant_rewards(rewards: Sequence[Reward], history: Sequence[Record]) -> Iterator[str]:
+    """Yield an alert about each reward function that gave every completion of a history the same value."""
+    steps = [record for record in history if record.kind == "step"]
+    for reward in rewards:
+        means, stds = ([record.metrics[f"reward/{reward.name}/{of}"] for record in steps] for of in ("mean", "std"))
+        value, near = means[0], ROUNDING * abs(means[0])
+        if all(abs(mean - value) <= near and std <= near for mean, std in zip(means, stds, strict=True)):
+            yield (
+                f"step {steps[-1].step}: reward {reward.fn} was {value:g} for every completion that it scored in the first "
+                f"{len(steps)} steps; it teaches nothing: compare what it looks for with the completions (completions/)"
+            )
 
 
 def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) -> None:

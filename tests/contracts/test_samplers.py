@@ -81,6 +81,13 @@ def test_another_seed_stream_or_step_gives_other_completions(tiny_model, changed
     assert tokens_of(sample(tiny_model, key=key)) != tokens_of(sample(tiny_model))
 
 
+@pytest.mark.parametrize("max_rows", [1, 4, 256])
+def test_a_prompt_that_occurs_again_is_completed_anew_whatever_is_in_flight(tiny_model, max_rows):
+    again = tokens_of(sample(tiny_model, [*PROMPTS, PROMPTS[0], PROMPTS[0]], max_rows=max_rows))
+    assert again[:12] == tokens_of(sample(tiny_model))
+    assert len({tuple(row) for row in again[:4] + again[12:]}) == 12
+
+
 def test_the_same_key_gives_the_same_completions(tiny_model):
     assert torch.equal(sample(tiny_model).completion_ids, sample(tiny_model).completion_ids)
 

@@ -287,6 +287,34 @@ def test_what_is_doubtful_is_a_warning(faults: Any, tmp_path: Path) -> None:
     assert "1 gold answer(s) have more than 4000 characters, the first is row 20" in long
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "hub"])
+def test_a_step_of_more_prompts_than_the_data_has_is_a_warning_whatever_the_source(
+    faults: Any, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(20)]
+    folder = tmp_path / "some"
+    folder.mkdir()
+    if suffix == "csv":
+        (folder / "rows.csv").write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows))
+    else:
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"hub:{folder}" if suffix == "hub" else f"file:{folder}/rows.{suffix}"
+
+    def warnings(prompts: int, **overrides: Any) -> tuple[str, ...]:
+        keys = {"data.source": source, "data.eval_fraction": 0.2, "rollout.num_prompts_per_step": prompts, **overrides}
+        return faults(overrides=keys, part="warnings")  # type: ignore[no-any-return]
+
+    assert warnings(16) == ()
+    expected = (
+        f"rollout.num_prompts_per_step: {{}} is more than the {{}} training prompts of data.source {source}: prompts repeat"
+    )
+    (few,) = warnings(17)
+    assert few.startswith(expected.format(17, 16))
+    (fewer,) = warnings(9, **{"data.size": 10})
+    assert fewer.startswith(expected.format(9, 8))
+
+
 def test_a_function_that_rewards_wrong_answers_is_a_warning(faults: Any) -> None:
     anything, distance, not_worse = faults("anything", "distance", "not_worse", part="warnings")
     assert anything == (

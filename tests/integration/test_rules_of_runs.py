@@ -1,5 +1,6 @@
 """Each rule of the monitor, on a training made for it, and none of them on the same training with a bound that it keeps."""
 
+import math
 import shutil
 import time
 from dataclasses import replace
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 
 from grpo_core.policy.policy import Policy
+from grpo_core.rewards.base import Reward
 from grpo_core.run import rules
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Record, read_records
+from grpo_core.run.journal import Record, read_journal, read_records
 from grpo_core.run.judge import Judge
 from grpo_core.run.reproduction import compare_runs, final_policy
 from grpo_core.run.rules import RuleBook
+from grpo_core.training.loop import constant_rewards
 from tests.integration.test_training import assert_same_weights, of_kind, step_figures, train
 
 STEPS = 6
@@ -84,6 +87,53 @@ def test_a_rule_trips_on_the_run_that_is_made_for_it_and_on_no_other(tiny_run: A
     still = tiny_run({**QUIET, **others, "monitor.rules": [rule | quiet]}, name="still")
     train(still)
     assert alerts_of(still) == []
+
+
+def tenth(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Reward all alike with a number whose mean is rounded."""
+    return [0.1] * len(completions)
+
+
+def late(prompts: Any, completions: Any, **_: Any) -> list[float | None]:
+    """Score a single completion, always alike."""
+    return [-2.0, *[None] * (len(completions) - 1)]
+
+
+@pytest.mark.parametrize("steps", [9, 11])
+def test_rewards_that_never_differed_in_the_first_ten_steps_are_alerts_with_their_names(tiny_run: Any, steps: int) -> None:
+    fns = ["format", "length", *(f"{HERE}:{name}" for name in ("same", "tenth", "spread", "late"))]
+    rewards = [{"fn": fn, "args": {"max_characters": 4}} if fn == "length" else {"fn": fn} for fn in fns]
+    run = tiny_run({**QUIET, "training.steps": steps, "rewards": rewards, "monitor.rules": []}, name=str(steps))
+    alerts = of_kind(train(run), "alert")
+    expected = {"format": "0", f"{HERE}:same": "0.5", f"{HERE}:tenth": "0.1", f"{HERE}:late": "-2"} if steps > 10 else {}
+    assert [alert.step for alert in alerts] == [10] * len(expected)
+    assert [alert.data["text"].partition(" for every")[0] for alert in alerts] == [
+        f"step 10: reward {fn} was {value}" for fn, value in expected.items()
+    ]
+    figures = [record.metrics["reward/length/std"] for record in of_kind(read_journal(run.journal_file), "step")]
+    assert max(figures) > 0  # it varies, and is no alert
+
+
+@pytest.mark.parametrize(
+    ("means", "std", "is_constant"),
+    [
+        ([1.0] * 10, 0.0, True),
+        ([0.1, 0.1 + 1e-17] * 5, 1e-17, True),
+        ([1.0] * 9 + [0.0], 0.0, False),  # alike within each step, and not from step to step
+        ([1.0] * 10, 0.3, False),
+        ([1e-12] * 10, 1e-13, False),
+        ([math.nan] * 10, 0.0, False),
+    ],
+)
+def test_constant_is_every_value_of_every_step(means: list[float], std: float, is_constant: bool) -> None:
+    reward = Reward(fn="my:Brevity", name="brevity", weight=1.0, args={}, function=tenth)
+    figures = [{"reward/brevity/mean": mean, "reward/brevity/std": std} for mean in means]
+    records = [
+        Record(seq=step, time="", kind="step", step=step, data={"metrics": found})
+        for step, found in enumerate(figures, start=1)
+    ]
+    texts = list(constant_rewards([reward], [Record(seq=0, time="", kind="start", step=0, data={}), *records]))
+    assert [text.partition(" was ")[0] for text in texts] == ["step 10: reward my:Brevity"] * is_constant
 
 
 @pytest.mark.proof

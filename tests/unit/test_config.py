@@ -17,6 +17,7 @@ from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, apply_overrides, check_consistency, load_config, parse_overrides, validate_config
 from grpo_core.config.derived import advantage_rms_factor
 from grpo_core.config.loading import known_keys
+from grpo_core.config.names import MADE_ROWS
 from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 
@@ -458,6 +459,10 @@ WARNINGS = [
     (
         {"data.size": 80, "data.eval_fraction": 0.1, "rollout.num_prompts_per_step": 73},
         ["rollout.num_prompts_per_step: 73 is more than the 72 training prompts", "data.size 80"],
+    ),
+    (
+        {"data.eval_fraction": 0.1, "rollout.num_prompts_per_step": MADE_ROWS},
+        [f"rollout.num_prompts_per_step: {MADE_ROWS} is more than", "training prompts", f"data.size {MADE_ROWS}"],
     ),
     ({"data.hub_split": "test"}, ["data.hub_split: test", "reasoning_gym:chain_sum"]),
     ({"probe.every_steps": 500}, ["probe.every_steps: 500", "100 steps"]),

@@ -78,6 +78,24 @@ def test_lists_dates_and_records_of_a_table_are_read_as_they_are_frozen(
         assert read_rows(DataConfig(source=source)) == first_rows(DataConfig(source=source), len(ROWS)) == expected
 
 
+def test_a_missing_value_changes_no_type_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    path = tmp_path / "set" / "train.parquet"
+    fields = {"level": [7, None], "is_hard": [True, None], "steps": [[1, None], None], "day": [datetime(2026, 1, 2), None]}
+    facts = {"facts": [{"parts": 3}, {"parts": None}], "share": [0.5, None]}
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a", "b"], "answer": [1, 2], **fields, **facts}), path)
+    first = {"level": 7, "is_hard": True, "steps": [1, None], "day": "2026-01-02 00:00:00", "facts": {"parts": 3}, "share": 0.5}
+    last = {**dict.fromkeys(first), "facts": {"parts": None}}
+    expected = [{"question": "a", "answer": 1, **first}, {"question": "b", "answer": 2, **last}]
+    for source in (f"file:{path}", f"hub:{path.parent}"):
+        found = read_rows(DataConfig(source=source))
+        assert found == expected
+        assert [type(row["answer"]) for row in found] == [int, int]
+        assert type(found[0]["level"]) is int
+        assert [type(item) for item in found[0]["steps"]] == [int, type(None)]
+
+
 def test_a_hub_data_set_without_the_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     write_rows(tmp_path / "train.jsonl")

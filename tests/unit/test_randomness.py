@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from grpo_core.generation.sampler import Stream, token_uniforms
+from grpo_core.data.prompts import prompts_of_step
+from grpo_core.generation.sampler import RandomKey, Stream, sample_rows, token_uniforms
+from grpo_core.generation.vllm.sampler import requests_of
+from grpo_core.types import Prompt
 
 ROWS = [(3, 0), (3, 1), (8, 0), (12, 5)]
 
@@ -55,3 +58,28 @@ def test_the_numbers_are_numpys_philox_with_the_documented_key_and_counter():
 def test_the_numbers_never_change_between_versions():
     # Recorded once: a run is reproduced from its seed, so the stream itself is a contract.
     assert uniforms([(3, 1)], 3)[0].tolist() == [0.6945161129433838, 0.7701450670100504, 0.36539771806265464]
+
+
+PROMPTS = [Prompt(id=number, content="", text="", token_ids=(number,), columns={}) for number in range(100)]
+
+
+def test_no_two_completions_of_a_step_have_the_same_numbers_in_either_engine():
+    repeated = 0
+    for step in range(1, 201):
+        prompts = prompts_of_step(PROMPTS, 64, seed=0, step=step)
+        repeated += len({prompt.id for prompt in prompts}) < 64
+        rows = uniforms(sample_rows(prompts, 4), 2, step=step)
+        assert len(np.unique(rows)) == rows.size == 64 * 4 * 2
+        key = RandomKey(seed=0, stream=Stream.TRAIN, step=step)
+        assert len({request.seed for request in requests_of(prompts, 4, key)}) == 64 * 4
+    assert repeated > 100  # steps in which one pass over the data ends and the next begins, with a prompt in both
+
+
+def test_a_prompt_that_occurs_once_is_named_by_its_id_and_completion_index():
+    assert sample_rows(PROMPTS[3:5], 3) == [(3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (4, 2)]
+
+
+def test_larger_groups_begin_with_the_same_numbers_where_a_prompt_occurs_again_too():
+    twice = [PROMPTS[3], PROMPTS[8], PROMPTS[3]]
+    small, large = (np.array(sample_rows(twice, size)).reshape(3, size, 2) for size in (4, 6))
+    assert np.array_equal(small, large[:, :4])

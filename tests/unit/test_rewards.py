@@ -88,6 +88,20 @@ def test_math_answer_is_mathematical_equality_with_the_last_answer(gold: str, te
     assert math_answer([""], [text], answer=[gold]) == [value]
 
 
+@pytest.mark.parametrize("gold", [7, 0.5, -3, True])
+def test_verifiers_read_a_gold_answer_that_is_no_text(gold: Any) -> None:
+    rewards = load_rewards([RewardConfig(fn="exact_answer"), RewardConfig(fn="reasoning_gym")])
+    row = prompt(answer=gold, metadata={"source_dataset": "chain_sum"})
+    scores = score(rewards, [row] * 2, [f" {gold}", "wrong"]).breakdown
+    assert scores["exact_answer"] == (1.0, 0.0)
+    assert scores["reasoning_gym"][0] == 1.0
+
+
+@pytest.mark.parametrize("gold", [7, 0.5, -3])
+def test_math_answer_reads_a_number_as_gold_answer(gold: float) -> None:
+    assert math_answer([""] * 3, [rf"so \boxed{{{gold}}}", f"${gold}$", "8"], answer=[gold] * 3) == [1, 1, 0]
+
+
 def test_math_answer_does_not_run_what_a_model_writes(tmp_path: Path) -> None:
     target = tmp_path / "created"
     attack = f"__import__('os').system('touch {target}')"
@@ -222,6 +236,39 @@ def test_a_function_gets_columns_by_name_and_its_arguments() -> None:
         "level": [None, 2],
         "bound": 3,
     }
+
+
+def test_what_a_function_changes_is_its_own() -> None:
+    seen: list[str] = []
+
+    def strikes(prompts: list[Any], completions: list[Any], nums: list[list[int]], facts: Any, marks: Any, **_: Any) -> Any:
+        seen.append(repr([prompts, completions, nums, facts, marks]))
+        values: list[float | None] = []
+        for prompt, completion, left, fact in zip(prompts, completions, nums, facts, strict=True):
+            values.append(float(len(left) + len(fact["inner"]["of"]) + len(marks) + len(prompt) + len(prompt[0]["content"])))
+            left.clear()
+            fact["inner"]["of"].append("more")
+            prompt[0]["content"] += "!"
+            prompt.append(completion.pop())
+        marks.append(1)
+        return values
+
+    row = prompt(CHAT, nums=[3, 2, 1], facts={"inner": {"of": []}})
+    before, marks = repr(row), [0]
+    rewards = [made_of(strikes, name=name, marks=marks) for name in ("one", "two")]
+    first = score(rewards, [row] * 4, ["a", "b", "c", "d"])
+    second = score(rewards, [row] * 4, ["a", "b", "c", "d"])
+    assert first.breakdown == second.breakdown == {"one": (12.0,) * 4, "two": (12.0,) * 4}
+    assert len(set(seen)) == 1
+    assert (repr(row), marks) == (before, [0])
+
+
+def test_the_sample_of_an_error_is_the_one_that_raises_even_after_changes() -> None:
+    def mine(completions: list[Any], nums: list[list[int]], **_: Any) -> list[float | None]:
+        return [float(left.pop()) if text == "good" else float("bad") for text, left in zip(completions, nums, strict=True)]
+
+    with pytest.raises(RewardError, match=r"could not convert .*; sample 1: .*, completion 'bad'"):
+        score([made_of(mine)], [prompt(nums=[1])] * 2, ["good", "bad"])
 
 
 def test_conversational_prompts_bring_conversational_completions() -> None:

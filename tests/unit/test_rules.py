@@ -245,6 +245,24 @@ def test_a_function_of_ones_own_gets_the_window_and_its_options() -> None:
     assert found == [(4, f"step 4: {name}: entropy rises while the reward falls (3 steps)")]
 
 
+GIVEN: list[tuple[list[float], list[int]]] = []
+
+
+def changes(history: list[dict[str, float]], seen: list[int]) -> None:
+    GIVEN.append(([figures["reward/mean"] for figures in history], list(seen)))
+    for figures in history:
+        figures["reward/mean"] = -1.0
+    seen.append(len(history))
+
+
+def test_a_function_that_changes_its_history_and_options_changes_its_own() -> None:
+    book = RuleBook([RuleConfig(kind="custom", function=f"{__name__}:changes", options={"seen": [7]}, window=2)])
+    GIVEN.clear()
+    for step in range(1, 5):
+        assert book.check(record(step, reward__mean=step / 2)) == []
+    assert GIVEN == [([0.5, 1.0], [7]), ([1.0, 1.5], [7]), ([1.5, 2.0], [7])]
+
+
 def test_a_function_that_fails_is_an_alert_and_not_the_end_of_the_monitor() -> None:
     book = RuleBook([RuleConfig(kind="custom", function=f"{__name__}:failing", window=1)])
     (alert,) = book.check(record(1, reward__mean=0.0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from grpo_core.errors import SamplerError, ServerGoneError, StaleWeightsError
-from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows
 from grpo_core.generation.vllm.engine import Completion, Request, VllmEngine
 from grpo_core.generation.vllm.probe import probe_of
 from grpo_core.generation.vllm.proof import ProbeLogps, Verdict, judge
@@ -133,12 +133,7 @@ class VllmSampler:
     def _complete(
         self, engine: VllmEngine, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
     ) -> list[Completion]:
-        requests = [
-            Request(prompt=prompt.token_ids, seed=request_seed(key, prompt.id, index))
-            for prompt in prompts
-            for index in range(settings.group_size)
-        ]
-        return engine.complete(requests, settings, self._policy.eos_token_ids)
+        return engine.complete(requests_of(prompts, settings.group_size, key), settings, self._policy.eos_token_ids)
 
     def _refuse_other_weights(self, engine: VllmEngine) -> None:
         """Refuse a rollout in which a server took the place of another, or somebody loaded other weights."""
@@ -151,6 +146,12 @@ class VllmSampler:
             raise ServerGoneError(f"{engine}: the server was started again meanwhile; its weights are those of its start")
         if found != version:
             raise StaleWeightsError(f"{engine}: vLLM has the weights {found}, the policy's are {version}")
+
+
+def requests_of(prompts: Sequence[Prompt], group_size: int, key: RandomKey) -> list[Request]:
+    """Return one request a completion, prompt by prompt, no two with the same seed."""
+    rows, repeated = sample_rows(prompts, group_size), (prompt for prompt in prompts for _ in range(group_size))
+    return [Request(prompt=prompt.token_ids, seed=request_seed(key, *row)) for prompt, row in zip(repeated, rows, strict=True)]
 
 
 def as_batch(
