@@ -8,10 +8,9 @@ from prefect import get_client
 from prefect.context import get_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
 
-from grpo_core.errors import StackError, cause
+from grpo_core.errors import MAX_FAULT_CHARACTERS, StackError, cause
 
 REFUSED_LOGIN = (401, 403)
-LONGEST_ANSWER = 400
 EMBEDDED = "then each command starts an embedded Prefect"
 
 
@@ -37,7 +36,7 @@ def _refuse(error: Exception) -> NoReturn:
     where, without = _naming_setting()
     reason, remedy = error.__cause__ or error, "start it"
     if isinstance(reason, httpx.HTTPStatusError) and reason.response.status_code in REFUSED_LOGIN:
-        what = f"refuses the login ({cause(reason, LONGEST_ANSWER)})"
+        what = f"refuses the login ({cause(reason, MAX_FAULT_CHARACTERS)})"
         remedy = "set PREFECT_API_AUTH_STRING (of a server of your own) or PREFECT_API_KEY (of Prefect Cloud)"
     elif isinstance(reason, httpx.TransportError):
         what = f"cannot be reached ({type(reason).__name__}: {cause(reason)})"
