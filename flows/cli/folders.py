@@ -13,6 +13,8 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 
 RESUME = "resume with: "
+OF_MODEL = "model."
+"""How messages about a model that cannot be used begin: with the key that names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class _Left:
 
     path: Path
     was_interrupted: bool
+    reason: str
 
 
 _left: list[_Left] = []
@@ -34,7 +37,7 @@ def working_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _left[:] = [_Left(path=folder, was_interrupted=not isinstance(error, Exception))]
+        _left[:] = [_Left(path=folder, was_interrupted=not isinstance(error, Exception), reason=str(error))]
         raise
 
 
@@ -70,6 +73,8 @@ def working_in_new(folder: Path | None, name: str, kind: Kind) -> Iterator[Path]
 def print_how_to_resume() -> None:
     """Print the command that resumes what this process's command has left unfinished, if there is anything to resume."""
     for left in _left:
+        if left.reason.startswith(OF_MODEL) and not RunDir(left.path).checkpoints.exists():
+            continue  # the same configuration would meet the same model
         from grpo_core.sweep.status import command_that_resumes  # loads pandas: not for a command that left nothing
 
         command = command_that_resumes(left.path, has_prompts=not left.was_interrupted)

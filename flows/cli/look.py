@@ -39,20 +39,20 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     Data, model, reward functions and disk are those of this machine, and are not looked at with --device-memory.
     """
     from grpo_core.rewards.base import reward_notes
-    from grpo_core.run.adapter_summary import summary_of
     from grpo_core.run.imports import import_folders
-    from grpo_core.run.memory_fit import fit_of, shape_for
     from grpo_core.run.preflight import check_elsewhere, check_start
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
-    shape, is_here = shape_for(resolved), device_memory is None
-    fit = None if shape is None else fit_of(resolved, shape, None if device_memory is None else int(device_memory * 1e9))
+    is_here = device_memory is None
+    if device_memory is None:
+        found = check_start(resolved, import_folders(resolved, config))
+    else:
+        found = check_elsewhere(resolved, int(device_memory * 1e9))
     slow = slow_dtype_warnings(resolved) if is_here else ()
-    found = check_start(resolved, import_folders(resolved, config)) if is_here else check_elsewhere(resolved, shape, fit)
     notes = (*reward_notes(resolved), *found.notes)
+    fit, adapter = found.fit, found.adapter
     faults, warnings = found.faults, (*check_consistency(resolved), *slow, *found.warnings)
-    adapter = None if shape is None else summary_of(resolved, shape)
     if as_json:
         derived = {
             "advantage_rms_factor": advantage_rms_factor(resolved),
@@ -85,9 +85,13 @@ def _show_derived(config: RunConfig, adapter: "AdapterSummary | None", fit: "Fit
     echo(f"advantage_rms_factor: {meaning}")
     echo(f"effective beta: {weight_of_kl(config)}")
     echo(f"repeats: {repeatability(config).what}")
+    from grpo_core.policy.sources.find import files_here
+
+    is_here = files_here(config.model.source) is not None
+    unknown = f"not known: {'its formulas are for other layers than the model has' if is_here else 'the model is not here'}"
     if config.model.lora is not None:
-        echo(f"adapter: {adapter or ('its size is not known: the model is not here' if fit is None else 'no layer gets one')}")
-    echo(f"memory of tensors: {fit or 'not known: the model is not here'}")
+        echo(f"adapter: {adapter or ('no layer gets one' if is_here else f'its size is {unknown}')}")
+    echo(f"memory of tensors: {fit or unknown}")
     if fit is not None:
         echo(f"  states = {fit.states_formula}; docs/memory.md has the other formulas")
 

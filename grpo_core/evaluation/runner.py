@@ -12,7 +12,7 @@ from grpo_core.evaluation.rewards import open_rewards
 from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
-from grpo_core.policy.opening import open_policy
+from grpo_core.policy.opening import open_policy, require_positions
 from grpo_core.policy.policy import Policy
 from grpo_core.rewards.base import Reward, call, start_workers
 from grpo_core.rewards.bounded import Judgement, Verdicts, judged_json
@@ -132,12 +132,9 @@ def open_evaluator(
     rewards, verdicts = open_rewards(config, run_dir)
     verifier = pick_verifier(rewards, config.evaluation.verifier)
     start_workers([verifier])
-    return Evaluator(
-        policy=open_policy(folder, config, stored_initial),
-        verifier=verifier,
-        config=config,
-        verdicts=verdicts,
-    )
+    policy = open_policy(folder, config, stored_initial)
+    require_positions(policy, config)
+    return Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
 
 
 def is_correct(score: float | None, pass_score: float) -> bool:

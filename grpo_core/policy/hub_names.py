@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from grpo_core.policy.loading import require_all
 from grpo_core.policy.weights import named_weights
 from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights
 
@@ -27,4 +28,6 @@ def stored_weights(folder: Path, model: PreTrainedModel) -> Weights:
     weights: Weights = load_file(folder / WEIGHTS_FILE)
     if weights.keys() >= dict(model.named_parameters()).keys():
         return weights
-    return named_weights(type(model).from_pretrained(folder, dtype=torch.float32))
+    loaded, info = type(model).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    require_all(loaded, info, folder)
+    return named_weights(loaded)

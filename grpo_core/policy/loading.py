@@ -1,39 +1,48 @@
-"""Load the model and the tokenizer of a folder, and tell its weights apart from others by digest."""
+"""Load the model and the tokenizer of a folder; every weight of the model comes from its files, or it is refused.
 
-import hashlib
-import json
-from collections.abc import Iterable
+`check_folder` makes the same checks without reading the weights, on tensors that have names and shapes alone.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from grpo_core.errors import ModelError, raised_as
-from grpo_core.machine.disk import sha256_of
-from grpo_core.machine.jsonfile import read_json
+from grpo_core.errors import ModelError, few_names, raised_as
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
-from grpo_core.policy.sources.find import WEIGHT_FILES
+from grpo_core.policy.sources.having import TOKENIZERS
+from grpo_core.policy.sources.pickled import unpickled
+from grpo_core.policy.sources.weight_files import PICKLED, weight_files
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-UNLOADABLE = (OSError, ValueError, KeyError)
-COMPUTES_NOTHING = (
-    *("auto_mapping", "base_model_name_or_path", "peft_version", "revision", "task_type"),
-    *("inference_mode", "init_lora_weights", "lora_dropout"),
-)
-"""Settings of an adapter that name something, or matter while it is made: with others it computes the same."""
+    from grpo_core.policy.outline import Outline
+
+LEFTOVER = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias)$")
+"""Buffers that older versions of transformers have stored, and that are computed now."""
+LARGE_LOGIT, LARGEST_DIFFERENCE = 100.0, 0.1
+"""What a head computes is compared where its logits are so large: a soft cap is nothing to small ones. In fp32 the two ways to
+compute hidden states differ by 0.003 there (SmolLM2, 30 layers)."""
+SHOWN = 3
+"""Names in one message."""
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a model folder.
 
     Raises:
-        ModelError: there is none, or it has no end-of-sequence token.
+        ModelError: there is none, or it has no vocabulary or no end-of-sequence token.
     """
     from transformers import AutoTokenizer
 
-    with raised_as(ModelError, f"model.source: no tokenizer can be loaded from {folder}: {{cause}}", *UNLOADABLE):
+    if not any((folder / name).exists() for name in TOKENIZERS):  # transformers would make an empty one
+        raise ModelError(f"model.source: {folder} has no tokenizer ({', '.join(TOKENIZERS)})")
+    with raised_as(ModelError, f"model.source: no tokenizer can be loaded from {folder}: {{cause}}", Exception):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # a family's own end of text is one
+        raise ModelError(f"model.source: the tokenizer of {folder} has no vocabulary; a file of it is missing")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"model.source: the tokenizer of {folder} has no end-of-sequence token, so no completion can end")
     return tokenizer
@@ -43,36 +52,184 @@ def load_model(folder: Path, device: "torch.device | str" = "cpu", trust_remote_
     """Load a causal language model with fp32 weights, dropout off.
 
     Raises:
-        ModelError: it cannot be loaded, or its logits are not a plain projection of its hidden states.
+        ModelError: it cannot be loaded, a weight does not come from its files, one of theirs is not used, or the model is of
+            an architecture that is not supported.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    with raised_as(ModelError, f"model.source: no causal language model can be loaded from {folder}: {{cause}}", *UNLOADABLE):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    config = _supported_config(folder, trust_remote_code)
+    _stored(folder)
+    with raised_as(ModelError, _unloadable(folder), Exception):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+        )
+    require_all(model, info, folder)
     model.eval()
-    _check_plain_head(model, folder)
+    _check_by_value(model, folder)
     return model.to(device)
 
 
-def _check_plain_head(model: "PreTrainedModel", folder: Path) -> None:
-    """Some architectures scale or cap their logits after the head; log-probabilities computed from it would be wrong."""
+def check_folder(folder: Path, trust_remote_code: bool = False) -> "Outline":
+    """Return what the model of a folder is like, without reading its weights.
+
+    Raises:
+        ModelError: `load_model` or `load_tokenizer` would refuse it, or the two do not fit, as far as names and shapes tell.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from grpo_core.policy.supported import outline_of
+
+    config, stored = _supported_config(folder, trust_remote_code), _stored(folder)
+    with raised_as(ModelError, _unloadable(folder), Exception):
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model, info = type(empty).from_pretrained(
+            None,
+            config=config,
+            state_dict=stored,
+            device_map="meta",
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+        if (folder / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    require_all(model, info, folder)
+    require_vocabulary(model, load_tokenizer(folder, trust_remote_code), folder)
+    return outline_of(model)
+
+
+def require_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Refuse a tokenizer with tokens that its model does not have.
+
+    Raises:
+        ModelError: names some of them.
+    """
+    from grpo_core.policy.supported import why_other_vocabulary
+
+    if (fault := why_other_vocabulary(model, tokenizer, eos_token_ids(model, tokenizer))) is not None:
+        raise ModelError(f"model.source: {folder}: {fault}")
+
+
+def _unloadable(folder: Path) -> str:
+    return f"model.source: no causal language model can be loaded from {folder}: {{cause}}"
+
+
+def _supported_config(folder: Path, trust_remote_code: bool) -> "PreTrainedConfig":
+    """Return the configuration of a model, unless it says that the model cannot be trained here."""
+    from transformers import AutoConfig
+
+    from grpo_core.policy.supported import why_unsupported
+
+    if (folder / ADAPTER_CONFIG).exists():  # transformers would load the adapter's base, whatever lies beside it
+        raise ModelError(
+            f"model.source: {folder} holds a model and an adapter ({ADAPTER_CONFIG}); give them folders of their own"
+        )
+    with raised_as(ModelError, _unloadable(folder), Exception):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        fault = why_unsupported(config)
+    if fault is not None:
+        raise ModelError(f"model.source: {config.model_type} in {folder}: {fault}")
+    return config
+
+
+def _stored(folder: Path) -> "dict[str, torch.Tensor]":
+    """Return the weights in the files of a folder, by name, without their content."""
+    files = weight_files(folder)
+    with raised_as(ModelError, _unloadable(folder), Exception):
+        if files[0].suffix == PICKLED:
+            stored = unpickled(folder, "meta")
+        else:
+            stored = {name: tensor for file in files for name, tensor in _described(file).items()}
+    whole = [name for name, tensor in stored.items() if name.endswith("weight") and not _is_plain(tensor.dtype)]
+    if whole:
+        kinds = ", ".join(sorted({str(stored[name].dtype).removeprefix("torch.") for name in whole}))
+        raise ModelError(f"model.source: {folder}: {few_names(whole, SHOWN)} are quantised ({kinds}); take a model in floats")
+    return stored
+
+
+def _described(file: Path) -> "dict[str, torch.Tensor]":
+    import torch
+    from safetensors import safe_open
+    from transformers.modeling_utils import str_to_torch_dtype
+
+    with safe_open(file, framework="np") as tensors:  # "pt" would reserve memory for all of them
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  (it is no dict)
+        types = {name: str_to_torch_dtype[part.get_dtype()] for name, part in parts.items()}
+        return {name: torch.empty(part.get_shape(), dtype=types[name], device="meta") for name, part in parts.items()}
+
+
+def _is_plain(dtype: "torch.dtype") -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def require_all(model: "PreTrainedModel", info: Mapping[str, Collection[Any]], folder: Path) -> None:
+    """Refuse a model that cannot be trained here, or that was loaded from other weights than its own.
+
+    Args:
+        model: that was loaded.
+        info: of transformers' `output_loading_info`.
+        folder: from which it was loaded.
+
+    Raises:
+        ModelError: names some of the weights.
+    """
+    from grpo_core.policy.supported import why_no_policy
+
+    if (fault := why_no_policy(model) or _misfit(info)) is not None:
+        raise ModelError(f"model.source: {folder}: {fault}")
+
+
+def _misfit(info: Mapping[str, Collection[Any]]) -> str | None:
+    """Return how the names and shapes of stored weights differ from those of the model; None where they do not."""
+    missing, mismatched = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
+    unused = sorted(name for name in info["unexpected_keys"] if not LEFTOVER.search(name))
+    shapes = [f"{name} {tuple(found)}, here {tuple(wanted)}" for name, found, wanted in mismatched]
+    faults = [
+        *([f"{len(missing)} are missing: {few_names(missing, SHOWN)}"] if missing else []),
+        *([f"{len(shapes)} are of another shape: {few_names(shapes, SHOWN)}"] if shapes else []),
+        *([f"{len(unused)} are of no use: {few_names(unused, SHOWN)}"] if unused else []),
+    ]
+    if not faults:
+        return None
+    pairs = ((name, own) for own in missing[:SHOWN] for name in unused)  # a tied head is missing, too, and has no counterpart
+    prefix = next((name.removesuffix(own) for name, own in pairs if name.endswith(own)), None)
+    remedy = "save the model again with its own names" if prefix is None else f"take the prefix {prefix} off the names"
+    return f"its weights are not those that its config.json names ({'; '.join(faults)}); {remedy}"
+
+
+def _check_by_value(model: "PreTrainedModel", folder: Path) -> None:
+    """Refuse a model whose logits are not those of its vocabulary head on hidden states from kept keys and values."""
     import torch
 
-    from grpo_core.policy.forward import backbone, vocabulary_head
+    from grpo_core.policy.forward import completion_hidden, vocabulary_head
 
+    name, head = f"model.source: {type(model).__name__} in {folder}", vocabulary_head(model)
     ids = torch.arange(1, 9).unsqueeze(0) % model.config.get_text_config().vocab_size
-    with torch.no_grad():
-        expected = model(input_ids=ids).logits
-        computed = vocabulary_head(model)(backbone(model)(input_ids=ids).last_hidden_state)
+    with torch.no_grad(), raised_as(ModelError, f"{name} cannot complete a text here: {{cause}}", Exception):
+        mask = torch.ones(1, 4, dtype=torch.bool)
+        hidden = completion_hidden(model, ids[:, :4].tolist(), torch.zeros(1, dtype=torch.long), ids[:, 4:], mask)
+        logits = head(hidden)
+        scale = max(1.0, LARGE_LOGIT / float(logits[logits.isfinite()].abs().max()))
+
+        with model.get_output_embeddings().register_forward_pre_hook(lambda _head, arguments: (scale * arguments[0],)):
+            expected = model(input_ids=ids).logits[:, 3:7]
+        computed = head(scale * hidden)
     if expected.isnan().any() or expected.isposinf().any():  # a vocabulary may be masked by -inf
-        broken = (name for name, weights in model.named_parameters() if not torch.isfinite(weights).all())
+        broken = (key for key, weights in model.named_parameters() if not torch.isfinite(weights).all())
         where = f"holds NaN or an infinity in {next(broken, 'none of its weights, but in its logits')}"
-        raise ModelError(f"model.source: {type(model).__name__} in {folder} {where}; copy or download it again")
-    if not torch.allclose(expected, computed, atol=1e-4, rtol=1e-4):
-        difference = (expected - computed).abs().max().item()
+        raise ModelError(f"{name} {where}; copy or download it again")
+    if not torch.allclose(expected, computed, atol=LARGEST_DIFFERENCE, rtol=0):
+        difference = (expected - computed).abs().max().item() / scale
         raise ModelError(
-            f"model.source: {type(model).__name__} in {folder} changes its logits after the vocabulary head (by up to "
+            f"{name} has other logits than its vocabulary head on hidden states of kept keys and values (by up to "
             f"{difference:.3g}); such architectures are not supported yet"
         )
 
@@ -82,34 +239,3 @@ def eos_token_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids: Iterable[int] = configured if isinstance(configured, list) else [configured] if configured is not None else []
     return tuple(dict.fromkeys([int(tokenizer.eos_token_id), *map(int, ids)]))
-
-
-def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 of what a model folder computes with: its weight files, in name order, and an adapter's settings.
-
-    The same A and B are another adapter with another alpha, scale or list of layers.
-
-    Raises:
-        ModelError: the settings of an adapter cannot be read.
-    """
-    return hashlib.sha256(bytes.fromhex("".join(map(_digest_of, _weight_files(folder))))).hexdigest()
-
-
-def weights_identity(folder: Path) -> str:
-    """Return a digest of the paths, sizes and times of the files of `weights_digest`: while it stays the same, so does that."""
-    facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in _weight_files(folder)]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-def _digest_of(file: Path) -> str:
-    """Return the SHA-256 of a file; of an adapter's settings, of those that are on and change what it computes."""
-    if file.name != ADAPTER_CONFIG:
-        return sha256_of(file)
-    with raised_as(ModelError, f"{file}: cannot be read ({{cause}})", OSError, ValueError, AttributeError):
-        settings = {key: value for key, value in read_json(file).items() if value and key not in COMPUTES_NOTHING}
-    plain = {key: sorted(map(str, value)) if isinstance(value, list) else value for key, value in settings.items()}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for pattern in (*WEIGHT_FILES, ADAPTER_CONFIG) for file in folder.glob(pattern) if file.is_file())

@@ -14,13 +14,15 @@ from grpo_core.policy.device import pick_device
 from grpo_core.policy.fused import compiled
 from grpo_core.policy.grouped import why_padded
 from grpo_core.policy.lean_decoding import why_not_lean
-from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer
+from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer, require_vocabulary
 from grpo_core.policy.lora.facts import not_finite, read_adapter
+from grpo_core.policy.outline import beyond_positions
 from grpo_core.policy.packed import why_plain
 from grpo_core.policy.passes import Passes
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.recompute import refuse_other_layers
 from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
+from grpo_core.policy.supported import outline_of
 from grpo_core.policy.weights_file import Weights
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     base = resolve_model(config.model.source, config.model.trust_remote_code) if is_adapter else folder
     model = load_model(base, pick_device(config.training.device), config.model.trust_remote_code)
     tokenizer = load_tokenizer(base, config.model.trust_remote_code)
+    require_vocabulary(model, tokenizer, base)
     if config.training.gradient_checkpointing:
         refuse_other_layers(model)
     if config.model.lora is None:
@@ -64,6 +67,16 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
         if (fault := not_finite(own)) is not None:
             raise ModelError(f"model.lora.init_from {start}: {fault}")
     return policy
+
+
+def require_positions(policy: Policy, config: RunConfig) -> None:
+    """Refuse a run whose prompts and completions can be longer than its model has positions.
+
+    Raises:
+        ModelError: names both.
+    """
+    for fault in beyond_positions(config, outline_of(policy.model), is_bound=True):
+        raise ModelError(f"model.source {config.model.source}: {fault}")
 
 
 def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:

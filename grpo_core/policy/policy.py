@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.decoding import Decoding, PlainDecoding
@@ -163,10 +164,11 @@ class Policy:
 
     def misfit(self, shapes: Shapes, *, in_folder: bool = False) -> str | None:
         """Return why `load` cannot take weights of these shapes, None where it can; in a folder, names are the hub's."""
-        for name, tensor in (shapes_on_hub(self.model) if in_folder else self.weights()).items():
+        own = shapes_on_hub(self.model) if in_folder else self.weights()
+        for name, tensor in own.items():
             if shapes.get(name) != list(tensor.shape):
                 return f"{name} has the shape {shapes.get(name)}, here it is {list(tensor.shape)}"
-        return None
+        return next((f"{name_of(name)} is no weight of this model" for name in shapes if name not in own), None)
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""

@@ -9,40 +9,42 @@ from grpo_core.errors import ModelError, cause, few_names, name_of
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
 from grpo_core.policy.lora.targets import START, TARGETS, Sides, is_target, layer_faults, layers_with_adapter
+from grpo_core.policy.outline import Outline, unreached_by
 from grpo_core.policy.sources.find import model_here
 from grpo_core.run.adapter_size import adapter_size
-from grpo_core.run.model_shape import ModelShape
 
 SHOWN = 3
 """Names in one message."""
 
 
-def adapter_faults(config: RunConfig, shape: ModelShape | None) -> Iterator[str]:
+def adapter_faults(config: RunConfig, layers: Mapping[str, Sides] | None) -> Iterator[str]:
     """Yield why a run cannot have its adapter, each in one line.
 
     Args:
         config: of the run.
-        shape: of its model; None where its files do not tell, or are not here.
+        layers: of its model that can have one; None where its files do not tell, or are not here.
     """
     lora = config.model.lora
     if lora is None:
         return
-    layers = {} if shape is None else shape.linear_layers
-    if layers:
+    if layers is not None:
         yield from layer_faults(lora, layers)
     if lora.init_from is not None:
-        yield from _start_faults(lora, lora.init_from, layers)
+        yield from _start_faults(lora, lora.init_from, layers or {})
 
 
-def adapter_warnings(config: RunConfig, shape: ModelShape | None) -> Iterator[str]:
+def adapter_warnings(config: RunConfig, layers: Mapping[str, Sides] | None, outline: Outline | None = None) -> Iterator[str]:
     """Yield what is doubtful about the adapter of a run, and about the one that it begins with.
 
     Args:
         config: of the run.
-        shape: of its model; None where its files do not tell, or are not here.
+        layers: of its model that can have one; None where its files do not tell, or are not here.
+        outline: of its model, if that is known.
     """
     lora, source = config.model.lora, config.model.source
-    size = None if shape is None else adapter_size(config, shape.linear_layers)
+    if outline is not None and (unreached := unreached_by(config, outline)) is not None:
+        yield unreached
+    size = None if layers is None else adapter_size(config, layers)
     if lora is not None and size is not None and size.weights >= size.adapted > 0:
         yield (
             f"model.lora.rank: {lora.rank} makes the adapter ({size.weights:,} weights) no smaller than the matrices that have "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from grpo_core.config import RunConfig
+from grpo_core.policy.outline import Outline
 from grpo_core.run.adapter_size import adapter_size
 from grpo_core.run.disk_need import BYTES_PER_WEIGHT, shown_bytes
 from grpo_core.run.model_shape import ModelShape
@@ -34,15 +35,15 @@ class AdapterSummary:
         )
 
 
-def summary_of(config: RunConfig, shape: ModelShape) -> AdapterSummary | None:
+def summary_of(config: RunConfig, model: ModelShape | Outline) -> AdapterSummary | None:
     """Return what a run's adapter is; None without `model.lora`, or where no layer gets one."""
-    size, lora = adapter_size(config, shape.linear_layers), config.model.lora
+    size, lora = adapter_size(config, model.linear_layers), config.model.lora
     if size is None or lora is None or not size.weights:
         return None
     alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
     return AdapterSummary(
         weights=size.weights,
-        share=size.weights / shape.parameters,
+        share=size.weights / model.parameters,
         bytes=BYTES_PER_WEIGHT * size.weights,
         scale=lora.scale,
         scale_formula=f"alpha {alpha:g} / rank {lora.rank}",

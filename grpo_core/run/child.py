@@ -167,7 +167,7 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
+        "TQDM_DISABLE": "1",  # a log is no terminal; transformers' own bars obey it, too
     }
 
 

@@ -61,7 +61,7 @@ def kept_weights(config: RunConfig, folder: Path) -> KeptWeights | None:
         return None if num_parameters is None else KeptWeights(policy=num_parameters, reference=num_parameters)
     try:
         size = adapter_size(config, linear_layers_in(folder))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
     return KeptWeights(policy=size.weights, reference=size.reference) if size is not None and size.weights else None
 

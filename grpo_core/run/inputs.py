@@ -6,9 +6,9 @@ from typing import Any
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError, listed
-from grpo_core.policy.loading import weights_digest
 from grpo_core.policy.lora.targets import START
 from grpo_core.policy.saved import stored_initial
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.alerts import add_alert, monitor_alerts
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import collect_provenance, environment_differences, write_provenance

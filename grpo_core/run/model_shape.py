@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.lora.targets import Sides
+from grpo_core.policy.outline import Outline
+from grpo_core.policy.sources.weight_files import tensors_in
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of models whose matrices are not those of `intermediate_size` alone."""
@@ -100,49 +101,36 @@ KNOWN_SHAPES = {
 """Of models that presets name, so that a preset can be checked before its model is downloaded."""
 
 
-def shape_of(folder: Path) -> ModelShape | None:
-    """Return the shape of the model in a folder; None where its files do not tell."""
-    parameters = count_parameters(folder)
+def shape_of(folder: Path, outline: Outline | None = None) -> ModelShape | None:
+    """Return the shape of the model in a folder, whose `outline` may be known; None where its files do not tell."""
+    parameters = count_parameters(folder) if outline is None else outline.parameters
     try:
         config = json.loads((folder / "config.json").read_text())
         if parameters is None:
             return None
-        return replace(ModelShape.of(config, parameters), stored_layers=linear_layers_in(folder))
+        layers = linear_layers_in(folder) if outline is None else outline.linear_layers
+        return replace(ModelShape.of(config, parameters), stored_layers=layers)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Return how many weights the safetensors files of a model folder hold, from their headers; None where they do not tell."""
+    """Return how many weights a model folder holds, from the headers of its safetensors files; None where they do not tell."""
     try:
-        files = weight_files(folder)
-        return sum(math.prod(tensor.shape) for file in files for tensor in stored_tensors(file).values()) or None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return sum(math.prod(tensor.shape) for tensor in tensors_in(folder).values()) or None
+    except (OSError, ValueError):
         return None
-
-
-def weight_files(folder: Path) -> set[Path]:
-    """Return the safetensors files of a model folder: those that its index names, else all.
-
-    Raises:
-        OSError, ValueError, LookupError, TypeError, AttributeError: the index cannot be read, or is none.
-    """
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return set(folder.glob("*.safetensors"))
-    return {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
 
 
 def linear_layers_in(folder: Path) -> dict[str, Sides]:
     """Return {name: (inputs, outputs)} of the linear layers in a folder of transformers, but the vocabulary head.
 
     Raises:
-        OSError, ValueError, LookupError, TypeError, AttributeError: a file cannot be read, or is no safetensors file.
+        OSError, ValueError: a file cannot be read, or is no safetensors file.
     """
     found = {}
-    for file in weight_files(folder):
-        for name, tensor in stored_tensors(file).items():
-            match = LAYER_WEIGHT.fullmatch(name)
-            if match is not None and len(tensor.shape) == 2 and not OF_EXPERTS.search(name):
-                found[match["module"]] = (tensor.shape[1], tensor.shape[0])
+    for name, tensor in tensors_in(folder).items():
+        match = LAYER_WEIGHT.fullmatch(name)
+        if match is not None and len(tensor.shape) == 2 and not OF_EXPERTS.search(name):
+            found[match["module"]] = (tensor.shape[1], tensor.shape[0])
     return found

@@ -1,13 +1,14 @@
 """What is checked before a run has a folder, a flow or an MLflow run: all that is cheap, so that one look shows all mistakes.
 
-Interpreter, tracking server, model, adapter, first rows, reward functions, disk and memory of this machine. Nothing is loaded,
-downloaded or made.
+Interpreter, tracking server, model, adapter, first rows, reward functions, disk and memory of this machine. No weights are
+loaded, nothing is downloaded or made.
 """
 
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,17 @@ from grpo_core.errors import ConfigError, GrpoError, listed, shown
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.lora.targets import layer_faults
+from grpo_core.policy.outline import Outline, beyond_positions
 from grpo_core.policy.sources.find import model_here
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run.adapter_check import adapter_faults, adapter_warnings
+from grpo_core.run.adapter_summary import AdapterSummary, summary_of
 from grpo_core.run.announce import require_disk
 from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import kept_weights, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
+from grpo_core.run.model_check import Looked, looking_at_model
 from grpo_core.run.model_shape import ModelShape
 from grpo_core.run.rehearsing import rehearsing
 from grpo_core.run.tracking_server import server_faults
@@ -45,6 +49,10 @@ class Preflight:
     """What may end it later."""
     notes: tuple[str, ...] = ()
     """The end of the first prompt, as the model reads it, where its tokenizer is here."""
+    fit: Fit | None = None
+    """Of its memory; None where the shape of its model is not known."""
+    adapter: AdapterSummary | None = None
+    """None without one, or where the layers of its model are not known."""
 
 
 def check_start(
@@ -61,29 +69,42 @@ def check_start(
     python, device = config.training.python, config.training.device
     if python is not None and (no_python := _why_no_python(python)) is not None:
         return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
-    with rehearsing(config, folders) as rehearsal:  # beside the rest
-        shape = shape_for(config)
-        fit = None if shape is None else fit_of(config, shape)
+    model = [*_model_faults(config)]
+    with nullcontext(Looked) if model else looking_at_model(config) as looked, rehearsing(config, folders) as rehearsal:
         no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
         no_server = server_faults(_tracking_uri(config)) if is_tracked else ()
-        own = [*no_gpu, *no_server, *_sampler_faults(config), *_model_faults(config), *adapter_faults(config, shape)]
-        faults = (*own, *_disk_faults(config, run_path), *memory_faults(fit), *rehearsal.faults())
+        own = [*no_gpu, *no_server, *_sampler_faults(config), *model, *_disk_faults(config, run_path)]
+        of_rehearsal, found = rehearsal.faults(), looked()  # beside the rest
+    outline, shape = found.outline, shape_for(config, found.outline)
+    fit = None if shape is None else fit_of(config, shape)
+    layers = outline.linear_layers if outline is not None else None if shape is None else shape.linear_layers
+    bound, unbound = ([] if outline is None else [*beyond_positions(config, outline, is_bound=each)] for each in (True, False))
     of_fit = () if fit is None else fit.warnings()
-    warnings = (*adapter_warnings(config, shape), *of_fit, *rehearsal.warnings)
-    return Preflight(faults=faults, warnings=warnings, notes=tuple(rehearsal.notes))
+    return Preflight(
+        faults=(*own, *found.faults, *bound, *adapter_faults(config, layers), *memory_faults(fit), *of_rehearsal),
+        warnings=(*unbound, *adapter_warnings(config, layers, outline), *of_fit, *rehearsal.warnings),
+        notes=tuple(rehearsal.notes),
+        fit=fit,
+        adapter=_adapter(config, outline or shape),
+    )
 
 
-def check_elsewhere(config: RunConfig, shape: ModelShape | None, fit: Fit | None) -> Preflight:
+def check_elsewhere(config: RunConfig, device_memory: int) -> Preflight:
     """Return what is wrong with a run that is to start on another machine: what the configuration and the shape tell.
 
     Args:
         config: of the run.
-        shape: of its model, if it is known.
-        fit: of the run to the other machine, if it is known.
+        device_memory: bytes of its GPU.
     """
-    lora = config.model.lora
+    lora, shape = config.model.lora, shape_for(config)
+    fit = None if shape is None else fit_of(config, shape, device_memory)
     layers = () if lora is None or shape is None else layer_faults(lora, shape.linear_layers)
-    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=() if fit is None else fit.warnings())
+    warnings = () if fit is None else fit.warnings()
+    return Preflight(faults=(*layers, *memory_faults(fit)), warnings=warnings, fit=fit, adapter=_adapter(config, shape))
+
+
+def _adapter(config: RunConfig, model: Outline | ModelShape | None) -> AdapterSummary | None:
+    return None if model is None else summary_of(config, model)
 
 
 def require_start(

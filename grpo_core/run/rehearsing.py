@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, Any
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import cause
@@ -22,18 +22,19 @@ REWARD_SECONDS, DATA_SECONDS = 30.0, 120.0
 
 
 @contextlib.contextmanager
-def rehearsing(config: RunConfig, folders: Sequence[str]) -> Iterator["Rehearsal"]:
+def rehearsing(config: RunConfig, folders: Sequence[str], module: str = MODULE) -> Iterator["Rehearsal"]:
     """Yield the process, which works while the caller looks at other things; whatever it has started is killed at the end.
 
     Args:
         config: of the run.
         folders: from which reward functions are imported, beside what is installed.
+        module: what the process runs; it writes lines as `rehearsal.py` does.
     """
     read_end, write_end = os.pipe()
     with held_lifeline() as lifeline, tempfile.TemporaryFile() as errors, os.fdopen(read_end, "rb", buffering=0) as results:
         try:
             process = subprocess.Popen(
-                [interpreter(config.training.python), "-m", MODULE, str(write_end)],
+                [interpreter(config.training.python), "-m", module, str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -64,11 +65,13 @@ class Rehearsal:
         self.warnings: list[str] = []
         """What it finds doubtful, once `faults` has returned."""
         self.notes: list[str] = []
+        self.outline: dict[str, Any] | None = None
+        """Of the model (`model_check.py`), once `faults` has returned."""
 
     def faults(self) -> list[str]:
         """Return what it finds wrong, in one line each; it is waited for as long as each of its parts may take."""
         faults: list[str] = []
-        doing, seconds = "the process that calls reward functions", DATA_SECONDS
+        doing, seconds = "a process that looks at the run", DATA_SECONDS
         while True:
             line = self._next_line(time.monotonic() + seconds)
             if line is None:
@@ -82,8 +85,9 @@ class Rehearsal:
             faults += [facts["fault"]] if "fault" in facts else []
             self.warnings += [facts["warning"]] if "warning" in facts else []
             self.notes += [facts["note"]] if "note" in facts else []
+            self.outline = facts.get("outline", self.outline)
             doing = facts.get("doing", doing)
-            seconds = DATA_SECONDS if doing.startswith("data") else REWARD_SECONDS
+            seconds = DATA_SECONDS if doing.startswith(("data", "model")) else REWARD_SECONDS
 
     def _next_line(self, deadline: float) -> bytes | None:
         """Return the next line; empty at its end, None where the deadline passes."""

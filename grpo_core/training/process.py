@@ -23,6 +23,7 @@ from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
 from grpo_core.plain_text import visible
+from grpo_core.policy.outline import unreached_by
 from grpo_core.policy.saved import TrainingState
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
@@ -177,6 +178,8 @@ def _run(
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:
     """Return what the `start` and `resume` records say of how the run is computed after `step`."""
+    from grpo_core.policy.supported import outline_of
+
     policy, sizes = session.policy, session.pass_plan.after(step)
     return {
         "engine": config.training.engine,
@@ -189,6 +192,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "kernels": _unless("compiled", "torch's", policy.uncompiled_because),
         "completions": _unless("without padding", "padded", policy.padded_because),
         PASSES_FIELD: sizes.as_json(),
+        "left_out": unreached_by(config, outline_of(policy.model)),
         "memory": _estimate(
             acting_on(sizes.applied(config), on_gpu=policy.device.type == "cuda"), padded=policy.padded_because is not None
         ),

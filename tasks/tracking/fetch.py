@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import ModelError, TrackingError
-from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
@@ -102,5 +102,8 @@ def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
 def _saved_policy(tags: Mapping[str, str]) -> Path | None:
     """Return the folder where the run saved its policy, if it is on this machine and unchanged."""
     folder = Path(tags.get("policy_path", ""))
-    unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
+    try:
+        unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
+    except ModelError:  # its weights are gone
+        return None
     return folder if unchanged else None

@@ -126,14 +126,6 @@ def test_a_damaged_model_is_made_again(damage: Callable[[Path], None]) -> None:
     assert (folder / "model.safetensors").read_bytes() == weights
 
 
-def test_a_cut_model_of_the_last_version_which_has_no_list_is_made_again_and_a_whole_one_is_used(tmp_path: Path) -> None:
-    folder = write_model(model_folder("test"))
-    assert made_once("scratch:test", folder, lambda _: pytest.fail("it is whole")) == folder
-    cut(folder)
-    assert is_whole(made_once("scratch:test", folder, make))
-    assert (folder / MADE_FILE).exists()
-
-
 def test_a_copied_cache_is_whole_although_its_times_are_others(tmp_path: Path) -> None:
     folder = made_once("scratch:test", model_folder("test"), make)
     copy = shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)

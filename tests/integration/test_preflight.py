@@ -1,6 +1,8 @@
 """What is found before a run has a folder: rewards that fail, hang or end their process, models, data, disk, memory."""
 
+import itertools
 import json
+import math
 import os
 import shutil
 import socket
@@ -15,11 +17,13 @@ import pytest
 
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, ModelError
+from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.sources.having import lacks_chat_template, require_model
 from grpo_core.run import rehearsing
 from grpo_core.run.imports import import_folders, is_own_folder
 from grpo_core.run.preflight import check_start, require_start
 
+INDEX = "model.safetensors.index.json"
 REWARDS = '''"""Reward functions with a mistake each."""
 import helpers_of_this_test
 
@@ -401,7 +405,14 @@ def test_a_run_without_a_mistake_has_none(tiny_config: Any) -> None:
 def test_too_little_disk_and_memory_are_refused_with_numbers(faults: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
     """A file of a terabyte that takes no room: only its header is written."""
     folder, parameters = shutil.copytree(tiny_model_dir, tmp_path / "large"), 250_000_000_000
-    header = json.dumps({"w": {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 4 * parameters]}}).encode()
+    shapes = {name: list(tensor.shape) for name, tensor in stored_tensors(folder / "model.safetensors").items()}
+    shapes["model.embed_tokens.weight"][0] += (parameters - sum(map(math.prod, shapes.values()))) // 32
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": shapes["model.embed_tokens.weight"][0]}
+    (folder / "config.json").write_text(json.dumps(config))
+    ends = [0, *itertools.accumulate(4 * math.prod(shape) for shape in shapes.values())]
+    tensors = zip(shapes.items(), itertools.pairwise(ends), strict=True)
+    facts = {name: {"dtype": "F32", "shape": shape, "data_offsets": offsets} for (name, shape), offsets in tensors}
+    header = json.dumps({**facts, "__metadata__": {"format": "pt"}}).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + 4 * parameters)
@@ -437,7 +448,10 @@ def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path
     assert "is no safetensors file" in damaged("e", lambda folder: (folder / "model.safetensors").write_bytes(junk))
     index = {"weight_map": {"a": "model-2.safetensors"}}
     assert "names model-2.safetensors, which the folder lacks" in damaged(
-        "f", lambda folder: (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        "f",
+        lambda folder: (
+            (folder / "model.safetensors").rename(folder / "model-1.safetensors").with_name(INDEX).write_text(json.dumps(index))
+        ),
     )
     assert "names no model_type" in damaged("g", lambda folder: (folder / "config.json").write_text("{}"))
     tokenizers = ("tokenizer.json", "tokenizer_config.json")

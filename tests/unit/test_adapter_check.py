@@ -45,9 +45,16 @@ def start(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
+def layers(config: RunConfig) -> Any:
+    """Return the linear layers of a configuration's model."""
+    shape = shape_for(config)
+    assert shape is not None
+    return shape.linear_layers
+
+
 def faults(config: RunConfig) -> tuple[str, ...]:
     """Return what the checks find."""
-    return tuple(adapter_faults(config, shape_for(config)))
+    return tuple(adapter_faults(config, layers(config)))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +242,7 @@ def test_an_adapter_as_large_as_its_matrices_is_warned_about(config: Make) -> No
     # q_proj is 32 x 32: of rank 16 its factors have as many weights, of rank 15 fewer.
     for rank, count in ((15, 0), (16, 1)):
         chosen = config(rank=rank, target_modules=["q_proj"])
-        found = list(adapter_warnings(chosen, shape_for(chosen)))
+        found = list(adapter_warnings(chosen, layers(chosen)))
         assert len(found) == count
         assert all(
             "16 makes the adapter (2,048 weights) no smaller than the matrices that have one (2,048)" in w for w in found

@@ -13,7 +13,7 @@ from grpo_core.evaluation.__main__ import main
 from grpo_core.evaluation.once import evaluate_if_needed
 from grpo_core.evaluation.plan import is_evaluated
 from grpo_core.evaluation.reuse import evaluated_once, evaluation_identity, keep_evaluation, use_kept
-from grpo_core.policy.loading import weights_digest
+from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.journal import read_journal
 from grpo_core.training.from_python import train

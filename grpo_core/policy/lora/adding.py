@@ -3,19 +3,15 @@
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
-from torch import nn
 from transformers import PreTrainedModel
 
 from grpo_core.config import LoraConfig
-from grpo_core.errors import ModelError, raised_as
+from grpo_core.errors import ModelError, few_names, raised_as
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.layers import ADAPTER, adapted_layers
-from grpo_core.policy.lora.targets import layer_faults
-
-ALL = "all-linear"
-"""PEFT's word for every linear layer but the vocabulary head."""
+from grpo_core.policy.lora.targets import layer_faults, layers_with_adapter
+from grpo_core.policy.supported import outline_of
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: Dtype, source: str) -> None:
@@ -32,13 +28,16 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
         source: where the base comes from, for whoever loads the adapter later.
 
     Raises:
-        ModelError: a target module is not there, is not linear, or is smaller than the rank.
+        ModelError: a target module is not there, is not linear, or is smaller than the rank, or there is no linear layer.
     """
-    _check_targets(model, lora)
+    layers = outline_of(model).linear_layers
+    if (fault := next(layer_faults(lora, layers), None)) is not None:
+        raise ModelError(fault)
+    linear = [name for name, _ in layers_with_adapter(lora, layers)]
     config = PeftConfig(
         r=lora.rank,
         lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
-        target_modules=ALL if lora.target_modules is None else list(lora.target_modules),
+        target_modules=linear,
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,
@@ -46,26 +45,11 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
     with raised_as(ModelError, "model.lora: {cause}", ValueError), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # PEFT draws A on the CPU
         inject_adapter_in_model(config, model, ADAPTER)
-    _check_layers(model)
+    if others := set(linear).symmetric_difference(name for name, _ in adapted_layers(model)):
+        raise ModelError(f"model.lora: PEFT gives an adapter to other layers than were asked for ({few_names(others, 3)})")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     if dtype == "bfloat16":
         for _, layer in adapted_layers(model):
             base_layer(layer).to(torch.bfloat16)
     model.eval()
-
-
-def _check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
-    head = model.get_output_embeddings()
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
-    fault = next(layer_faults(lora, {name: (layer.in_features, layer.out_features) for name, layer in linear.items()}), None)
-    if fault is not None:
-        raise ModelError(fault)
-
-
-def _check_layers(model: PreTrainedModel) -> None:
-    layers = dict(adapted_layers(model))
-    others = [name for name, module in model.named_modules() if isinstance(module, LoraLayer) and name not in layers]
-    wrong = [*others, *(name for name, layer in layers.items() if type(base_layer(layer)) is not nn.Linear)]
-    if wrong:
-        raise ModelError(f"model.lora.target_modules: {wrong[0]} is no plain linear layer, and cannot have an adapter here")

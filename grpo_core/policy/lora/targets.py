@@ -40,6 +40,8 @@ def layer_faults(lora: LoraConfig, layers: Mapping[str, Sides]) -> Iterator[str]
         if not any(is_target(target, name) for name in layers):
             yield f"{TARGETS}: {name_of(target)} is {_why_no_target(target, layers)}"
     adapted = dict(layers_with_adapter(lora, layers))
+    if not layers:
+        yield "model.lora: no layer of this model is a plain linear layer, so none can have an adapter; set it to null"
     if adapted:
         name = min(adapted, key=lambda name: min(adapted[name]))
         inputs, outputs = adapted[name]

@@ -4,7 +4,6 @@ A model is made by one process, under a lock, in a folder beside its place, and 
 files, `made.manifest`, is part of it. A finished model is read without the lock, also from a folder that cannot be written.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -74,15 +73,12 @@ def made_once(source: str, target: Path, make: Callable[[Path], None]) -> Path:
 def is_whole(target: Path) -> bool:
     """Return whether a model is there with every file as it was made.
 
-    Sizes and times are compared, and contents where only the time is another one: the folder was copied. A model of an older
-    version has no list: its weights say themselves how long their file is.
+    Sizes and times are compared, and contents where only the time is another one: the folder was copied.
     """
     if not (target / MODEL_FILE).is_file():
         return False
     try:
         made = read_json(target / MADE_FILE)
-    except FileNotFoundError:
-        return _is_plausible(target)
     except (OSError, ValueError):
         return False
     return (
@@ -99,33 +95,6 @@ def _is_unchanged(file: Path, facts: Mapping[str, Any]) -> bool:
         return is_as_long and (found.st_mtime_ns == facts.get("modified_ns") or sha256_of(file) == facts.get("sha256"))
     except OSError:
         return False
-
-
-def _is_plausible(target: Path) -> bool:
-    try:
-        for file in target.glob("*.json"):
-            read_json(file)
-        weights = list(target.glob("*.safetensors"))
-        return bool(weights) and all(_is_complete(file) for file in weights)
-    except (OSError, ValueError):
-        return False
-
-
-def _is_complete(weights: Path) -> bool:
-    """Return whether a safetensors file is as long as its header says.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it has no such header.
-    """
-    size = weights.stat().st_size
-    with weights.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > size:
-            return False
-        header = json.loads(file.read(length))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return bool(size == 8 + length + max(ends, default=0))
 
 
 def _replace(source: str, target: Path, make: Callable[[Path], None]) -> None:

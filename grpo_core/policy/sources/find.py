@@ -5,8 +5,13 @@ from pathlib import Path
 from grpo_core.errors import ModelError, cause, shown
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.sources import bundled, scratch
+from grpo_core.policy.sources.pickled import as_safetensors, safetensors_here
+from grpo_core.policy.sources.weight_files import INDEX, PICKLED, weight_files
 
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+WEIGHTS = ("*.safetensors", f"*.safetensors{INDEX}")
+PICKLES = (f"pytorch_model*{PICKLED}", f"pytorch_model*{PICKLED}{INDEX}")
+"""What a repository without the former is loaded from."""
 
 
 def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
@@ -25,8 +30,21 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
         return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
     folder = folder_of(source) or _download(source, trust_remote_code)
     if not (folder / "config.json").exists():
-        raise ModelError(f"model.source {source}: the folder has no config.json, so it is not a transformers model")
-    return folder
+        raise ModelError(
+            f"model.source {source}: the folder has no config.json, so it is not a transformers model{policy_beside(folder)}"
+        )
+    return as_safetensors(source, folder)
+
+
+def policy_beside(folder: Path) -> str:
+    """Return how a message about a folder that is no model ends: where it is a checkpoint or a run, with its policy."""
+    steps = sorted(folder.glob("checkpoints/step_*/policy")) or sorted(folder.glob("step_*/policy"))
+    policy = next((place for place in (folder / "policy", *reversed(steps)) if place.is_dir()), None)
+    if policy is None:
+        return ""
+    if (policy / ADAPTER_CONFIG).exists():
+        return f"; its policy is an adapter: give the model that it was trained on, and model.lora.init_from={policy}"
+    return f"; its policy is {policy}"
 
 
 def resolve_adapter(source: str) -> Path:
@@ -37,12 +55,21 @@ def resolve_adapter(source: str) -> Path:
     """
     folder = folder_of(source) or _download(source, trust_remote_code=False, key="model.lora.init_from")
     if not (folder / ADAPTER_CONFIG).exists():
-        raise ModelError(f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter")
+        raise ModelError(
+            f"model.lora.init_from {source}: the folder has no {ADAPTER_CONFIG}, so it is no PEFT adapter"
+            f"{policy_beside(folder)}"
+        )
     return folder
 
 
 def model_here(source: str) -> Path | None:
     """Return the folder of a model that `resolve_model` would find without converting, making or downloading anything."""
+    folder = files_here(source)
+    return None if folder is None else safetensors_here(folder)
+
+
+def files_here(source: str) -> Path | None:
+    """Return the folder in which a model is that needs no more than to be converted."""
     if source.startswith(bundled.PREFIX):
         return bundled.bundled_model_here(source.removeprefix(bundled.PREFIX))
     if source.startswith(scratch.PREFIX):
@@ -55,9 +82,11 @@ def _downloaded(source: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", *WEIGHT_FILES], local_files_only=True))
-    except Exception:  # noqa: BLE001  (as in `_download`; it is not here)
+        folder = Path(snapshot_download(source, local_files_only=True))
+        weight_files(folder)
+    except Exception:  # noqa: BLE001  (as in `_download`; it, or a part of it, is not here)
         return None
+    return folder
 
 
 def folder_of(source: str) -> Path | None:
@@ -72,10 +101,12 @@ def folder_of(source: str) -> Path | None:
 def _download(source: str, trust_remote_code: bool, key: str = "model.source") -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.txt", "*.model", "*.jinja", *WEIGHT_FILES, *(["*.py"] if trust_remote_code else [])]
+    wanted = [*SMALL_FILES, *WEIGHTS, *(["*.py"] if trust_remote_code else [])]
     made_here = f"a bundled model (needs the prefix {bundled.PREFIX!r}), a recipe ({scratch.PREFIX!r}), "
     try:
-        return Path(snapshot_download(source, allow_patterns=wanted))
+        folder = Path(snapshot_download(source, allow_patterns=wanted))
+        has_weights = any(folder.glob(WEIGHTS[0]))
+        return folder if has_weights else Path(snapshot_download(source, allow_patterns=[*wanted, *PICKLES]))
     except Exception as error:  # the hub client raises a dozen unrelated types: offline, 404, gated, bad id
         raise ModelError(
             f"{key} {shown(source)} cannot be used. Tried: {made_here if key == 'model.source' else ''}"

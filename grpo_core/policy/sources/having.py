@@ -1,22 +1,20 @@
 """Whether the model of a run can be had, found out without loading, converting or downloading it."""
 
 import json
-import struct
 from pathlib import Path
 
-from grpo_core.errors import ModelError, cause, few_names, name_of, shown
+from grpo_core.errors import ModelError, cause, name_of, shown
 from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
+from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.sources import bundled, scratch
-from grpo_core.policy.sources.find import folder_of, model_here
+from grpo_core.policy.sources.find import files_here, policy_beside
+from grpo_core.policy.sources.weight_files import ENTRIES, PICKLED, weight_files, weights_entry
 
 CONFIG_FILE = "config.json"
-WEIGHTS = (".safetensors", ".bin")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", TOKENIZER_CONFIG, "vocab.json", "spiece.model")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 """Files that hold it, where `tokenizer_config.json` does not."""
-HEADER = struct.Struct("<Q")
-LARGEST_HEADER = 100_000_000
 
 
 def require_model(source: str) -> None:
@@ -30,15 +28,15 @@ def require_model(source: str) -> None:
     elif source.startswith(scratch.PREFIX):
         if source.removeprefix(scratch.PREFIX) not in scratch.RECIPES:
             raise ModelError(f"model.source {source}: no such recipe; known: {', '.join(sorted(scratch.RECIPES))}")
-    elif (folder := folder_of(source)) is not None:
+    elif (folder := files_here(source)) is not None:
         _require_files(source, folder)
-    elif model_here(source) is None:
+    else:
         _require_on_hub(source)
 
 
 def lacks_chat_template(source: str) -> bool:
     """Return whether a model is known to have no chat template, as far as it is here; what is made here has none."""
-    folder = model_here(source)
+    folder = files_here(source)
     if folder is None:
         return source.startswith(scratch.PREFIX)
     has_file = any((folder / name).exists() for name in TEMPLATES)
@@ -49,13 +47,12 @@ def _require_files(source: str, folder: Path) -> None:
     names = {file.name for file in folder.iterdir() if file.is_file()}
     what = f"model.source {name_of(source, 200)}:"
     if fault := _missing(names):
-        raise ModelError(f"{what} the folder {fault}; give a folder in transformers' format")
-    for index in sorted(name for name in names if name.endswith(".safetensors.index.json")):
-        weight_map = _read_json(what, folder / index).get("weight_map")
-        missing = sorted(set(weight_map.values() if isinstance(weight_map, dict) else ()) - names)
-        if missing:
-            raise ModelError(f"{what} {index} names {few_names(missing, 3)}, which the folder lacks; copy or download it again")
-    for file in sorted(folder.glob("*.safetensors")):
+        raise ModelError(f"{what} the folder {fault}{policy_beside(folder)}; give a folder in transformers' format")
+    try:
+        files = weight_files(folder)
+    except ModelError as error:
+        raise ModelError(f"{what} {error}") from error
+    for file in files:
         if (fault := _damage(file)) is not None:
             raise ModelError(f"{what} {file.name} {fault}; copy or download it again")
     if "model_type" not in _read_json(what, folder / CONFIG_FILE):
@@ -66,8 +63,8 @@ def _missing(names: set[str]) -> str | None:
     """Return what a list of file names lacks to be a model; None where nothing is."""
     if CONFIG_FILE not in names:
         return f"has no {CONFIG_FILE}, so it is not a transformers model"
-    if not any(name.endswith(WEIGHTS) for name in names):
-        return f"holds no weights (*{', *'.join(WEIGHTS)})"
+    if weights_entry(names) is None:
+        return f"holds no weights ({', '.join(ENTRIES)})"
     return None if names & set(TOKENIZERS) else f"has no tokenizer ({', '.join(TOKENIZERS)})"
 
 
@@ -82,20 +79,17 @@ def _read_json(what: str, file: Path) -> dict[str, object]:
 
 
 def _damage(file: Path) -> str | None:
-    """Return what is wrong with a safetensors file, as far as its size and header tell; None where nothing is."""
+    """Return what is wrong with a file of weights, as far as its size and header tell; None where nothing is."""
     try:
         with file.open("rb") as stream:
-            start = stream.read(HEADER.size)
-            if start.startswith(b"version "):
+            if stream.read(8) == b"version ":
                 return "is a pointer of Git LFS, not the file (`git lfs pull` fetches it)"
-            (length,) = HEADER.unpack(start)
-            if length > LARGEST_HEADER:
-                return "is no safetensors file"
-            tensors = [facts["data_offsets"][1] for name, facts in json.loads(stream.read(length)).items() if name[:2] != "__"]
-        missing = HEADER.size + length + max(tensors, default=0) - file.stat().st_size
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
-        return f"is no safetensors file ({cause(error, 80)})"
-    return f"is cut off: {missing} bytes are missing" if missing > 0 else None
+        if file.suffix != PICKLED:
+            stored_tensors(file)
+    except (OSError, ValueError) as error:
+        text = cause(error, 80)
+        return f"is {text}" if text.startswith("cut off") else f"is no safetensors file ({text})"
+    return None
 
 
 def _require_on_hub(source: str) -> None:

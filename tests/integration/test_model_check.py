@@ -1,0 +1,206 @@
+"""What is found out about a model before a run begins: in a process of its own, once for each state of its folder."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.cli.folders import print_how_to_resume, working_in
+from grpo_core import resume_training, train
+from grpo_core.errors import ModelError, TrainingError
+from grpo_core.policy import supported
+from grpo_core.policy.loading import load_model
+from grpo_core.policy.opening import open_policy, require_positions
+from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.sources.having import require_model
+from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import read_journal
+from grpo_core.run.preflight import Preflight, check_start
+from tests.model_folders import SIZES, SUPPORTED, UNSUPPORTED, prefixed, to_pickle, write_family
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+Check = Callable[..., Preflight]
+
+
+@pytest.fixture
+def check(tiny_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Return a function that checks a run with the model of a folder, in a cache of its own."""
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(20)))
+    data = {
+        "data.source": f"file:{tmp_path / 'rows.jsonl'}",
+        "data.task_args": {},
+        "data.chat_template": False,
+        "rewards": [{"fn": "exact_answer"}],
+    }
+
+    def act(folder: Path, **overrides: Any) -> Preflight:
+        return check_start(tiny_config({**data, "model.source": str(folder), **overrides}), ())
+
+    return act
+
+
+@pytest.mark.proof
+def test_a_folder_is_looked_at_in_a_process_and_again_only_where_it_changed(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_family(tmp_path / "model", "qwen2", SIZES)
+    assert check(folder).faults == ()
+    with monkeypatch.context() as patched:
+        patched.setattr("grpo_core.run.model_check.MODULE", "nowhere_of_this_test")
+        assert check(folder).faults == ()
+    prefixed("_orig_mod.")(folder)
+    (fault,) = check(folder).faults
+    assert "27 are missing: lm_head.weight, model.embed_tokens.weight, model.layers.0.input_layernorm.weight" in fault
+    assert "27 are of no use: _orig_mod.lm_head.weight" in fault
+    assert fault.endswith("take the prefix _orig_mod. off the names")
+    assert check(folder).faults == (fault,)
+
+
+@pytest.mark.proof
+def test_a_pickle_is_checked_without_being_converted(check: Check, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen2", SIZES)
+    to_pickle()(folder)
+    found = check(folder)
+    assert found.faults == ()
+    assert found.fit is not None  # its memory is known
+    assert not (tmp_path / "cache" / "models").exists()
+    assert check(folder, **{"model.lora.rank": 64}).faults[0].startswith("model.lora.rank: 64 is more than 16")
+
+
+@pytest.mark.proof
+def test_positions_that_are_learned_bound_a_run_and_others_are_warned_about(check: Check, tmp_path: Path) -> None:
+    lengths = {"rollout.max_prompt_tokens": 40, "rollout.max_completion_tokens": 32}
+    learned = write_family(tmp_path / "learned", "gpt2", SUPPORTED["gpt2"])
+    text = "max_prompt_tokens 40 + max_completion_tokens 32 = 72, and the model"
+    found = check(learned, **lengths)
+    assert found.faults == (f"rollout: {text} has no positions beyond 64 tokens; lower one of the two",)
+    assert check(learned, **{**lengths, "rollout.max_prompt_tokens": 32}).faults == ()
+    rotary = write_family(tmp_path / "rotary", "llama", {**SIZES, "max_position_embeddings": 64})
+    found = check(rotary, **lengths)
+    assert found.faults == ()
+    assert found.warnings == (f"rollout: {text} was made for texts of at most 64 tokens; lower one of the two",)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "mpt"])
+def test_a_training_refuses_lengths_beyond_positions(family: str, tiny_config: Callable[..., Any], tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", family, SUPPORTED[family])
+    lengths = {"rollout.max_prompt_tokens": 200, "rollout.max_completion_tokens": 57}
+    config = tiny_config({"model.source": str(folder), **lengths})
+    policy = open_policy(folder, config)
+    with pytest.raises(ModelError, match="has no positions beyond"):
+        require_positions(policy, config)
+    with pytest.raises((IndexError, RuntimeError)):  # what it would come to
+        policy.model(input_ids=torch.ones(1, 257, dtype=torch.long))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe", "mixtral", "deepseek_v3"])
+def test_weights_that_no_adapter_reaches_are_named(family: str, check: Check, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", family, SUPPORTED[family])
+    found = check(folder, **{"model.lora.rank": 2})
+    assert found.faults == ()
+    (text,) = (warning for warning in found.warnings if "null reaches plain linear layers" in warning)
+    assert ".mlp.experts.gate_up_proj" in text
+    assert " of " in text
+    assert found.adapter is not None
+    explicit = check(folder, **{"model.lora.rank": 2, "model.lora.target_modules": ["o_proj"]})
+    assert not [warning for warning in explicit.warnings if "null reaches" in warning]
+
+
+def test_a_model_without_a_plain_linear_layer_gets_no_adapter(check: Check, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "gpt2", SUPPORTED["gpt2"])
+    (fault,) = check(folder, **{"model.lora.rank": 2, "rollout.max_prompt_tokens": 32}).faults
+    assert fault.startswith("model.lora: no layer of this model is a plain linear layer")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "nanochat", "cohere", "granite"])
+def test_logits_that_are_changed_after_the_head_are_found_by_value_too(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft cap of 30 changes logits of a random tiny model by less than 1e-4; it is looked at where they are 100."""
+    folder = write_family(tmp_path / "model", family, UNSUPPORTED[family][0])
+    monkeypatch.setattr(supported, "LOGITS_CHANGED_BY", ())
+    with pytest.raises(ModelError, match="has other logits than its vocabulary head"):
+        load_model(folder)
+
+
+def test_a_checkpoint_and_a_run_point_at_their_policy(tmp_path: Path) -> None:
+    for number in (8, 12):
+        write_family(tmp_path / "run" / "checkpoints" / f"step_{number:06}" / "policy", "llama", SIZES)
+    policy = tmp_path / "run" / "checkpoints" / "step_000012" / "policy"
+    for place in (policy.parent, policy.parents[1], policy.parents[2]):
+        with pytest.raises(ModelError, match=r"has no config\.json") as caught:
+            require_model(str(place))
+        assert f"; its policy is {policy};" in str(caught.value)
+    require_model(str(policy))
+    (policy / "config.json").rename(policy / "adapter_config.json")
+    with pytest.raises(ModelError, match=f"its policy is an adapter: .* model.lora.init_from={policy}"):
+        require_model(str(policy.parent))
+
+
+def test_a_resume_that_would_meet_the_same_model_is_not_proposed(
+    tiny_run: Callable[..., RunDir], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def proposed(message: str) -> bool:
+        with pytest.raises(TrainingError), working_in(run_dir.path):
+            raise TrainingError(message)
+        capsys.readouterr()
+        print_how_to_resume()
+        return "resume with" in capsys.readouterr().err
+
+    run_dir = tiny_run()
+    assert not proposed("model.source: llama in folder: it cannot be loaded")
+    assert proposed("rewards.0.fn: raised KeyError")
+    run_dir.checkpoints.mkdir()
+    assert proposed("model.source: llama in folder: it cannot be loaded")
+
+
+@pytest.mark.proof
+def test_a_start_says_what_its_adapter_leaves_out(tiny_run: Callable[..., RunDir], tmp_path: Path) -> None:
+    from grpo_core.training.__main__ import main
+
+    folder = write_family(tmp_path / "model", "qwen3_moe", SUPPORTED["qwen3_moe"])
+    run_dir = tiny_run({"model.source": str(folder), "model.lora.rank": 2, "training.steps": 1, "data.chat_template": False})
+    assert main([str(run_dir.path)]) == 0
+    left_out = read_journal(run_dir.journal_file)[0].data["left_out"]
+    assert left_out is not None
+    assert "model.layers.*.mlp.experts.gate_up_proj" in left_out
+
+
+def test_a_stored_weight_that_nothing_takes_is_of_another_model(tiny_config: Callable[..., Any], tiny_model_dir: Path) -> None:
+    policy = open_policy(tiny_model_dir, tiny_config())
+    shapes = {name: list(tensor.shape) for name, tensor in policy.weights().items()}
+    assert policy.misfit(shapes) is None
+    assert policy.misfit({**shapes, "v_head.weight": [1, 32]}) == "v_head.weight is no weight of this model"
+
+
+def test_other_weights_behind_an_adapter_are_not_loaded_silently(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+    prefixed("module.")(folder)
+    with pytest.raises(ModelError, match=r"take the prefix module\. off the names"):
+        load_model(folder)
+
+
+@pytest.mark.proof
+def test_runs_of_two_pickles_have_a_digest_of_their_own_and_a_changed_one_is_not_resumed(
+    tiny_config: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Two models alike but for the weights."""
+    runs = []
+    for place, name in enumerate(("a", "b")):
+        folder = write_family(tmp_path / name, "llama", SIZES)
+        to_pickle(lambda weights, place=place: {key: tensor + 0.01 * place for key, tensor in weights.items()})(folder)
+        config = tiny_config({"model.source": str(folder), "training.steps": 1, "data.chat_template": False})
+        runs.append(train(config, run_dir=tmp_path / f"run_{name}", evaluate=False, progress=False))
+        digest = RunDir(runs[-1].path).read_provenance()["model_digest"]
+        assert digest == weights_digest(resolve_model(str(folder)))
+    first, second = (RunDir(run.path).read_provenance()["model_digest"] for run in runs)
+    assert first != second
+    shutil.copy(tmp_path / "b" / "pytorch_model.bin", tmp_path / "a" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"has weights .* that are not those"):
+        resume_training(runs[0].path, evaluate=False, progress=False)

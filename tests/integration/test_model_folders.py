@@ -1,0 +1,182 @@
+"""What the checks say of a model folder is what a training meets: families that can be trained or not, and broken folders."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_core.config import RunConfig, apply_overrides, validate_config
+from grpo_core.errors import GrpoError, ModelError
+from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy.loading import check_folder
+from grpo_core.policy.opening import open_policy
+from grpo_core.policy.outline import Outline
+from grpo_core.policy.policy import Policy
+from grpo_core.policy.sources.find import model_here, resolve_model
+from grpo_core.policy.sources.having import require_model
+from grpo_core.policy.sources.weight_files import weight_files, weights_digest
+from grpo_core.types import Prompt
+from tests.model_folders import BROKEN, SIZES, SOUND, SUPPORTED, UNSUPPORTED, to_pickle, write_family
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+Configure = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def configure(tiny_values: dict[str, Any]) -> Configure:
+    """Return a function that makes a configuration of a folder."""
+
+    def make(folder: Path, **overrides: Any) -> RunConfig:
+        short = {"rollout.max_prompt_tokens": 16, "rollout.max_completion_tokens": 12, "data.chat_template": False}
+        return validate_config(apply_overrides(tiny_values, {"model.source": str(folder), **short, **overrides}))
+
+    return make
+
+
+def checked(config: RunConfig) -> Outline:
+    """Return what the checks find of a model, in this process.
+
+    Raises:
+        ModelError: they refuse it.
+    """
+    require_model(config.model.source)
+    return check_folder(Path(config.model.source))
+
+
+def loaded(config: RunConfig) -> Policy:
+    """Return the policy that a training would begin with."""
+    return open_policy(resolve_model(config.model.source), config)
+
+
+def refusal(act: Callable[[RunConfig], Any], config: RunConfig) -> str | None:
+    """Return how something is refused; None where it is not."""
+    try:
+        act(config)
+    except GrpoError as error:
+        return str(error)
+    return None
+
+
+def difference_from_transformers(policy: Policy, folder: Path) -> float:
+    """Return how far log-probabilities are at most from those of plain transformers, one row without padding at a time."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = tuple(
+        Prompt(
+            id=number,
+            content="x",
+            text="x",
+            token_ids=tuple((7 * number + 3 * place) % 80 + 8 for place in range(size)),
+            columns={},
+        )
+        for number, size in enumerate((5, 13, 9))
+    )
+    settings = SamplingSettings(group_size=3, max_completion_tokens=12, temperature=1.0, top_p=1.0, top_k=None)
+    sampled = policy.sample(prompts, settings, RandomKey(seed=0, stream=Stream.TRAIN, step=1))
+    expected = torch.zeros_like(sampled.sampling_per_token_logps)
+    for row, mask in enumerate(sampled.completion_mask):
+        prompt, completion = list(prompts[row // 3].token_ids), sampled.completion_ids[row][mask].tolist()
+        with torch.no_grad():
+            logits = plain(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0].log_softmax(-1)
+        for place, token in enumerate(completion):
+            expected[row, place] = logits[len(prompt) - 1 + place, token]
+    mask = sampled.completion_mask
+    found = (sampled.sampling_per_token_logps, policy.logps(sampled))
+    return max(float((logps - expected)[mask].abs().max()) for logps in found)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_a_family_that_the_checks_accept_has_the_log_probabilities_of_transformers(
+    family: str, configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(write_family(tmp_path / "model", family, SUPPORTED[family]))
+    outline, policy = checked(config), loaded(config)
+    assert outline.parameters == policy.model.num_parameters()
+    assert difference_from_transformers(policy, tmp_path / "model") < 1e-5
+
+
+@pytest.mark.parametrize("family", UNSUPPORTED)
+def test_a_family_that_cannot_be_trained_is_refused_alike_before_and_at_the_load(
+    family: str, configure: Configure, tmp_path: Path
+) -> None:
+    settings, part = UNSUPPORTED[family]
+    config = configure(write_family(tmp_path / "model", family, settings))
+    said = refusal(checked, config)
+    assert said is not None
+    assert part in said
+    assert said == refusal(loaded, config)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_leaves_a_model_is_accepted_and_loaded_with_its_values(name: str, configure: Configure, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen2", {**SIZES, "tie_word_embeddings": True})
+    stored = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}  # they are mapped
+    SOUND[name](folder)
+    config = configure(folder)
+    assert refusal(checked, config) is None
+    weights, half = dict(loaded(config).model.named_parameters()), name == "half precision"
+    assert weights.keys() == stored.keys()
+    assert all(torch.equal(weights[key], value.bfloat16().float() if half else value) for key, value in stored.items())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused_before_and_at_the_load(name: str, configure: Configure, tmp_path: Path) -> None:
+    change, part = BROKEN[name]
+    folder = write_family(tmp_path / "model", "qwen2", {**SIZES, "tie_word_embeddings": True})
+    change(folder)
+    config = configure(folder)
+    said = refusal(checked, config)
+    assert said is not None
+    assert part in said
+    assert "\n" not in said
+    assert refusal(loaded, config) is not None
+
+
+def test_pickles_are_told_apart_by_what_they_hold_and_converted_once(configure: Configure, tmp_path: Path) -> None:
+    """Two models alike but for the weights."""
+    folders = [write_family(tmp_path / name, "qwen2", SIZES) for name in ("a", "b")]
+    for place, folder in enumerate(folders):
+        to_pickle(lambda weights, place=place: {name: tensor + place for name, tensor in weights.items()})(folder)
+    assert [model_here(str(folder)) for folder in folders] == [None, None]
+    made = [resolve_model(str(folder)) for folder in folders]
+    assert [model_here(str(folder)) for folder in folders] == made
+    digests = {weights_digest(folder) for folder in (*folders, *made)}
+    assert len(digests) == 4
+    assert [file.name for file in weight_files(made[0])] == ["model.safetensors"]
+    first = {file: file.stat().st_mtime_ns for file in made[0].iterdir()}
+    assert resolve_model(str(folders[0])) == made[0]
+    assert {file: file.stat().st_mtime_ns for file in made[0].iterdir()} == first
+    one, other = (dict(loaded(configure(folder)).model.named_parameters()) for folder in folders)
+    assert all(torch.equal(one[name] + 1, other[name]) for name in one)
+    settings = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
+    assert resolve_model(str(folders[0])) != made[0]  # a changed folder is another model
+
+
+def test_a_digest_of_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no weights"):
+        weights_digest(tmp_path)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_an_adapter_that_the_checks_accept_is_the_one_that_is_trained(
+    family: str, configure: Configure, tmp_path: Path
+) -> None:
+    from grpo_core.policy.lora.adapted import AdaptedPolicy
+    from grpo_core.policy.lora.targets import layer_faults
+
+    config = configure(write_family(tmp_path / "model", family, SUPPORTED[family]), **{"model.lora.rank": 2})
+    outline, lora = checked(config), config.model.lora
+    assert lora is not None
+    if faults := list(layer_faults(lora, outline.linear_layers)):
+        assert refusal(loaded, config) == faults[0]
+        return
+    policy = loaded(config)
+    assert isinstance(policy, AdaptedPolicy)
+    wanted = 2 * sum(sum(sides) for sides in outline.linear_layers.values())
+    assert sum(parameter.numel() for parameter in policy.parameters()) == wanted
