@@ -44,13 +44,13 @@ def check(config: ConfigName, overrides: Overrides = None, as_json: AsJson = Fal
     from grpo_core.run.slow_dtype import slow_dtype_warnings
 
     resolved = load_config(config, parse_overrides(overrides or []))
-    notes = reward_notes(resolved)
     is_here = device_memory is None
     if device_memory is None:
         found = check_start(resolved, import_folders(resolved, config))
     else:
         found = check_elsewhere(resolved, int(device_memory * 1e9))
     slow = slow_dtype_warnings(resolved) if is_here else ()
+    notes = (*reward_notes(resolved), *found.notes)
     fit, adapter = found.fit, found.adapter
     faults, warnings = found.faults, (*check_consistency(resolved), *slow, *found.warnings)
     if as_json:

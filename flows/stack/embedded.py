@@ -33,6 +33,7 @@ from prefect.settings import (
     get_current_settings,
 )
 
+from flows.stack.chosen_prefect import require_chosen_server
 from flows.stack.embedded_database import Condition, damaged, database_file, examine, migration_lock
 from flows.stack.embedded_server import GRACE_SECONDS, MODULE
 from flows.stack.prefect_app import HOSTS_VARIABLE, loopback_hosts
@@ -89,9 +90,10 @@ def start_embedded_server(show: Callable[[str], None] = lambda line: logger.warn
         show: prints a line about a start that takes long or is repeated.
 
     Raises:
-        StackError: it does not start, or its database is damaged.
+        StackError: it does not start, its database is damaged, or the server that the user has chosen cannot be used.
     """
     if PREFECT_API_URL.value() or not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
+        require_chosen_server()
         return
     started = _start(show)
     atexit.register(_end, started)

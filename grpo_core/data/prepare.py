@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_core import types
 from grpo_core.config import RunConfig
+from grpo_core.data.endings import end_tokens_of
 from grpo_core.data.frozen import MANIFEST_FILE, DataManifest, digests, freeze, load_frozen, read_manifest
 from grpo_core.data.prompts import PromptSplit, build_prompts
 from grpo_core.data.sources import file_of, read_rows
@@ -35,7 +36,8 @@ def read_prompts(config: RunConfig) -> PromptSplit:
     rows = read_rows(config.data)
     folder = resolve_model(config.model.source, config.model.trust_remote_code)
     tokenizer = loading.load_tokenizer(folder, config.model.trust_remote_code)
-    return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens)
+    ends = end_tokens_of(folder, tokenizer)
+    return build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, ends)
 
 
 def prepare(config: RunConfig, folder: Path, read: Callable[[RunConfig], PromptSplit] = read_prompts) -> DataManifest:

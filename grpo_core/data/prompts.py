@@ -4,7 +4,7 @@ Which of them a step trains on is a function of the seed and the step alone, so 
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from grpo_core.config import DataConfig
 from grpo_core.config.names import CHARACTERS_PER_TOKEN
+from grpo_core.data.endings import prompt_text, require_open_end, require_question
 from grpo_core.data.rows import check_rows, gold_at
 from grpo_core.data.sources import Row
-from grpo_core.errors import DataError, cause, shown
+from grpo_core.errors import DataError, shown
 from grpo_core.types import Conversation, Prompt
 
 if TYPE_CHECKING:
@@ -34,15 +35,20 @@ class PromptSplit:
 
 
 def build_prompts(
-    rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase", max_prompt_tokens: int
+    rows: Sequence[Row],
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_prompt_tokens: int,
+    end_tokens: Collection[int] = (),
 ) -> PromptSplit:
     """Return the prompts of `rows`, split into train and eval by `data.seed`.
 
     Raises:
-        DataError: a column is missing, a row cannot be used, or a split is left empty.
+        DataError: a column is missing, a row cannot be used, its prompt ends in one of `end_tokens`, which end a completion,
+            or a split is left empty.
     """
     check_rows(rows, config)
-    made = _prompts(rows, config, tokenizer, max_prompt_tokens)
+    made = tokenized(rows, config, tokenizer, max_prompt_tokens, end_tokens)
     kept = [prompt for prompt in made if prompt is not None and len(prompt.token_ids) <= max_prompt_tokens]
     num_too_long = len(rows) - len(kept)
     if not kept:
@@ -66,13 +72,21 @@ def hold_out_all(split: PromptSplit) -> PromptSplit:
     )
 
 
-def _prompts(
-    rows: Sequence[Row], config: DataConfig, tokenizer: "PreTrainedTokenizerBase", max_prompt_tokens: int
+def tokenized(
+    rows: Sequence[Row],
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_prompt_tokens: int,
+    end_tokens: Collection[int],
 ) -> Iterator[Prompt | None]:
-    """Yield the prompt of each row; None where it is too long to be worth tokens."""
+    """Yield the prompt of each row; None where it is too long to be worth tokens.
+
+    Raises:
+        DataError: a row cannot be used, or its prompt ends in one of `end_tokens`.
+    """
     for index, row in enumerate(rows):
         content = raw_content(row, index, config)
-        text = _render(content, index, tokenizer)
+        text = prompt_text(content, index, tokenizer)
         # Too long whatever the tokenizer makes of it, which for megabytes takes minutes to find out.
         if len(text) > max_prompt_tokens * CHARACTERS_PER_TOKEN:
             yield None
@@ -80,34 +94,36 @@ def _prompts(
         token_ids = tuple(tokenizer(text, add_special_tokens=not config.chat_template)["input_ids"])
         if not token_ids:
             raise DataError(f"data.prompt_column {config.prompt_column!r}, row {index}: the tokenizer makes no token of it")
-        yield Prompt(
-            id=index,
-            content=content,
-            text=text,
-            token_ids=token_ids,
-            columns=columns_of(row, index, config),
-        )
+        columns = columns_of(row, index, config)
+        prompt = Prompt(id=index, content=content, text=text, token_ids=token_ids, columns=columns)
+        require_open_end(prompt, tokenizer, end_tokens)
+        yield prompt
 
 
 def raw_content(row: Row, index: int, config: DataConfig) -> str | Conversation:
     """Return a row's prompt as it is before any template: text, or chat messages.
 
     Raises:
-        DataError: it is neither, or messages that no template is applied to.
+        DataError: it is neither, messages that no template is applied to, or messages that ask nothing.
     """
     value = row.get(config.prompt_column)
     if isinstance(value, str) and value:
         if not config.chat_template:
             return _plain_text(value, config)
-        return (*_opening(config), {"role": "user", "content": value})
+        return _asked((*_opening(config), {"role": "user", "content": value}), index, config)
     if value and is_conversation(value):
         if not config.chat_template:
             raise DataError("data.chat_template: off needs text prompts, but data.prompt_column holds chat messages")
-        return (*_opening(config), *value)
+        return _asked((*_opening(config), *value), index, config)
     raise DataError(
         f"data.prompt_column {config.prompt_column!r}, row {index}: expected text or a list of chat messages "
         f"(role and content, both text), got {shown(value)}"
     )
+
+
+def _asked(messages: Conversation, index: int, config: DataConfig) -> Conversation:
+    require_question(messages, index, config.prompt_column)
+    return messages
 
 
 def is_conversation(value: Any) -> bool:
@@ -130,22 +146,6 @@ def _opening(config: DataConfig) -> Conversation:
 def _plain_text(value: str, config: DataConfig) -> str:
     system = [config.system_prompt] if config.system_prompt is not None else []
     return "\n\n".join([*system, *(f"{question}\n{answer}" for question, answer in config.examples), value])
-
-
-def _render(content: str | Conversation, index: int, tokenizer: "PreTrainedTokenizerBase") -> str:
-    if isinstance(content, str):
-        return content
-    if tokenizer.chat_template is None:
-        raise DataError("data.chat_template: on, but the model's tokenizer has no chat template; set it to false")
-    try:
-        text = tokenizer.apply_chat_template(list(content), add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a template is a program of the model's author: it may refuse an order of roles, or fail
-        raise DataError(
-            f"data.chat_template: the tokenizer's template refuses the messages of row {index} ({type(error).__name__}: "
-            f"{cause(error)})"
-        ) from error
-    assert isinstance(text, str)
-    return text
 
 
 def columns_of(row: Row, index: int, config: DataConfig) -> dict[str, Any]:

@@ -45,9 +45,10 @@ def exact_answer(prompts: list[Any], completions: list[Any], answer: list[Any], 
     ]
 
 
-def _format_rows(
-    prompts: list[Any], completions: list[Any], pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>", **columns: Any
-) -> list[Row]:
+FORMAT = r"<think>.*?</think>\s*<answer>.*?</answer>"
+
+
+def _format_rows(prompts: list[Any], completions: list[Any], pattern: str = FORMAT, **columns: Any) -> list[Row]:
     re.compile(pattern)  # one that is none is the configuration's fault, whatever the completions are
     return [("format", pattern, completion_text(completion).strip()) for completion in completions]
 

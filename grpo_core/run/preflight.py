@@ -47,6 +47,8 @@ class Preflight:
     """Why the run cannot start on this machine, each in one line."""
     warnings: tuple[str, ...]
     """What may end it later."""
+    notes: tuple[str, ...] = ()
+    """The end of the first prompt, as the model reads it, where its tokenizer is here."""
     fit: Fit | None = None
     """Of its memory; None where the shape of its model is not known."""
     adapter: AdapterSummary | None = None
@@ -81,6 +83,7 @@ def check_start(
     return Preflight(
         faults=(*own, *found.faults, *bound, *adapter_faults(config, layers), *memory_faults(fit), *of_rehearsal),
         warnings=(*unbound, *adapter_warnings(config, layers, outline), *of_fit, *rehearsal.warnings),
+        notes=tuple(rehearsal.notes),
         fit=fit,
         adapter=_adapter(config, outline or shape),
     )

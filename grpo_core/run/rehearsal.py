@@ -22,6 +22,7 @@ from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
 from grpo_core.run.doubts import doubtful_answers, why_not_callable
 from grpo_core.run.imports import import_from
+from grpo_core.run.prompt_check import look_at_prompts
 from grpo_core.types import Prompt
 
 ROWS, WHOLE_FILE_BYTES = 1000, 64_000_000
@@ -33,7 +34,7 @@ CALLED_WITH = 8
 
 
 def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield what is about to be done (`doing`), what is wrong (`fault`) and what is doubtful (`warning`)."""
+    """Yield what is about to be done (`doing`), what is wrong (`fault`), doubtful (`warning`) or worth a look (`note`)."""
     yield {"doing": f"data.source {config.data.source}"}
     try:
         rows = _rows(config)
@@ -41,6 +42,7 @@ def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, st
         prompts = untokenized(rows, config)
         kept = short_enough(prompts, config)
         yield from _few_prompts(rows, kept, config)
+        yield from look_at_prompts(rows[:ROWS], config)
     except GrpoError as error:
         yield {"fault": str(error)}
         return

@@ -64,6 +64,7 @@ class Rehearsal:
         self._rest = b""
         self.warnings: list[str] = []
         """What it finds doubtful, once `faults` has returned."""
+        self.notes: list[str] = []
         self.outline: dict[str, Any] | None = None
         """Of the model (`model_check.py`), once `faults` has returned."""
 
@@ -83,6 +84,7 @@ class Rehearsal:
                 return faults
             faults += [facts["fault"]] if "fault" in facts else []
             self.warnings += [facts["warning"]] if "warning" in facts else []
+            self.notes += [facts["note"]] if "note" in facts else []
             self.outline = facts.get("outline", self.outline)
             doing = facts.get("doing", doing)
             seconds = DATA_SECONDS if doing.startswith(("data", "model")) else REWARD_SECONDS

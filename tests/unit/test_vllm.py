@@ -6,12 +6,14 @@ import http.server
 import itertools
 import json
 import math
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm import client as client_module
 from grpo_core.generation.vllm import environment, waiting
 from grpo_core.generation.vllm.client import VllmClient
+from grpo_core.generation.vllm.colocated import ColocatedSettings, ColocatedVllm
 from grpo_core.generation.vllm.engine import Request
 from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.launch import environment as server_environment
@@ -300,6 +303,7 @@ def test_a_server_that_is_not_there_is_gone() -> None:
 def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: Any) -> None:
     client, handler = server
     handler.script["/reset_prefix_cache"] = [(200, {"success": True})]
+    handler.script["/reset_encoder_cache"] = handler.script["/reset_mm_cache"] = [(200, b"")]
     client.load_weights("file", {}, "v1")
     assert handler.asked == [
         "/pause?mode=wait",
@@ -308,11 +312,44 @@ def test_weights_are_loaded_while_nothing_runs_and_the_cache_is_emptied(server: 
         "/update_weights",
         "/finish_weight_update",
         "/reset_prefix_cache",
+        "/reset_encoder_cache",
+        "/reset_mm_cache",
         "/resume",
     ]
     handler.script["/reset_prefix_cache"] = [(200, {"success": False})]
     with pytest.raises(SamplerError, match="prefix cache was not emptied"):
         client.load_weights("file", {}, "v2")
+
+
+@pytest.mark.parametrize("route", ["/reset_encoder_cache", "/reset_mm_cache"])
+def test_a_server_that_cannot_forget_what_older_weights_made_of_inputs_is_refused(server: Any, route: str) -> None:
+    client, handler = server
+    handler.script |= {"/reset_prefix_cache": [(200, {"success": True})], route: [(404, {"detail": "Not Found"})]}
+    with pytest.raises(SamplerError, match=f"{route}: refused with 404"):
+        client.load_weights("file", {}, "v1")
+    assert handler.asked[-1] == route  # and does not resume
+
+
+class Recorded:
+    """Stands in for vLLM's `LLM` and its engine: keeps what is called."""
+
+    def __init__(self, **options: Any) -> None:
+        self.called: list[str] = []
+        self.llm_engine = self
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return lambda *arguments: self.called.append(name) is None
+
+
+def test_a_vllm_in_the_process_empties_the_same_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Recorded] = []
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: made.append(Recorded()) or made[0]))
+    settings = ColocatedSettings(model=tmp_path, dtype="float32", context=8, in_flight=1, kv_cache_gib=1, sleeps=False)
+    engine = ColocatedVllm(settings)
+    made[0].called.clear()
+    engine.load_weights("file", {}, "v1")
+    assert made[0].called[-4:] == ["finish_weight_update", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache"]
 
 
 def test_the_servers_context_and_model_are_checked(server: Any) -> None:

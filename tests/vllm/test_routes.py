@@ -11,6 +11,7 @@ from grpo_core.generation.vllm.server import VllmServer
 
 CONTROL = {
     *("/pause", "/resume", "/reset_prefix_cache", "/collective_rpc", "/sleep", "/weight_info", "/update_weight_version"),
+    *("/reset_encoder_cache", "/reset_mm_cache"),
     *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
 }
 """Routes with which weights are loaded and the engine is stopped; vLLM's own `--api-key` leaves all of them open."""

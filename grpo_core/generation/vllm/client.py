@@ -15,7 +15,7 @@ from grpo_core.config import RunConfig
 from grpo_core.config.derived import longest_row
 from grpo_core.config.vllm_limits import SERVER_VARIABLE, is_on_this_machine
 from grpo_core.errors import SamplerError, ServerGoneError, cause, shown
-from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
+from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
 from grpo_core.generation.vllm.waiting import reported
 
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
@@ -165,6 +165,8 @@ class VllmClient:
         answer = self._post("/reset_prefix_cache", {})
         if not isinstance(answer, dict) or answer.get("success") is not True:
             raise SamplerError(f"{self.url}: the prefix cache was not emptied after new weights")
+        for cache in INPUT_CACHES:
+            self._post(f"/reset_{cache}_cache", {})
         self._post("/resume", {})
 
     def _get(self, path: str) -> Any:
@@ -185,7 +187,7 @@ class VllmClient:
         if not response.is_success:
             raise SamplerError(f"{self.url}{path}: refused with {response.status_code}: {shown(response.text, 300)}")
         try:
-            return response.json()
+            return response.json() if response.content else None
         except json.JSONDecodeError as error:
             raise SamplerError(f"{self.url}{path}: the answer is not JSON: {shown(response.text)}") from error
 

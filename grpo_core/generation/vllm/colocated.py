@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from grpo_core.errors import SamplerError, raised_as
-from grpo_core.generation.vllm.engine import Completion, Request, checked_completion
+from grpo_core.generation.vllm.engine import INPUT_CACHES, Completion, Request, checked_completion
 from grpo_core.generation.vllm.launch import HEAD_IN_FLOAT32, process_variables
 from grpo_core.generation.vllm.waiting import reported
 
@@ -105,6 +105,8 @@ class ColocatedVllm:
             self._llm.finish_weight_update(version)
             if self._llm.reset_prefix_cache() is not True:
                 raise SamplerError(f"{self}: the prefix cache was not emptied after new weights")
+            for cache in INPUT_CACHES:
+                getattr(self._llm.llm_engine, f"reset_{cache}_cache")()
 
     def prompt_logps(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """See `VllmEngine.prompt_logps`."""

@@ -10,6 +10,9 @@ from grpo_core.errors import ServerGoneError, shown
 if TYPE_CHECKING:  # its module loads torch, which the command `grpo` does not
     from grpo_core.generation.sampler import SamplingSettings
 
+INPUT_CACHES = ("encoder", "mm")
+"""vLLM's caches of what encoders made of inputs, whose keys do not tell which weights did; emptied beside that of prefixes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

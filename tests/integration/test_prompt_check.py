@@ -1,0 +1,196 @@
+"""What is found in the end of a prompt, where the completion begins: before a run, and again when its prompts are frozen."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+from grpo_core.data.prepare import read_prompts
+from grpo_core.errors import DataError
+from grpo_core.run.preflight import Preflight, check_start
+from tests.conftest import CHAT_TEMPLATE
+
+ASKED = {"role": "user", "content": "3+4="}
+NO_OPENING = CHAT_TEMPLATE.replace("<|assistant|>", "")
+THINKING = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
+INSTRUCTIONS = (  # as Mistral's: the answer follows the question at once
+    "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]{% else %} {{ m['content'] }}<|end|>{% endif %}"
+    "{% endfor %}"
+)
+
+
+class Desk:
+    """A folder with rows and a model, whose tokenizer a test changes."""
+
+    def __init__(self, folder: Path, model: Path, make: Callable[..., Any]) -> None:
+        """Copy the model."""
+        self.folder, self.model, self._make = folder, folder / "model", make
+        shutil.copytree(model, self.model)
+
+    def config(self, prompts: list[Any], **values: Any) -> Any:
+        """Return the configuration of a run on these prompts."""
+        rows = self.folder / "rows.jsonl"
+        rows.write_text("".join(json.dumps({"question": prompt, "answer": "7"}) + "\n" for prompt in prompts))
+        return self._make(
+            {
+                "data.source": f"file:{rows}",
+                "data.task_args": {},
+                "data.eval_fraction": 0.0,
+                "model.source": str(self.model),
+                "rollout.max_prompt_tokens": 100,
+                "rewards": [{"fn": "exact_answer"}],
+                **{key.replace("__", "."): value for key, value in values.items()},
+            }
+        )
+
+    def check(self, prompts: list[Any], **values: Any) -> Preflight:
+        """Return what is found before a run, whose refusals have to be those of the training."""
+        config = self.config(prompts, **values)
+        found = check_start(config, ())
+        if found.faults:
+            with pytest.raises(DataError) as error:
+                read_prompts(config)
+            assert found.faults == (str(error.value),)
+        else:
+            read_prompts(config)
+        return found
+
+    def template(self, text: str) -> None:
+        """Give the tokenizer another chat template."""
+        (self.model / "chat_template.jinja").write_text(text)
+
+    def change(self, name: str, **values: Any) -> None:
+        """Change values in a JSON file of the model."""
+        file = self.model / name
+        facts = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**facts, **values}))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, tiny_model_dir: Path, tiny_config: Callable[..., Any]) -> Desk:
+    return Desk(tmp_path, tiny_model_dir, tiny_config)
+
+
+def about_prompts(found: Preflight) -> list[str]:
+    return [text for text in found.warnings if "chat_template" in text or "pattern" in text]
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([ASKED, {"role": "assistant", "content": "Let me see.\n<think>"}], "the role 'assistant' ('Let me see.\\n<think>')"),
+        ([{"role": "system", "content": "Answer."}], "the role 'system'"),
+        ([ASKED, {"role": "system", "content": "Answer."}], "the role 'system'"),
+        ([{"role": "system", "content": "Answer."}, {"role": "user", "content": " \n"}], "the conversation is empty"),
+        (" ", "the conversation is empty"),
+    ],
+)
+def test_messages_that_leave_nothing_to_answer_are_refused_with_their_row(desk: Desk, messages: Any, text: str) -> None:
+    (fault,) = desk.check(["1+1=", [ASKED], messages]).faults
+    assert fault.startswith("data.prompt_column 'question', row 2: ")
+    assert text in fault
+
+
+def test_results_of_tools_are_answered(desk: Desk) -> None:
+    call = {"role": "assistant", "content": "calculate"}
+    found = desk.check([[ASKED, call, {"role": "tool", "content": "7"}]])
+    assert found.faults == ()
+    assert about_prompts(found) == []
+
+
+def test_the_end_of_the_first_prompt_is_shown_with_its_special_tokens(desk: Desk) -> None:
+    config = desk.config(["3+4=", "1+1="]).model_dump(mode="json")
+    (desk.folder / "run.yaml").write_text(json.dumps(config))
+    shown = CliRunner().invoke(app, ["check", str(desk.folder / "run.yaml")])
+    note = "the first prompt ends with …'<|user|>3+4=<|end|><|assistant|>'"
+    assert f"note: {note}" in shown.output
+    as_json = CliRunner().invoke(app, ["check", str(desk.folder / "run.yaml"), "--json"])
+    assert note in json.loads(as_json.output)["notes"]
+
+
+FORMAT = {"fn": "format"}
+OPTIONAL = {"fn": "format", "args": {"pattern": r"(?:<think>\s*)?.*</think>.*"}}
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "reward", "is_out_of_reach"),
+    [
+        (THINKING, "3+4=", FORMAT, True),
+        (THINKING.replace("<think>", "<think>\n"), "3+4=", {"fn": "format", "args": {"pattern": r"\<think\>.+"}}, True),
+        (THINKING.replace("<think>", "<think>Well, "), "3+4=", FORMAT, True),
+        (None, "3+4= Let me see.\n<think>", FORMAT, True),
+        (THINKING, "3+4=", OPTIONAL, False),
+        (THINKING.replace("<think>", "<think></think>"), "3+4=", FORMAT, False),
+        (CHAT_TEMPLATE, "Think in <think>. 3+4=", FORMAT, False),
+    ],
+)
+def test_a_tag_that_the_prompt_opens_cannot_open_the_completion(
+    desk: Desk, template: str | None, prompt: str, reward: dict[str, Any], is_out_of_reach: bool
+) -> None:
+    if template is not None:
+        desk.template(template)
+    warnings = about_prompts(desk.check([prompt], rewards=[reward], data__chat_template=template is not None))
+    assert len(warnings) == is_out_of_reach
+    if warnings:
+        assert warnings[0].startswith("rewards.0.fn format: prompts end with …")
+        assert "<think>" in warnings[0]
+        assert repr(reward.get("args", {"pattern": "</think>"})["pattern"]).strip("'") in warnings[0]
+
+
+def appending_end(desk: Desk) -> None:
+    tokens = {"<|end|>": {"id": "<|end|>", "ids": [1], "tokens": ["<|end|>"]}}
+    sequence, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    processor = {"type": "TemplateProcessing", "single": [sequence, end], "pair": pair, "special_tokens": tokens}
+    desk.change("tokenizer.json", post_processor=processor)
+
+
+def test_a_prompt_may_not_end_in_what_ends_a_completion(desk: Desk) -> None:
+    appending_end(desk)
+    (fault,) = desk.check(["3+4=", "1+1="], data__chat_template=False).faults
+    assert fault.startswith("row 0: its prompt ends in '<|end|>', which ends a completion (…'3+4=<|end|>')")
+    assert desk.check(["3+4="]).faults == ()  # a template's text gets no special tokens
+
+
+def test_it_may_not_where_a_row_has_it(desk: Desk) -> None:
+    (fault,) = desk.check(["3+4=", "1+1=<|end|>"], data__chat_template=False).faults
+    assert fault.startswith("row 1: its prompt ends in '<|end|>'")
+
+
+def test_it_may_not_where_the_template_has_it_or_the_model_alone_knows_it(desk: Desk) -> None:
+    desk.template(CHAT_TEMPLATE + "<|end|>")
+    assert "ends in '<|end|>'" in desk.check(["3+4="]).faults[0]
+    desk.template(CHAT_TEMPLATE + "<|system|>")
+    assert desk.check(["3+4="]).faults == ()
+    desk.change("generation_config.json", eos_token_id=[1, 2])
+    assert "ends in '<|system|>'" in desk.check(["3+4="]).faults[0]
+
+
+def test_a_template_may_begin_an_answer_with_a_token_that_ends_one(desk: Desk) -> None:
+    desk.change("generation_config.json", eos_token_id=[1, 4])  # 4 is <|assistant|>, as in Phi-3
+    found = desk.check(["3+4="])
+    assert found.faults == ()
+    assert about_prompts(found) == []
+
+
+def test_a_template_that_does_not_begin_the_assistants_turn_is_doubtful(desk: Desk) -> None:
+    desk.template(NO_OPENING.replace("<|end|>", "<|end|>\n"))
+    (warning,) = about_prompts(desk.check(["3+4="]))
+    assert "does not begin the assistant's turn" in warning
+    assert "…'<|user|>3+4=<|end|>\\n'" in warning
+    desk.template(INSTRUCTIONS)
+    assert about_prompts(desk.check(["3+4="])) == []
+
+
+def test_an_end_of_turn_that_ends_no_completion_is_doubtful(desk: Desk) -> None:
+    desk.template(CHAT_TEMPLATE.replace("<|end|>", "<|system|>\n"))
+    (warning,) = about_prompts(desk.check(["3+4="]))
+    assert "ends the assistant's turn with '<|system|>\\n', of which no token ends a completion (<|end|> do)" in warning
+    assert "add 2 (<|system|>) to eos_token_id of generation_config.json" in warning
+    desk.change("generation_config.json", eos_token_id=[1, 2])
+    assert about_prompts(desk.check(["3+4="])) == []
