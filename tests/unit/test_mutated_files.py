@@ -218,7 +218,7 @@ def judge_rows(path: Path, content: bytes, way: dict[str, Any], tokenizer: Any, 
         assert prompt.token_ids
         turns = [prompt.content] if isinstance(prompt.content, str) else [turn["content"] for turn in prompt.content]
         assert all(isinstance(text, str) for text in turns)
-        assert config.answer_column is None or isinstance(prompt.columns["answer"], str)
+        assert config.answer_column is None or isinstance(prompt.columns["answer"], str | int | float)
     # Rows may hold NaN, which equals nothing: what is frozen is compared as text.
     assert repr(load_frozen(path.parent / "data")) == repr((split.train, split.eval)).replace("np.float64(nan)", "nan")
 

@@ -240,7 +240,7 @@ def test_the_memory_of_a_copy_is_taken_without_threads_for_it():
     with ThreadPoolExecutor(max_workers=1) as writer:
         before = writer.submit(threads).result()
         writer.submit(SnapshotMemory().reserve, [tensor]).result()
-        assert writer.submit(threads).result() == before
+        assert writer.submit(threads).result() <= before  # some of earlier tests may end
 
 
 def test_the_threads_let_those_of_the_training_go_first(writer):

@@ -115,7 +115,8 @@ def test_public_functions_give_the_shape_of_every_tensor(package):
         # A head takes any number of tokens.
         if "Tensor" in text.replace("Callable[[Tensor], Tensor]", "").replace("[Tensor, ", "")
     ]
-    assert set(shapeless) <= {"scratch.py: supervised_batch"}  # that module loads torch when it is used
+    # The first one's module loads torch when it is used; the others give tensors of any shape.
+    assert set(shapeless) <= {"scratch.py: supervised_batch", "pickled.py: unpickled", "weight_files.py: tensors_in"}
 
 
 @pytest.mark.proof
