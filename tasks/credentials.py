@@ -32,8 +32,12 @@ PORTS = {"http": 80, "https": 443}
 def origin(uri: str | None) -> tuple[str, str, int | None] | None:
     """Return whom an address leads to: scheme, host and port; None for a file of this machine and for what is no address.
 
+    In the place of its scheme a database has all of its address, any part of which may name another host.
+
     >>> origin("HTTP://me@Host/mlflow") == origin("http://host:80") != origin("https://host")
     True
+    >>> origin("postgresql://me@db/mlflow") == origin("postgresql://me@db/mlflow?host=other")
+    False
     >>> origin("sqlite:////tmp/mlflow.db"), origin("http://[::1")
     (None, None)
     """
@@ -44,7 +48,7 @@ def origin(uri: str | None) -> tuple[str, str, int | None] | None:
         return None
     if parts.scheme in ("", "file", "sqlite") or not parts.hostname:
         return None
-    return parts.scheme, parts.hostname, port or PORTS.get(parts.scheme)
+    return parts.scheme if parts.scheme in PORTS else kept_uri(uri or ""), parts.hostname, port or PORTS.get(parts.scheme)
 
 
 def is_same_address(one: str, other: str) -> bool:

@@ -16,6 +16,7 @@ from grpo_core.config.code import Code, code_in, is_allowed
 from grpo_core.config.presets import FOLDERS, find_sweep
 from grpo_core.config.vllm_limits import SERVER_VARIABLE
 from grpo_core.errors import ConfigError, listed, shown
+from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import kept_uri
 from grpo_core.run.flow_folder import ROOTS_VARIABLE, allowed_roots
 from grpo_core.sweep.plan import Plan, load_sweep
@@ -47,8 +48,10 @@ class Rail:
 
 
 def _may_track(uri: str) -> bool:
-    stores = [f"sqlite:///{root.resolve() / 'mlflow.db'}" for root in _run_roots()]
-    return any(is_same_address(uri, own) for own in (environment_uri() or "", *allowed_addresses(), *stores))
+    """A sweep hands its runs the store beside it, which lies in a folder of runs or below one."""
+    file = sqlite_file(uri)
+    is_of_runs = file is not None and file.name == "mlflow.db" and _is_below(file, _run_roots())
+    return is_of_runs or any(is_same_address(uri, own) for own in (environment_uri() or "", *allowed_addresses()))
 
 
 def may_read(path: str) -> bool:

@@ -27,7 +27,10 @@ def hub_rows(name: str, config_name: str | None, split: str, count: int | None =
         DataError: it cannot be loaded; the message says whether the hub was reached.
     """
     import datasets
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
+    if name in _PACKAGED_DATASETS_MODULES:  # it would read whatever files lie in the current folder
+        raise DataError(f"data.source hub:{name}: is a format of files and no data set of a hub; give file:<path>")
     reason = None if os.path.isdir(name) else why_hub_is_away()  # noqa: PTH112  (a name of more than 255 bytes is no error to it)
     try:
         with _offline() if reason else contextlib.nullcontext():

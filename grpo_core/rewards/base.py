@@ -240,7 +240,7 @@ def _first_failing(reward: Reward, arguments: Mapping[str, Any]) -> int:
         single = {name: values if name in reward.args else [values[row]] for name, values in arguments.items()}
         try:
             _invoke(reward, single)
-        except Exception:  # noqa: BLE001  (the point is to find which sample raises, not why)
+        except (Exception, Overrun):  # noqa: BLE001  (the point is to find which sample raises, not why)
             return row
     return 0
 

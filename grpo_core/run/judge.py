@@ -34,7 +34,8 @@ def alerts_of(run_dir: RunDir, records: Sequence[Record]) -> list[Alert]:
         Alert(rule=rule, step=alert.step, value=math.nan, text=alert.text)
         for rule in rules
         for alert in told
-        if rule.function is not None and alert.text.startswith(f"step {alert.step}: {rule.function}")
+        if rule.function is not None
+        and alert.text.startswith(tuple(f"step {alert.step}: {rule.function}{end}" for end in ": "))
     ]
 
 

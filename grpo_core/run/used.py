@@ -1,7 +1,7 @@
 """Which checkpoints other runs begin with: they stay, whether their own training prunes or `grpo clean` does."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from grpo_core.errors import GrpoError
@@ -29,7 +29,7 @@ def used_checkpoints(folders: Iterable[Path]) -> dict[Path, tuple[str, Path]]:
     An evaluation is done with its policy. Runs of an older version, which have no marker, count as well.
     """
     used = {}
-    for file in (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern)):
+    for file in _configurations(folders):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, GrpoError):
             if RunDir(file.parent).read_origin().preset == "evaluation":
                 continue
@@ -56,9 +56,13 @@ def prunable_starts(run_dir: RunDir, starts: dict[str, str]) -> list[str]:
         owner = run_of(folder)
         if owner is None:
             continue
-        if all(user != run_dir.path.resolve() for _, user in used_checkpoints(set(places_of(owner.path))).values()):
+        if run_dir.config_file.resolve() not in [file.resolve() for file in _configurations(places_of(owner.path))]:
             warnings.append(
                 f"warning: {key} {folder} is a checkpoint of {owner.path}, which looks for its users in "
                 f"{places_of(owner.path)[0]} alone and may prune it; this run could then not be reproduced: copy the folder"
             )
     return warnings
+
+
+def _configurations(folders: Iterable[Path]) -> Iterator[Path]:
+    return (file for folder in folders for pattern in RUNS_IN for file in folder.glob(pattern))

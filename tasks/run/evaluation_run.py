@@ -48,13 +48,13 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         subject = subject_of_run(*fetch_policy(policy, run_dir.source)) if is_tracked else find_subject(policy)
         with unquoted(config or ""):
             base, resolved = configure_evaluation(subject, config, overrides)
-        refuse_code([resolved])
         prompts = choose_prompts(subject, config, overrides, base, resolved)
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
         named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP}
         named |= {**overrides, **given_override()}
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
+        refuse_code([resolved])
         folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))
         changes = changes_between(base, resolved)
         run_dir.create(resolved, Origin(preset=EVALUATION, changes=changes, import_from=folders), "evaluation")

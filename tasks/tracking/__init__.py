@@ -27,7 +27,7 @@ from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
 from grpo_core.run.judge import alerts_of
-from tasks.credentials import usable_uri
+from tasks.credentials import is_same_address, usable_uri
 from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import STOP_TAG, open_new, reopen
 from tasks.tracking.prefect_link import link_mlflow
@@ -101,7 +101,9 @@ def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
     Raises:
         TrackingError: the store or server cannot be used, or the folder names an address that is not ours.
     """
-    known = own_tracked(run_dir, read_tracked(run_dir)) if run_dir.tracking_file.exists() else None
+    known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
+    if known is not None and not is_same_address(known.uri, uri):
+        known = own_tracked(run_dir, known)
     # A server may come up again at another address, with the same runs.
     addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
     kind = "store" if all(sqlite_file(address) for address in addresses) else "server"

@@ -104,6 +104,6 @@ def _saved_policy(tags: Mapping[str, str]) -> Path | None:
     folder = Path(tags.get("policy_path", ""))
     try:
         unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
-    except ModelError:  # its weights are gone
+    except (ModelError, OSError):  # its weights are gone, or not ours to read
         return None
     return folder if unchanged else None

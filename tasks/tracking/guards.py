@@ -12,8 +12,10 @@ from urllib.parse import urlparse
 from grpo_core.errors import TrackingError
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.redaction import kept_uri
-from tasks.credentials import AUTH_VARIABLE, GUARD, VARIABLE, environment_uri, gets_login, usable_uri
+from tasks.credentials import AUTH_VARIABLE, GUARD, VARIABLE, environment_uri, gets_login, is_same_address, usable_uri
 
+ARTIFACTS = "mlartifacts"
+"""Folder of the artifacts of a local store, beside it."""
 LOCAL_SCHEMES, REMOTE_SCHEMES = ("", "file"), ("http", "https", "mlflow-artifacts")
 
 
@@ -41,7 +43,7 @@ def _without_foreign_login(request: Any) -> Any:
 def local_artifacts(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
     """Return MLflow's repository of artifacts in a local folder, for a local store alone.
 
-    A store that was found beside a run may have come with it: its artifacts lie below its folder. In the one that
+    A store that was found beside a run may have come with it: its artifacts lie in `mlartifacts` beside it. In the one that
     MLFLOW_TRACKING_URI names they may lie anywhere.
 
     Raises:
@@ -53,8 +55,8 @@ def local_artifacts(artifact_uri: str, tracking_uri: str | None = None, registry
     repository = LocalArtifactRepository(artifact_uri, tracking_uri, registry_uri)
     uri = tracking_uri or mlflow.get_tracking_uri()
     store, folder = sqlite_file(uri), Path(repository.artifact_dir).resolve()
-    is_beside = store is None or store == sqlite_file(environment_uri() or "") or folder.is_relative_to(store.resolve().parent)
-    if is_local(uri) and is_beside:
+    is_beside = store is None or folder.is_relative_to(store.resolve().parent / ARTIFACTS)
+    if is_local(uri) and (is_beside or is_same_address(uri, environment_uri() or "")):
         return repository
     raise TrackingError(
         f"artifact address {artifact_uri}: is a folder of this machine, which {kept_uri(uri)} may not name; nothing was "
@@ -88,7 +90,8 @@ def install_guards() -> None:
     from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
     from mlflow.tracking.request_auth.registry import _request_auth_provider_registry
 
-    os.environ.setdefault(AUTH_VARIABLE, GUARD)
+    if os.environ.get(AUTH_VARIABLE) in (None, "", "false"):
+        os.environ[AUTH_VARIABLE] = GUARD
     os.environ["MLFLOW_ALLOW_HTTP_REDIRECTS"] = "false"
     _request_auth_provider_registry.register(OwnServerLogin)
     for scheme in LOCAL_SCHEMES:

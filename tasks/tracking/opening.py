@@ -18,6 +18,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
 from tasks.links import prefect_run_page
 from tasks.run.progress import say
+from tasks.tracking.guards import ARTIFACTS
 from tasks.tracking.store import TrackedRun, make_client
 from tasks.tracking.view import SavedView, ensure_view, view_of
 
@@ -152,7 +153,7 @@ def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     if found is not None:
         return str(found.experiment_id)
     beside = sqlite_file(uri) or run_path
-    location = (beside.resolve().parent / "mlartifacts").as_uri() if uri.lower().startswith("sqlite") else None
+    location = (beside.resolve().parent / ARTIFACTS).as_uri() if uri.lower().startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
     try:

@@ -5,10 +5,10 @@ and after every error, is sent again. A step that is replayed after a resume is 
 and a tag lists those whose replay gave other figures. The table of reference syncs follows each sync.
 """
 
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 
+from grpo_core.errors import ranges
 from grpo_core.plain_text import for_markdown
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
@@ -80,8 +80,9 @@ class Shipper:
             self._waiting.append(record)
         elif (digest != self._first[what]) != (what in self._differing):
             self._differing ^= {what}
-            steps = _ranges(sorted({step for _, step, _ in self._differing})) or "none"
-            self._tags[REPLAYED_TAG] = f"steps {steps}: the points here are those of the first attempt, which does not count"
+            steps = sorted({step for _, step, _ in self._differing})
+            first = "the points here are those of the first attempt, which does not count"
+            self._tags[REPLAYED_TAG] = f"{ranges(steps)}: {first}" if steps else "no step any more"
 
     def add_alert(self, alert: Alert) -> None:
         """Take one alert: a tag and a line of the description, with the bound that was crossed, the value and the step."""
@@ -174,18 +175,6 @@ def add_to_note(note: str, alerts: Sequence[str]) -> str:
 def _mark_key(record: Record) -> str:
     """Return a key that every record of this kind (of evaluations: of this set) holds."""
     return "progress/step" if record.kind == "step" else f"eval/{record.data['set']}/greedy_accuracy"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in a few characters.
-
-    >>> _ranges([1, 2, 3, 7, 9, 10])
-    '1-3, 7, 9-10'
-    """
-    # In a run without a gap a number and its place grow alike.
-    groups = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in group] for _, group in groups]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _batches(records: list[Record]) -> Iterator[list[Record]]:

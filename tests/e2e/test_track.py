@@ -23,7 +23,7 @@ def untracked(finished_run: Any, tmp_path: Path) -> Path:
     shutil.copytree(finished_run[0], run)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("later", artifact_location=(tmp_path / "artifacts").as_uri())
+    experiment = client.create_experiment("later", artifact_location=(tmp_path / "mlartifacts").as_uri())
     created = client.create_run(experiment, run_name="later")
     facts = {"uri": uri, "experiment_id": experiment, "run_id": created.info.run_id, "name": "later"}
     (run / "tracking.json").write_text(json.dumps(facts))

@@ -336,7 +336,7 @@ def shipped(finished: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("e", artifact_location=(folder / "artifacts").as_uri())
+    experiment = client.create_experiment("e", artifact_location=(folder / "mlartifacts").as_uri())
     run = TrackedRun(uri=uri, experiment_id=experiment, run_id=client.create_run(experiment).info.run_id, name="run")
     client.log_artifact(run.run_id, str(finished.config_file))
     ship(Shipper(run), read_records(finished.journal_file))

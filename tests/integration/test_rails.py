@@ -252,6 +252,7 @@ NAMES: dict[str, tuple[str, Any]] = {
     "a server in capitals": ("tracking.uri", "HTTP://127.0.0.1:9999"),
     "a database": ("tracking.uri", "postgresql://host/mlflow"),
     "a SQLite file": ("tracking.uri", "sqlite:////tmp/elsewhere/x.db"),
+    "another SQLite file of the runs": ("tracking.uri", "sqlite:///runs/x.db"),
     "a folder of MLflow's": ("tracking.uri", "./mlruns"),
     "weights elsewhere": ("model.source", "/tmp"),
     "weights in the home folder": ("model.source", "~"),
@@ -290,7 +291,13 @@ def test_a_deployment_names_no_server_and_no_file_but_the_allowed(
 
 
 ALLOWED: dict[str, Any] = {
-    "tracking.uri": ["http://127.0.0.1:5000", "HTTP://127.0.0.1:5000/", "https://team.example", "sqlite:///runs/mlflow.db"],
+    "tracking.uri": [
+        "http://127.0.0.1:5000",
+        "HTTP://127.0.0.1:5000/",
+        "https://team.example",
+        "sqlite:///runs/mlflow.db",
+        "sqlite:///runs/team/mlflow.db",
+    ],
     "model.source": [
         "bundled:smollm2-135m",
         "scratch:tiny",

@@ -24,7 +24,7 @@ def tracked(tmp_path: Path) -> TrackedRun:
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("shipping", artifact_location=(tmp_path / "artifacts").as_uri())
+    experiment = client.create_experiment("shipping", artifact_location=(tmp_path / "mlartifacts").as_uri())
     return TrackedRun(uri=uri, experiment_id=experiment, run_id=client.create_run(experiment).info.run_id, name="run")
 
 
@@ -165,7 +165,7 @@ def test_a_replay_that_gives_the_first_figures_after_all_takes_the_steps_from_th
         for number in (3, 4):
             step(journal, number, factor * number / 10)
         ship(Shipper(tracked), read_records(tmp_path / "journal.jsonl"))
-        assert replayed_tag(tracked) == f"steps {'3-4' if factor == 2 else 'none'}: {FIRST_ATTEMPT}"
+        assert replayed_tag(tracked) == (f"steps 3-4: {FIRST_ATTEMPT}" if factor == 2 else "no step any more")
     journal.close()
 
 
@@ -226,7 +226,7 @@ def test_the_table_of_syncs_follows_each_sync_and_forgets_those_that_a_resume_re
 def test_a_table_that_cannot_be_written_holds_up_no_figure(
     tracked: TrackedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "artifacts").write_text("a file where MLflow puts artifacts")
+    (tmp_path / "mlartifacts").write_text("a file where MLflow puts artifacts")
     journal = Journal(tmp_path / "journal.jsonl")
     step(journal, 1, 0.1)
     sync(journal, 1, 1.0)

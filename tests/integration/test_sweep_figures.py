@@ -126,7 +126,7 @@ class Store:
     @cached_property
     def experiment(self) -> str:
         """Where its runs are."""
-        return str(self.client.create_experiment("sweep", artifact_location=(self.folder / "artifacts").as_uri()))
+        return str(self.client.create_experiment("sweep", artifact_location=(self.folder / "mlartifacts").as_uri()))
 
     def track(self, file: Path, name: str) -> str:
         """Begin a run and note it where a sweep or a run notes where it is tracked; return its id."""

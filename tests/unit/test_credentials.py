@@ -1,6 +1,7 @@
 """Passwords and tokens: recognised, redacted, refused in a configuration, and carried by the environment alone."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -255,6 +256,29 @@ def give_login(monkeypatch: pytest.MonkeyPatch, home: Path, kind: str) -> None:
     if kind == "netrc":
         (home / ".netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
         (home / ".netrc").chmod(0o600)
+
+
+@pytest.mark.parametrize("value", [None, "", "false"])
+def test_a_variable_that_names_no_way_to_log_in_leaves_the_guard(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    from tasks.credentials import GUARD
+    from tasks.tracking.guards import install_guards
+
+    monkeypatch.setenv("MLFLOW_TRACKING_AUTH", value or "")
+    if value is None:
+        monkeypatch.delenv("MLFLOW_TRACKING_AUTH")
+    install_guards()
+    assert os.environ["MLFLOW_TRACKING_AUTH"] == GUARD
+
+
+def test_an_address_of_a_database_that_names_another_host_is_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.credentials import gets_login, is_same_address
+
+    own = "postgresql://me@db.example/mlflow"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
+    assert gets_login(own)
+    for other in (f"{own}?host=elsewhere.example", f"{own}2", own.replace("me@", "you@")):
+        assert not gets_login(other)
+        assert not is_same_address(own, other)
 
 
 UNGUARDED = {

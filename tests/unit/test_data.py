@@ -103,6 +103,14 @@ def test_a_hub_data_set_without_the_split_is_refused(tmp_path: Path, monkeypatch
         read_rows(DataConfig(source=f"hub:{tmp_path}", hub_split="proof"))
 
 
+@pytest.mark.parametrize("name", ["text", "csv", "json", "parquet", "imagefolder"])
+def test_a_format_of_files_is_no_data_set_of_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "secret.txt").write_text("canary\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"hub:{name}: is a format of files"):
+        read_rows(DataConfig(source=f"hub:{name}"))
+
+
 def test_a_hub_data_set_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"hub:{tmp_path}/none.*cannot be loaded"):
         read_rows(DataConfig(source=f"hub:{tmp_path}/none"))

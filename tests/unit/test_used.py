@@ -41,6 +41,7 @@ def test_runs_and_arms_of_sweeps_beside_it_are_seen(
     other = begin(tmp_path / "runs" / place, tiny_config({key: value}))
     used = used_checkpoints(set(places_of(tmp_path / "runs" / "first")))
     assert used[start.parent] == ("model" if key == "model.source" else "first adapter", other.path)
+    begin(tmp_path / "runs" / "third", tiny_config({key: value}))
     assert prunable_starts(other, {"model.source": str(start)}) == []
 
 
