@@ -37,7 +37,9 @@ def test_runs_that_log_the_same_new_data_set_at_once_all_have_it(tmp_path: Path)
 
 def test_what_a_killed_process_left_half_written_is_not_uploaded(tmp_path: Path) -> None:
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    run_id = client.create_run(client.create_experiment("left", artifact_location=(tmp_path / "mlartifacts").as_uri())).info.run_id
+    run_id = client.create_run(
+        client.create_experiment("left", artifact_location=(tmp_path / "mlartifacts").as_uri())
+    ).info.run_id
     for name in ("final.json", ".final.json.4711.partial", "inner/table.parquet", "inner/.table.parquet.4711.partial"):
         (tmp_path / "eval" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "eval" / name).write_text("{}")

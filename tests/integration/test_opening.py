@@ -46,8 +46,11 @@ def test_a_server_that_came_up_at_another_address_has_the_same_run(opened: tuple
     assert read_tracked(run_dir) == tracked
 
 
-def test_a_server_that_is_away_is_named_with_both_addresses(opened: tuple[Any, TrackedRun]) -> None:
+def test_a_server_that_is_away_is_named_with_both_addresses(
+    opened: tuple[Any, TrackedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir, _ = opened
+    monkeypatch.setenv("GRPO_ALLOWED_TRACKING", "http://127.0.0.1:9")
     facts = json.loads(run_dir.tracking_file.read_text())
     run_dir.tracking_file.write_text(json.dumps({**facts, "uri": "http://127.0.0.1:9", "run_id": "0" * 32}))
     with pytest.raises(TrackingError, match=r"tracking\.uri http://127\.0\.0\.1:9 and sqlite:") as caught:

@@ -1,4 +1,6 @@
-"""Cut the power where a run writes what it later relies on, and resume it: `python -m tests.torture.power FOLDER [NUMBER ...]`.
+"""Cut the power where a run writes what it later relies on, and resume it.
+
+`GRPO_CHECKED=1 OMP_NUM_THREADS=1 python -m tests.torture.power FOLDER [NUMBER ...]`: a fork has no threads but its own.
 
 Each life is a fork of this process, which has the libraries loaded: it prepares, evaluates, trains, writes the report and two
 exports in one process, as `grpo_core.train` does in several. After a cut the run must resume to what an undisturbed one is, bit
@@ -16,8 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-os.environ |= {"GRPO_CHECKED": "1", "OMP_NUM_THREADS": "1"}
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import TrainingError
