@@ -149,6 +149,7 @@ def test_a_store_beside_the_run_that_names_a_folder_elsewhere_for_its_artifacts_
     engine = create_engine(f"sqlite:///{store}")
     with engine.begin() as connection:
         connection.execute(text("update runs set artifact_uri = :uri"), {"uri": library.as_uri()})
+        connection.execute(text("update tags set value = '/where/the/stranger/ran/it' where key = 'run_dir'"))
     engine.dispose()
     done = grpo("report", str(run), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -182,12 +183,19 @@ def served(served_run: tuple[Path, Recorder]) -> Iterator[tuple[Path, Recorder]]
     recorder.artifacts = recorder.redirect = ""
 
 
+@pytest.fixture
+def received(served: tuple[Path, Recorder], tmp_path: Path) -> Iterator[Path]:
+    """The run, moved from where it was made: a copy beside it would get an MLflow run of its own."""
+    run = Path(shutil.move(served[0], tmp_path / "run"))
+    yield run
+    shutil.move(run, served[0])
+
+
 @pytest.mark.parametrize("command", ["report", "track", "export --register", "train --resume"])
 def test_a_confirmed_server_is_used_without_a_login_and_may_name_no_folder_here(
-    grpo: Grpo, served: tuple[Path, Recorder], victim: dict[str, str], tmp_path: Path, command: str
+    grpo: Grpo, served: tuple[Path, Recorder], received: Path, victim: dict[str, str], tmp_path: Path, command: str
 ) -> None:
-    run, recorder = tmp_path / "run", served[1]
-    shutil.copytree(served[0], run)
+    run, recorder = received, served[1]
     environment = {**victim, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     words = [*typed(command, run), "--tracking-uri", recorder.address]
     for uri in ("HTTP" + recorder.address.removeprefix("http"), recorder.address):
