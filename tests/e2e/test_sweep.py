@@ -16,6 +16,7 @@ import yaml
 
 from grpo_core.config import apply_overrides
 from grpo_core.errors import GrpoError
+from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
@@ -109,9 +110,8 @@ def test_mlflow_nests_each_run_once_below_the_sweep(resumed: tuple[SweepDir, Fin
     assert len({tuple(run.data.params[key] for key in swept) for run in children}) == 4
     for run in children:
         assert run.data.tags["sweep"] == sweep_dir.read().id
-        assert run.data.metrics["sweep/objective"] == pytest.approx(
-            sum(point.value for point in client.get_metric_history(run.info.run_id, "reward/mean")[-5:]) / 5
-        )
+        rewards = [point.value for point in client.get_metric_history(run.info.run_id, "reward/mean")[-LAST_STEPS:]]
+        assert run.data.metrics["sweep/objective"] == pytest.approx(sum(rewards) / len(rewards))
     parent = client.get_run(tracked["run_id"])
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["answer"].startswith("best of 4 arms")
