@@ -20,6 +20,8 @@ from tasks.tracking.sweep import track_sweep
 from tests.integration.test_training import train
 from tests.unit.test_sweep_campaign import stored_sweep
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture
 def opened(tiny_run: Any, tmp_path: Path) -> tuple[RunDir, TrackedRun]:

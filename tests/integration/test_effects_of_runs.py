@@ -62,7 +62,7 @@ def teaches_nothing(done: dict[str, Any]) -> bool:
     return all(value == "0.0" for key, value in done.items() if key.endswith("group/reward_std/max"))
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_key_that_is_accepted_without_a_warning_changes_the_run(tiny_values: dict[str, Any], tmp_path: Path) -> None:
     draw = Random(int(os.environ.get("GRPO_EFFECTS", "0")))

@@ -15,6 +15,8 @@ from grpo_core.errors import DataError
 from grpo_core.run.preflight import Preflight, check_start
 from tests.conftest import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.proof
+
 ASKED = {"role": "user", "content": "3+4="}
 NO_OPENING = CHAT_TEMPLATE.replace("<|assistant|>", "")
 THINKING = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+import pytest
 
 from grpo_core.data.sources import first_rows
 from grpo_core.policy.saved import list_checkpoints
@@ -12,6 +13,8 @@ from grpo_core.run.journal import Journal
 from grpo_core.training.session import FRESH, Session, open_session
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.step import run_step
+
+pytestmark = pytest.mark.proof
 
 STEPS = 50
 GIVEN: list[tuple[str, str]] = []

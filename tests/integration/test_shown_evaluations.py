@@ -30,6 +30,8 @@ from grpo_core.training.process import EVALUATE
 from tasks.run.run_report import compose
 from tasks.tracking.store import TrackedRun
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[2]
 ACCURACY = "eval/heldout/greedy_accuracy"
 STEPS = 5
