@@ -238,12 +238,13 @@ def test_a_users_function_that_returned_does_not_end_a_run_whose_steps_take_many
     tiny_run: Callable[..., RunDir], tmp_path: Path
 ) -> None:
     long_steps = {"rollout.num_prompts_per_step": 40, "rollout.group_size": 16, "rollout.max_completion_tokens": 24}
-    run_dir, command = own(tiny_run, tmp_path, "quick", cpu_seconds=0.1, **long_steps)
+    bound = 0.1
+    run_dir, command = own(tiny_run, tmp_path, "quick", cpu_seconds=bound, **long_steps)
     ended = train(command, tmp_path)
     assert ended.returncode == 0, ended.stderr
     steps = [record.metrics for record in read_journal(run_dir.journal_file) if record.kind == "step"]
     assert len(steps) == run_dir.read_config().training.steps
-    assert min(step["time/step_seconds"] for step in steps) > 0.5, steps
+    assert min(step["time/step_seconds"] for step in steps) > 3 * bound, steps
 
 
 def test_a_users_function_that_hangs_ends_the_run_by_name_after_a_checkpoint(

@@ -16,7 +16,7 @@ from benchmarks.gpu_check.parts import parity
 from benchmarks.gpu_check.report import Report
 from benchmarks.random_models import TINY, write_model
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 MEASURE = {"device", "launches", "speed"}

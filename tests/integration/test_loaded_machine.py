@@ -16,7 +16,7 @@ from grpo_core.run.journal import Record
 from tests.integration.test_bounded_rewards import cpu_ticks
 from tests.integration.test_training import train
 
-pytestmark = pytest.mark.proof
+pytestmark = pytest.mark.slow  # it loads the machine, and with it every test beside it
 
 BUSY = 20
 HANGS = "10^{10^8}"

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+@pytest.mark.parametrize("padded", [pytest.param(False, id="packed"), pytest.param(True, id="padded", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("work", (WORKS | ADAPTED).values(), ids=(WORKS | ADAPTED).keys())
 def test_estimates_are_within_a_fifth_of_what_was_allocated(work: Work, padded: bool) -> None:
     plain_because = "asked for" if padded else why_plain(work.model()[0], "float32")
