@@ -18,7 +18,7 @@ from grpo_core.config import RunConfig, apply_overrides, validate_config
 from grpo_core.data.prepare import prepare
 from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.hardware import core_count
-from grpo_core.run.child import last_words
+from grpo_core.run.child import last_words, python_path
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal
 
@@ -93,7 +93,7 @@ def start(
         variables: of its environment, beside this process's.
     """
     command = [str(python or sys.executable), "-m", "grpo_core.training", str(run_dir.path)]
-    environment = {**REUSED_MEMORY, **os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
+    environment = {**REUSED_MEMORY, **os.environ, "PYTHONPATH": python_path(), **(variables or {})}
     with run_dir.log_file("train").open("ab") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

@@ -74,7 +74,8 @@ class EngineProcess:
 def environment(root: Path, engine: str = "native") -> dict[str, str]:
     """Return the environment of an engine with the code of a checkout: memory as `grpo train` lets its processes get it."""
     memory = {} if engine == AS_STARTED else REUSED_MEMORY
-    return {**memory, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": str(root)}
+    path = os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH")) if part)
+    return {**memory, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": path}
 
 
 def measure(

@@ -75,6 +75,7 @@ def test_a_step_is_measured_on_both_engines_in_turns(
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.proof
 def test_an_engine_that_fails_is_shown_with_the_end_of_its_log(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.preflight import check_start
 
+pytestmark = pytest.mark.proof
 TIE = 1e-3
 """Two logits that are closer may change places between two orders of the same sums."""
 HOSTILE = "</td><script>alert(1)</script> | [x](http://evil/x) ![](http://evil/y)\n# big\n---\nlicense: mit\n```"

@@ -23,6 +23,7 @@ from grpo_core.training.from_python import resume_training
 from grpo_core.training.process import EVALUATE
 from tasks.run.processes import evaluate_policy, run_training_process
 
+pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]
 AFTER_STEPS = '''"""A reward function that does something when it is first called after the four steps of a tiny run."""
 

@@ -69,9 +69,9 @@ def _counters() -> dict[str, Figure]:
 
 def of_training(context: Context) -> Table:
     """Return the peaks that a training of 135 million weights journals, against the estimates of its `start` record."""
-    model = write_model(SMOLLM2_135M, context.folder / "model")
+    model = write_model(SMOLLM2_135M, context.folder / "model", ends=False)
     base = random_workload(replace(context, small=True), "bfloat16")
-    workload = replace(base, model=str(model), num_prompts=4, completion_tokens=256, prompt_tokens=256, forced=True, steps=2)
+    workload = replace(base, model=str(model), num_prompts=4, completion_tokens=256, prompt_tokens=256, steps=2)
     sizes = {"training.microbatch_tokens": 4096, "rollout.max_prompt_tokens": 272, "training.checkpoint_every": None}
     config = configured(replace(workload, group_size=8), context.folder / "inputs", {**CHANGES, **sizes})
     run_dir = train_to_end(new_run(config, context.folder / "run"))
