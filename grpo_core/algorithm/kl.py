@@ -80,15 +80,15 @@ def kl_term(
         ref_log_ratio: [B, T] log pi_ref - log pi_theta, with gradient.
         log_ratio: [B, T] log pi_theta - log pi_old, with gradient.
         estimator: which one.
-        correction: `importance` multiplies by the token's ratio, eq. (5); for samples that an older policy drew.
+        correction: `importance` multiplies by the token's ratio, eq. (5); `full` samples no token and has none.
         full: [B, T] eq. (4) with gradient; what `full` returns.
 
     Raises:
-        ValueError: `full` without its values, or with a correction: it samples no token that could be stale.
+        ValueError: `full` without its values.
     """
     if estimator == "full":
-        if full is None or correction != "none":
-            raise ValueError(f"estimator full needs its values and takes no correction, got {correction!r}")
+        if full is None:
+            raise ValueError("estimator full needs its values")
         return full
     sampled = per_token_kl(ref_log_ratio, estimator)
     if correction == "none":

@@ -93,10 +93,6 @@ def _kl_in_the_reward(config: RunConfig) -> Findings:
             loss.kl_estimator != "k1",
             f"loss.kl_estimator: {loss.kl_estimator} contradicts loss.kl_placement reward, which subtracts k1; set it to k1",
         ),
-        error_if(
-            loss.kl_correction != "none",
-            "loss.kl_correction: importance has no effect with loss.kl_placement reward; set it to none",
-        ),
         error_if(loss.beta == 0, "loss.kl_placement: reward has no effect with loss.beta 0; set it to loss"),
         error_if(
             loss.ratio == "sequence",
@@ -111,10 +107,6 @@ def _kl_in_the_loss(config: RunConfig) -> Findings:
     plain = loss.beta > 0 and loss.kl_placement == "loss" and loss.kl_correction == "none"
     about = "nearly 0" if loss.aggregation == "token-mean" else "0"
     return (
-        error_if(
-            loss.kl_estimator == "full" and loss.kl_correction != "none",
-            "loss.kl_correction: importance contradicts loss.kl_estimator full, which samples no token; set it to none",
-        ),
         warning_if(
             plain and not is_single_update(config) and loss.kl_estimator != "full",
             f"loss.kl_correction: none, with several optimizer steps a rollout: {loss.kl_estimator} is then biased; importance "

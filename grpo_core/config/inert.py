@@ -146,17 +146,11 @@ def inert_with_one_update(config: RunConfig) -> list[Finding]:
         "ratio": loss.ratio == "sequence" and not sampled_by_token,
     }
     return [
-        *(
-            warning_if(
-                is_set,
-                f"loss.{key}: has no effect with loss.epochs_per_rollout 1 and loss.minibatches 1, where every ratio is 1",
-            )
-            for key, is_set in through_ratios.items()
-        ),
         warning_if(
-            loss.beta > 0 and loss.kl_estimator == "k2" and loss.kl_correction == "importance",
-            "loss.kl_correction: importance has no effect on k2 with one update a rollout; its weight is 1",
-        ),
+            is_set,
+            f"loss.{key}: has no effect with loss.epochs_per_rollout 1 and loss.minibatches 1, where every ratio is 1",
+        )
+        for key, is_set in through_ratios.items()
     ]
 
 

@@ -166,8 +166,9 @@ class LossConfig(Section):
     """What enters the loss: an estimator, or the exact KL over the vocabulary; k1, k2, k3 are measured whatever it is."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """`reward`: k1 of each token is subtracted from the advantages as return-to-go, after their normalisation."""
-    kl_correction: Literal["none", "importance"] = "none"
-    """`importance`: the KL term is weighted by the token's ratio, which also makes the gradient of k1 and k3 that of the KL."""
+    kl_correction: Literal["none", "importance"] = "importance"
+    """`importance`: the KL of a sampled token is weighted by its ratio, which makes the gradient of k1 and k3 that of the KL.
+    `full` samples no token, and in the reward KL has the surrogate's ratio: neither is weighted."""
     ratio: Literal["token", "sequence"] = "token"
     """Importance ratio of the surrogate: of each token, or of the completion (GSPO)."""
     clip_eps: float | None = Field(default=0.2, gt=0, lt=1)

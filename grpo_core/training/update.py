@@ -162,7 +162,7 @@ class Updater:
             beta=loss.beta if loss.kl_placement == "loss" else 0.0,
             # At beta 0 nothing but a measurement is left of the exact KL, and k3 measures it without a second forward pass.
             kl_estimator="k3" if loss.kl_estimator == "full" and not takes_full_kl(self.config) else loss.kl_estimator,
-            kl_correction=loss.kl_correction,
+            kl_correction=loss.kl_correction if loss.kl_placement == "loss" else "none",
             full_kl=figures.full_kl,
             clip_eps=loss.clip_eps,
             clip_eps_high=loss.clip_eps_high,

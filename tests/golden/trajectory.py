@@ -29,7 +29,7 @@ BASE = {
     "evaluation.samples": 0,
 }
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "DeepSeekMath, hard copies": {"reference.sync_steps": 4},
+    "DeepSeekMath, hard copies": {"loss.kl_correction": "none", "reference.sync_steps": 4},
     "several updates, EMA, corrected KL": {
         "loss.epochs_per_rollout": 2,
         "loss.minibatches": 2,

@@ -3,24 +3,25 @@
 The policy has one table of logits for each prefix over {a, b, end}; completions have 1 to 3 tokens. For a loss l(o) the
 expected gradient under samples from a policy q is sum_o q(o) grad l(o), with q held fixed. It is compared with
 
-    T(q) = sum_t E_{prefix ~ q} grad KL_t(pi || ref)     prefixes held fixed
+    T(q) = sum_t E_{prefix ~ q} grad KL_t(pi || ref)     prefixes held fixed, weighted as the aggregation weights their tokens
     S    = grad KL(pi || ref)                            of whole completions
 """
 
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from grpo_core.algorithm.gradients import TABLE, KlGradient
-from grpo_core.algorithm.kl import full_kl, k1, k2, k3, kl_to_go
+from grpo_core.algorithm.kl import full_kl, k1, k2, k3, kl_term, kl_to_go
 from grpo_core.algorithm.loss import Denominators, grpo_loss
-from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
 
 LENGTH, VOCABULARY, END = 3, 3, 2
+NOISE = Path(__file__).parents[2] / "docs" / "algorithm.md"
 SUM_AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
@@ -66,11 +67,12 @@ def per_prefix_kl(logits: Tensor, reverse: bool = False) -> Tensor:
     return full_kl(*(pair[::-1] if reverse else pair))
 
 
-def frozen_prefix_gradient(sampler: Tensor, reverse: bool = False) -> Tensor:
-    """T(sampler)."""
+def frozen_prefix_gradient(sampler: Tensor, reverse: bool = False, over_length: bool = False) -> Tensor:
+    """T(sampler), of sums over tokens or under 1/|o|."""
     logits = POLICY.clone().requires_grad_()
     at_tokens = torch.where(MASK, per_prefix_kl(logits, reverse)[CENTRES], 0.0)
-    (probabilities(sampler) @ at_tokens.sum(1)).backward()
+    lengths = MASK.sum(1) if over_length else torch.ones(len(COMPLETIONS))
+    (probabilities(sampler) @ (at_tokens.sum(1) / lengths)).backward()
     return logits.grad
 
 
@@ -90,7 +92,6 @@ def expected_gradient(
     aggregation: str = "seq-mean-token-sum",
     advantages: Tensor | None = None,
     beta: float = 1.0,
-    weights: Tensor | None = None,
     level: str = "token",
 ) -> Tensor:
     """Expected gradient of `grpo_loss` of one completion at a time, drawn from `sampler`."""
@@ -116,7 +117,6 @@ def expected_gradient(
             clip_eps=None,
             aggregation=aggregation,
             ratio=level,
-            sampler_weights=None if weights is None else weights[one],
         )
         total = total + chance * terms.total
     total.backward()
@@ -139,11 +139,11 @@ def test_the_toy_is_a_distribution_over_completions_of_different_lengths() -> No
     assert differ(frozen_prefix_gradient(POLICY), sequence_gradient()) > 0.05  # otherwise T and S could not be told apart
 
 
-def gradient_of(row: KlGradient, sampler: Tensor) -> Tensor:
-    """Return the expected gradient of an option of the table, alone in the objective."""
+def gradient_of(row: KlGradient, sampler: Tensor, aggregation: str = "seq-mean-token-sum") -> Tensor:
+    """Return the expected gradient of an option of the table, alone in the objective, as the engine computes it."""
     if row.placement == "reward":
-        return expected_gradient(sampler, beta=0.0, advantages=kl_as_advantage(sampler))
-    return expected_gradient(sampler, estimator=row.estimator, correction=row.correction)
+        return expected_gradient(sampler, beta=0.0, advantages=kl_as_advantage(sampler), aggregation=aggregation)
+    return expected_gradient(sampler, estimator=row.estimator, correction=row.correction, aggregation=aggregation)
 
 
 def claimed(gradient: str, sampler: Tensor) -> Tensor:
@@ -160,9 +160,26 @@ def test_on_policy_each_option_has_the_gradient_of_the_table(row: KlGradient) ->
     same(gradient_of(row, POLICY), claimed(row.on_policy, POLICY))
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in TABLE if row.placement == "loss"], ids=lambda row: f"{row.estimator}, {row.correction}"
-)
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.estimator} in the {row.placement}, {row.correction}")
+def test_under_one_over_length_nothing_but_the_exact_sum_leaves_the_length_alone(row: KlGradient) -> None:
+    found = gradient_of(row, POLICY, "seq-mean-token-mean")
+    if row.over_length == "T":
+        same(found, frozen_prefix_gradient(POLICY, over_length=True))
+    elif row.over_length == "length alone":
+        same(found, gradient_of_length())
+    else:
+        reverse = frozen_prefix_gradient(POLICY, reverse=True, over_length=True)
+        wanted = (
+            frozen_prefix_gradient(POLICY, over_length=True),
+            frozen_prefix_gradient(POLICY),
+            sequence_gradient(),
+            reverse,
+        )
+        assert row.over_length == "and length"
+        assert min(differ(found, right) for right in wanted) > 0.05
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.estimator} in the {row.placement}, {row.correction}")
 def test_under_stale_samples_each_option_has_the_gradient_of_the_table(row: KlGradient) -> None:
     found = gradient_of(row, OLD)
     if row.stale == "biased":
@@ -180,6 +197,44 @@ def test_the_table_has_every_option_that_can_be_configured() -> None:
     assert [(row.estimator, row.correction) for row in TABLE if row.placement == "reward"] == [("k1", "none")]
 
 
+def noise_of(estimator: str, correction: str, sharpness: float) -> float:
+    """Return the root mean square distance of one completion's gradient from its mean, relative to T, on-policy under sums."""
+    logits = (sharpness * POLICY).requires_grad_()
+    logps = token_logps(logits)
+    full = torch.where(MASK, per_prefix_kl(logits)[CENTRES], 0.0)
+    per_token = kl_term(
+        token_logps(REFERENCE) - logps, logps - logps.detach(), estimator, correction, full if estimator == "full" else None
+    )
+    losses = torch.where(MASK, per_token, 0.0).sum(1)
+    gradients = torch.stack([torch.autograd.grad(loss, logits, retain_graph=True)[0].flatten() for loss in losses])
+    chances = probabilities(logits.detach())
+    right = torch.autograd.grad(chances @ torch.where(MASK, full, 0.0).sum(1), logits)[0]
+    return float((chances @ (gradients - chances @ gradients).square().sum(1)).sqrt() / right.norm())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "correction", "plain", "sharpened"),
+    [
+        ("k3", "none", 3.06, 71.5),
+        ("k3", "importance", 1.45, 1.13),
+        ("k1", "importance", 2.48, 1.72),
+        ("k2", "none", 1.45, 1.13),
+        ("full", "none", 0.68, 0.43),
+    ],
+)
+def test_the_noise_of_a_gradient_is_that_of_the_documentation(
+    estimator: str, correction: str, plain: float, sharpened: float
+) -> None:
+    assert noise_of(estimator, correction, 1.0) == pytest.approx(plain, abs=0.005)
+    assert noise_of(estimator, correction, 3.0) == pytest.approx(sharpened, rel=0.005)
+    row = next(
+        line
+        for line in NOISE.read_text().splitlines()
+        if line.startswith(f"| `{estimator}` | `{correction}` | ") and line.count("|") == 5
+    )
+    assert row.split(" | ")[2:] == [f"{plain:g}", f"{sharpened:g} |"]
+
+
 def test_the_other_divergence_is_another_one() -> None:
     assert differ(frozen_prefix_gradient(POLICY, reverse=True), frozen_prefix_gradient(POLICY)) > 0.1
 
@@ -190,14 +245,16 @@ def test_plain_k1_does_nothing_under_sums(aggregation: str) -> None:
     same(gradient, torch.zeros_like(gradient))
 
 
-def test_plain_k1_under_one_over_length_is_biased_towards_long_completions() -> None:
-    # d/d theta of sum_o pi(o) (1/|o|) sum_t log pi_t, o fixed, is E[(1/|o|) grad log pi(o)] = grad E[1/|o|]: the loss is
-    # minimised by longer completions, whatever the reference is.
+def gradient_of_length() -> Tensor:
+    """grad E[1/|o|]: what plain k1 comes to under 1/|o|, whatever the reference is.
+
+    d/d theta of sum_o pi(o) (1/|o|) sum_t log pi_t, o fixed, is E[(1/|o|) grad log pi(o)] = grad E[1/|o|]; a loss with it is
+    minimised by longer completions.
+    """
     logits = POLICY.clone().requires_grad_()
     (token_logps(logits).sum(1).exp() / MASK.sum(1)).sum().backward()
-    gradient = expected_gradient(POLICY, estimator="k1", aggregation="seq-mean-token-mean")
-    same(gradient, logits.grad)
-    assert float(gradient.norm()) > 0.01
+    assert float(logits.grad.norm()) > 0.01
+    return logits.grad
 
 
 def test_live_ratio_times_k2_is_wrong_even_on_policy() -> None:
@@ -218,34 +275,6 @@ def test_k1_in_the_reward_needs_the_ratio_of_tokens() -> None:
     # The sequence's ratio spreads the mean of a completion's advantages over its tokens; the configuration refuses the pair.
     found = expected_gradient(POLICY, beta=0.0, advantages=kl_as_advantage(POLICY), level="sequence")
     assert differ(found, sequence_gradient()) > 0.1
-
-
-def test_k1_in_the_reward_gives_s_under_stale_samples_with_the_ratios_of_whole_completions() -> None:
-    # Samples of OLD, weighed by pi / OLD of the completion; the surrogate's own ratio is the policy's to itself.
-    weights = sampler_weights(token_logps(POLICY), token_logps(OLD), MASK, level="sequence", bound=torch.inf)
-    logits = POLICY.clone().requires_grad_()
-    logps = token_logps(logits)
-    total = torch.zeros((), dtype=torch.float64)
-    for row, chance in enumerate(probabilities(OLD)):
-        one = slice(row, row + 1)
-        total = (
-            total
-            + chance
-            * grpo_loss(
-                per_token_logps=logps[one],
-                old_per_token_logps=logps[one].detach(),
-                ref_per_token_logps=token_logps(REFERENCE)[one],
-                advantages=kl_as_advantage(POLICY)[one],
-                loss_mask=MASK[one],
-                denominators=Denominators.of(MASK[one], 1),
-                beta=0.0,
-                clip_eps=None,
-                aggregation="seq-mean-token-sum",
-                sampler_weights=weights[one],
-            ).total
-        )
-    total.backward()
-    same(logits.grad, sequence_gradient())
 
 
 def test_the_surrogate_is_the_policy_gradient() -> None:

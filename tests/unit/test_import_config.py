@@ -100,6 +100,7 @@ def test_rolls_grpo_page_becomes_its_equivalent() -> None:
         },
         "loss": {
             "beta": 0.001,
+            "kl_correction": "none",
             "kl_placement": "loss",
             "dual_clip": 1.4,
             "aggregation": "seq-mean-token-mean",
@@ -118,7 +119,7 @@ def test_a_trl_file_states_every_default_that_is_not_ours() -> None:
     assert imported.values == {
         "model": {"dtype": "bfloat16"},
         "rollout": {"num_prompts_per_step": 4, "group_size": 8, "max_completion_tokens": 512},
-        "loss": {"beta": 0.0, "kl_correction": "importance", "aggregation": "token-mean", "minibatches": 1},
+        "loss": {"beta": 0.0, "aggregation": "token-mean", "minibatches": 1},
         "optimizer": {"schedule": "linear"},
         "training": {"steps": 200, "seed": 42, "checkpoint_every": 500},
     }

@@ -45,7 +45,7 @@ REFUSED = [
 SHARED = [
     {"loss.dual_clip": 1.5},
     {"loss.kl_correction": "importance", "loss.epochs_per_rollout": 4},
-    {"loss.ratio": "sequence", "loss.clip_eps_high": 0.3},
+    {"loss.ratio": "sequence", "loss.kl_correction": "none", "loss.clip_eps_high": 0.3},
     {"filtering.mask_truncated_completions": True, "loss.aggregation": "token-mean"},
     {"loss.beta": 0.0},
     {"loss.beta": 0.0, "loss.kl_estimator": "k2"},

@@ -123,7 +123,9 @@ def kl_loss(settings: Settings, _key: str) -> Conclusion:
     if _has_token_kl(settings):
         return mapped({"loss.beta": settings["init_kl_coef"]}, "the KL is in the reward: add_token_level_kl")
     beta = settings["kl_loss_coef"] if settings["use_kl_loss"] else 0.0
-    return mapped({"loss.beta": beta}, "k3 of each token, which ROLL clamps to ±10" if beta else "")
+    if not beta:
+        return mapped({"loss.beta": beta})
+    return mapped({"loss.beta": beta, "loss.kl_correction": "none"}, "k3 of each token, which ROLL clamps to ±10")
 
 
 def token_kl(settings: Settings, key: str) -> Conclusion:

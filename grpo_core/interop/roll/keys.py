@@ -106,8 +106,8 @@ LOSS = (
     Rule("loss_agg_mode", MODES, "seq-mean-token-mean", derived.loss_agg_mode, "loss.aggregation",
          "…-sum-norm divides by the padded width and not by the number of completions there; ROLL's documentation names"
          " another default than its code"),
-    Rule("use_kl_loss", flag, False, derived.kl_loss, "loss.beta", "false = beta 0"),
-    Rule("kl_loss_coef", number, 0, derived.kl_loss, "loss.beta",
+    Rule("use_kl_loss", flag, False, derived.kl_loss, "loss.beta, loss.kl_correction", "false = beta 0; else correction none"),
+    Rule("kl_loss_coef", number, 0, derived.kl_loss, "loss.beta, loss.kl_correction",
          "k3 without ratio, as here with loss.kl_correction none; ROLL clamps it to ±10; does nothing without "
          "use_kl_loss", needs=without("use_kl_loss")),
     Rule("add_token_level_kl", flag, False, derived.token_kl, "loss.kl_placement, loss.kl_estimator, loss.beta",
