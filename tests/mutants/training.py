@@ -342,7 +342,7 @@ MUTATIONS = (
         "kl-correction-not-passed-on",
         UPDATE,
         "Updater._loss",
-        "kl_correction=loss.kl_correction",
+        'kl_correction=loss.kl_correction if loss.kl_placement == "loss" else "none"',
         'kl_correction="none"',
         ("test_update",),
         "An arm of an ablation would silently be another one.",
