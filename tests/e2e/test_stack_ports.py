@@ -11,6 +11,7 @@ pytestmark = pytest.mark.proof
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_two_stacks_that_start_at_once_have_ports_of_their_own(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -90,7 +90,7 @@ def test_a_benchmark_without_a_step_that_counts_is_refused(capsys: pytest.Captur
     assert "--warm-up 2: expected fewer than --steps 2" in capsys.readouterr().err
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_steps_are_measured_for_group_sizes_and_for_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
