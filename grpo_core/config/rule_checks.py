@@ -6,7 +6,7 @@ from grpo_core.config.derived import is_always_synced, is_changed, is_single_upd
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
-from grpo_core.config.schedule import last_step, most_measurements
+from grpo_core.config.schedule import is_exact, last_step, most_measurements
 from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import find_metric, is_registered
 
@@ -55,15 +55,19 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
         ),
         error_if(
             names_one and entry is None,
-            f"{key}: a {rule.kind} rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}",
+            f"{key}: a {rule.kind} rule needs a KL metric such as kl/ref/drift, got {rule.metric!r}",
         ),
         error_if(
             names_one and entry is not None and not entry.reduction.startswith("mean"),
-            f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/k3",
+            f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/drift",
         ),
         error_if(
             names_one and metric.startswith("kl/probe/") and entry is not None and config.probe.every_steps is None,
             f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
+        ),
+        error_if(
+            names_one and is_exact(metric) and config.reference.kl_full_every is None,
+            f"{key}: {metric} is measured only where reference.kl_full_every is set, here it is null",
         ),
         error_if(
             names_one and metric == "kl/old/k3" and is_single_update(config),

@@ -209,6 +209,9 @@ class ReferenceConfig(Section):
     """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
     kl_init_every: Steps = 1
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
+    kl_full_every: Steps | None = 10
+    """Every so many steps the drift of the step's completions is the exact sum over the vocabulary (two extra passes, after the
+    first sync four), else k1; null = never."""
     distance_every: Steps = 1
     """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""
     offload: bool = False

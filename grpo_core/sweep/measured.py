@@ -8,6 +8,7 @@ five measurements of a figure that is measured every ten steps are most of the r
 steps that it is taken from?
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -86,7 +87,11 @@ def _period(config: RunConfig, key: str, step: int) -> tuple[str, int | None]:
     # Until the first sync the initial policy is the reference, which is measured at every step.
     first = 0 if has_sync_rule(config) else reference.sync_steps
     is_sparse = key.startswith("kl/init/") and first is not None and step > first
-    return "reference.kl_init_every", reference.kl_init_every if is_sparse else 1
+    every = reference.kl_init_every if is_sparse else 1
+    if metric is not None and metric.when == "exact":
+        full = reference.kl_full_every
+        return "reference.kl_full_every", None if full is None else math.lcm(full, every)
+    return "reference.kl_init_every", every
 
 
 def find_unmeasured(sweep: SweepConfig, configs: Sequence[RunConfig]) -> tuple[tuple[str, ...], tuple[str, ...]]:
