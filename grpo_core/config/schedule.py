@@ -39,7 +39,7 @@ def most_syncs(config: RunConfig) -> int:
 
 
 def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
-    """Return how many measurements of what a rule watches its window can count at most; none of `kl/ref/` goes across a sync."""
+    """Return how many measurements of what a rule watches its window can count at most; none of `kl/ref` goes across a sync."""
     last, metric, times = last_step(config), rule.watched or "", events(config)
     until_sync = min(config.reference.sync_steps or last, last)
     if metric.startswith("kl/probe/"):

@@ -145,17 +145,17 @@ def test_each_kl_of_a_card_names_the_policy_and_the_reference_that_it_is_between
     measured = {record.step: record.metrics for record in history if record.kind == "step"}
     assert [record.step for record in history if record.kind == "ref_sync"] == [2, 4, 6]
     found = {one.key: one for one in drift_of(history, 4)}
-    k3, exact = found["kl/ref/k3"], found["kl/probe/full"]
+    k3, exact = found["kl/ref/drift"], found["kl/probe/full"]
     assert (k3.policy_step, k3.value, k3.what) == (
         4,
-        measured[5]["kl/ref/k3"],
+        measured[5]["kl/ref/drift"],
         "to the reference synchronised after step 4, k3",
     )
     assert (exact.policy_step, exact.value) == (2, measured[3]["kl/probe/full"])
     assert exact.what == "to the reference synchronised after step 2, exact, on the probe prompts"
-    assert found["kl/init/k3"].what == "to the initial policy, k3"
+    assert found["kl/init/drift"].what == "to the initial policy, k3"
     assert str(k3) == f"{k3.value:.4g} ± {k3.error:.2g}, policy after step 4, to the reference synchronised after step 4, k3"
-    (early,) = [one for one in drift_of(history, 1) if one.key == "kl/ref/k3"]
+    (early,) = [one for one in drift_of(history, 1) if one.key == "kl/ref/drift"]
     assert early.what == "to the reference, k3"
     exported = export_policy(run_dir, ExportWish(step=4), tmp_path / "out")
     text = (exported.folder / "README.md").read_text()

@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any
     made.create(config, Origin(preset="tiny", changes={"training.steps": (4, 3), "training.checkpoint_every": (None, 2)}))
     prepare(config, made.data)
     assert main([str(made.path)]) == 0
-    add_alert(made, 1, "kl/ref/k3 is 0.7, over 0.5")
+    add_alert(made, 1, "kl/ref/drift is 0.7, over 0.5")
     add_alert(made, 2, "a second alert\u2028")
     tracked = {"uri": "sqlite:///mlflow.db", "experiment_id": "1", "run_id": "f" * 32, "name": "tiny"}
     made.tracking_file.write_text(json.dumps(tracked))

@@ -16,7 +16,7 @@ from grpo_core.run import rules
 from grpo_core.run.journal import Record
 from grpo_core.run.rules import RuleBook
 
-BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5, window=1)
+BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=1)
 NON_FINITE = RuleConfig(kind="non_finite", action="stop")
 STALLED = RuleConfig(kind="stalled", bound=60.0)
 
@@ -27,7 +27,7 @@ def record(step: int, kind: str = "step", **metrics: float) -> Record:
 
 
 def alarms(book: RuleBook, values: list[float]) -> list[int]:
-    """Return the steps at which something is said when kl/ref/k3 takes these values, from step 1."""
+    """Return the steps at which something is said when kl/ref/drift takes these values, from step 1."""
     return [alert.step for step, value in enumerate(values, 1) for alert in book.check(record(step, kl__ref__k3=value))]
 
 
@@ -41,7 +41,7 @@ def test_a_breach_is_said_once_until_it_has_ended() -> None:
 
 def test_the_text_holds_metric_bound_value_and_step() -> None:
     (alert,) = RuleBook([BUDGET]).check(record(17, kl__ref__k3=0.75))
-    assert alert.text == "step 17: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+    assert alert.text == "step 17: kl/ref/drift is 0.75, above the budget of 0.5 nats"
     assert (alert.step, alert.value, alert.rule) == (17, 0.75, BUDGET)
 
 
@@ -143,15 +143,15 @@ def told(rule: RuleConfig, key: str, values: list[float]) -> list[tuple[int, str
 
 
 def test_one_spike_of_a_heavy_tail_is_no_alarm_and_a_lasting_rise_is() -> None:
-    rule = RuleConfig(kind="kl_budget", metric="kl/init/k3")
+    rule = RuleConfig(kind="kl_budget", metric="kl/init/drift")
     spikes = [0.5, 0.6, 32.8, 0.6, 0.7, 0.5, 14.0, 0.6, 0.7]
-    assert told(rule, "kl/init/k3", spikes) == []
-    (alarm,) = told(rule, "kl/init/k3", [0.9, 0.9, 1.1, 1.2, 1.3])
-    assert alarm == (5, "step 5: kl/init/k3 is 1.1 (median of 5 steps), above the budget of 1 nats")
+    assert told(rule, "kl/init/drift", spikes) == []
+    (alarm,) = told(rule, "kl/init/drift", [0.9, 0.9, 1.1, 1.2, 1.3])
+    assert alarm == (5, "step 5: kl/init/drift is 1.1 (median of 5 steps), above the budget of 1 nats")
 
 
 def test_nothing_is_said_before_the_window_is_full() -> None:
-    assert told(RuleConfig(kind="kl_budget", metric="kl/ref/k3"), "kl/ref/k3", [9.0] * 4) == []
+    assert told(RuleConfig(kind="kl_budget", metric="kl/ref/drift"), "kl/ref/drift", [9.0] * 4) == []
 
 
 def test_a_figure_that_sways_about_its_bound_is_said_once_until_it_is_well_within() -> None:
@@ -159,19 +159,19 @@ def test_a_figure_that_sways_about_its_bound_is_said_once_until_it_is_well_withi
 
 
 def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
-    rule = RuleConfig(kind="kl_rate", metric="kl/init/k3", window=5)
-    assert told(rule, "kl/init/k3", [0.0, 0.05, 5.0, 0.15, 0.2, 0.25]) == []
-    ((step, text),) = told(rule, "kl/init/k3", [0.0, 0.05, 0.1, 0.3, 0.6, 0.9])
+    rule = RuleConfig(kind="kl_rate", metric="kl/init/drift", window=5)
+    assert told(rule, "kl/init/drift", [0.0, 0.05, 5.0, 0.15, 0.2, 0.25]) == []
+    ((step, text),) = told(rule, "kl/init/drift", [0.0, 0.05, 0.1, 0.3, 0.6, 0.9])
     # The ten slopes between 0, 0.05, 0.1, 0.3 and 0.6: 0.05 0.05 0.05 0.1 0.125 | 0.15 0.1833 0.2 0.25 0.3; their median 0.1375
     assert (step, text) == (
         5,
-        "step 5: kl/init/k3 rises by 0.1375 (slope of 5 steps), above the rate of 0.1 nats a step",
+        "step 5: kl/init/drift rises by 0.1375 (slope of 5 steps), above the rate of 0.1 nats a step",
     )
 
 
 def test_a_rate_is_a_step_also_where_the_figure_is_measured_every_20_steps() -> None:
     def said(rise: float) -> list[int]:
-        book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/k3", window=3)])
+        book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/drift", window=3)])
         records = [record(20 * count, kl__init__k3=rise * count) for count in range(1, 6)]
         return [alert.step for one in records for alert in book.check(one)]
 
@@ -188,8 +188,8 @@ def test_a_slope_to_the_reference_is_not_taken_across_a_sync() -> None:
             found += [alert.step for alert in book.check(record(step, **figures))]
         return found
 
-    assert said("kl/ref/k3") == [8]  # 5 to 8: the first four steps behind the sync
-    assert said("kl/init/k3") == [7]
+    assert said("kl/ref/drift") == [8]  # 5 to 8: the first four steps behind the sync
+    assert said("kl/init/drift") == [7]
 
 
 def test_entropy_has_collapsed_below_its_bound() -> None:
@@ -311,13 +311,13 @@ def test_a_function_that_sleeps_is_an_alert_and_is_not_called_again(where: Any, 
 
 
 def syncing(window: int = 3) -> RuleConfig:
-    return RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5, window=window, action="sync")
+    return RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=window, action="sync")
 
 
 def test_a_rule_that_has_asked_for_a_sync_begins_a_new_window() -> None:
     book, found = RuleBook([syncing()]), []
     for step in range(1, 10):  # the sync changes nothing here: it is asked for again as soon as the window is full
-        alerts = book.observe(step, {"kl/ref/k3": 1.0})
+        alerts = book.observe(step, {"kl/ref/drift": 1.0})
         found += [alert.step for alert in alerts]
         if alerts:
             book.note_sync(alerts)
@@ -333,14 +333,14 @@ def test_steps_that_a_resume_has_taken_back_leave_no_trace(figures: list[tuple[f
     """However often a run dies and goes back, what is said from there on is what a run that never died says."""
     rules = [
         syncing(),
-        RuleConfig(kind="kl_rate", metric="kl/ref/k3", window=4, bound=0.05),
+        RuleConfig(kind="kl_rate", metric="kl/ref/drift", window=4, bound=0.05),
         RuleConfig(kind="length_explosion", window=2, bound=1.5),
         RuleConfig(kind="custom", function=f"{__name__}:high", window=2),
     ]
 
     def step_record(step: int, book: RuleBook, book_of_sync: RuleBook) -> list[str]:
         kl, length = figures[step - 1]
-        known = {"kl/ref/k3": kl, "completion/tokens/mean": 1 + length}
+        known = {"kl/ref/drift": kl, "completion/tokens/mean": 1 + length}
         alerts = book_of_sync.observe(step, known)
         if alerts:
             book_of_sync.note_sync(alerts)
@@ -372,4 +372,4 @@ def test_steps_that_a_resume_has_taken_back_leave_no_trace(figures: list[tuple[f
 
 def high(history: list[dict[str, float]]) -> str | None:
     assert not any(key.startswith(("time/", "ref/")) for figures in history for key in figures)
-    return "high" if min(figures["kl/ref/k3"] for figures in history) > 0.5 else None
+    return "high" if min(figures["kl/ref/drift"] for figures in history) > 0.5 else None

@@ -83,7 +83,14 @@ def curves(runs: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame]:
     """Return the steps and syncs of runs."""
     keys = list(zip(runs["arm"], runs["seed"], strict=True))
     steps = [
-        {"arm": arm, "seed": seed, "step": step, "kl/ref/k3": step / 100, "kl/init/k3": step / 50, "reward/mean": step / 20}
+        {
+            "arm": arm,
+            "seed": seed,
+            "step": step,
+            "kl/ref/drift": step / 100,
+            "kl/init/drift": step / 50,
+            "reward/mean": step / 20,
+        }
         for arm, seed in keys
         for step in range(1, 21)
     ]
