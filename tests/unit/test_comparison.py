@@ -18,10 +18,10 @@ def step(number: int, **figures: float) -> Record:
 
 
 def test_times_may_differ_and_nothing_else_may() -> None:
-    before = step(3, kl__ref__k3=0.25, time__step_seconds=1.0, perf__peak_memory_gib=2.0, loss__total=math.nan)
-    now = step(3, kl__ref__k3=0.25, time__step_seconds=9.0, perf__peak_memory_gib=3.0, loss__total=math.nan)
+    before = step(3, kl__ref__drift=0.25, time__step_seconds=1.0, perf__peak_memory_gib=2.0, loss__total=math.nan)
+    now = step(3, kl__ref__drift=0.25, time__step_seconds=9.0, perf__peak_memory_gib=3.0, loss__total=math.nan)
     assert differences(before, now) == []
-    (found,) = differences(before, step(3, kl__ref__k3=math.nextafter(0.25, 1), loss__total=math.nan))
+    (found,) = differences(before, step(3, kl__ref__drift=math.nextafter(0.25, 1), loss__total=math.nan))
     assert (found.key, found.before, found.now) == ("kl/ref/drift", 0.25, math.nextafter(0.25, 1))
     assert found.size == 2**-54  # one unit in the last place of 0.25
 

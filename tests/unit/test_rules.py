@@ -28,7 +28,7 @@ def record(step: int, kind: str = "step", **metrics: float) -> Record:
 
 def alarms(book: RuleBook, values: list[float]) -> list[int]:
     """Return the steps at which something is said when kl/ref/drift takes these values, from step 1."""
-    return [alert.step for step, value in enumerate(values, 1) for alert in book.check(record(step, kl__ref__k3=value))]
+    return [alert.step for step, value in enumerate(values, 1) for alert in book.check(record(step, kl__ref__drift=value))]
 
 
 def test_a_budget_is_breached_above_its_bound_and_not_at_it() -> None:
@@ -40,18 +40,18 @@ def test_a_breach_is_said_once_until_it_has_ended() -> None:
 
 
 def test_the_text_holds_metric_bound_value_and_step() -> None:
-    (alert,) = RuleBook([BUDGET]).check(record(17, kl__ref__k3=0.75))
+    (alert,) = RuleBook([BUDGET]).check(record(17, kl__ref__drift=0.75))
     assert alert.text == "step 17: kl/ref/drift is 0.75, above the budget of 0.5 nats"
     assert (alert.step, alert.value, alert.rule) == (17, 0.75, BUDGET)
 
 
 def test_a_budget_watches_its_own_metric_alone() -> None:
-    assert RuleBook([BUDGET]).check(record(1, kl__init__k3=9.0)) == []
+    assert RuleBook([BUDGET]).check(record(1, kl__init__drift=9.0)) == []
 
 
 def test_a_mismatch_of_sampler_and_trainer_is_a_breach_of_its_own() -> None:
     book = RuleBook([RuleConfig(kind="sampler_mismatch", bound=0.01, window=1)])
-    assert book.check(record(1, kl__sampler__k3=0.01, kl__ref__k3=9.0)) == []
+    assert book.check(record(1, kl__sampler__k3=0.01, kl__ref__drift=9.0)) == []
     (alert,) = book.check(record(2, kl__sampler__k3=0.02))
     assert alert.text == "step 2: kl/sampler/k3 is 0.02, above the bound of 0.01 nats"
 
@@ -59,7 +59,7 @@ def test_a_mismatch_of_sampler_and_trainer_is_a_breach_of_its_own() -> None:
 @pytest.mark.parametrize(("action", "stops"), [("warn", False), ("stop", True)])
 def test_the_action_decides_whether_training_stops(action: str, stops: bool) -> None:
     rule = BUDGET.model_copy(update={"action": action})
-    (alert,) = RuleBook([rule]).check(record(1, kl__ref__k3=1.0))
+    (alert,) = RuleBook([rule]).check(record(1, kl__ref__drift=1.0))
     assert alert.stops is stops
 
 
@@ -75,7 +75,7 @@ def test_finite_figures_are_no_breach() -> None:
 
 
 def test_two_rules_breached_by_one_record_are_both_said() -> None:
-    alerts = RuleBook([BUDGET, NON_FINITE]).check(record(1, kl__ref__k3=math.inf))
+    alerts = RuleBook([BUDGET, NON_FINITE]).check(record(1, kl__ref__drift=math.inf))
     assert [alert.rule for alert in alerts] == [BUDGET, NON_FINITE]
 
 
@@ -85,7 +85,7 @@ def test_records_without_the_figure_are_not_checked_for_it() -> None:
 
 def test_silence_is_said_once_beyond_its_bound_with_bound_value_and_step() -> None:
     book = RuleBook([BUDGET, STALLED])
-    book.check(record(4, kl__ref__k3=0.1))
+    book.check(record(4, kl__ref__drift=0.1))
     assert book.check_silence(60.0) == []
     (alert,) = book.check_silence(61.0)
     assert alert.text == "step 4: no record for 61 s, longer than 60 s"
@@ -121,9 +121,9 @@ def test_an_evaluation_before_the_training_is_named() -> None:
 
 def test_silence_does_not_end_a_breach_of_figures() -> None:
     book = RuleBook([BUDGET, STALLED])
-    assert len(book.check(record(1, kl__ref__k3=0.6))) == 1
+    assert len(book.check(record(1, kl__ref__drift=0.6))) == 1
     book.check_silence(61.0)
-    assert book.check(record(2, kl__ref__k3=0.6)) == []
+    assert book.check(record(2, kl__ref__drift=0.6)) == []
 
 
 def test_without_rules_nothing_is_said() -> None:
@@ -172,7 +172,7 @@ def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
 def test_a_rate_is_a_step_also_where_the_figure_is_measured_every_20_steps() -> None:
     def said(rise: float) -> list[int]:
         book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/drift", window=3)])
-        records = [record(20 * count, kl__init__k3=rise * count) for count in range(1, 6)]
+        records = [record(20 * count, kl__init__drift=rise * count) for count in range(1, 6)]
         return [alert.step for one in records for alert in book.check(one)]
 
     assert said(rise=1.9) == []  # 0.095 nats a step
@@ -220,7 +220,7 @@ def test_a_metric_that_is_measured_now_and_then_counts_where_it_is() -> None:
     book = RuleBook([RuleConfig(kind="kl_budget", metric="kl/probe/full", window=3)])
     found = []
     for step in range(1, 13):
-        figures = {"kl__probe__full": 2.0} if step % 4 == 0 else {"kl__ref__k3": 0.0}
+        figures = {"kl__probe__full": 2.0} if step % 4 == 0 else {"kl__ref__drift": 0.0}
         found += [alert.step for alert in book.check(record(step, **figures))]
     assert found == [12]
 
@@ -295,14 +295,14 @@ def test_a_function_that_sleeps_is_an_alert_and_is_not_called_again(where: Any, 
     SLEEPERS.clear()
     name = f"{__name__}:sleeping"
     book = RuleBook([RuleConfig(kind="custom", function=name, window=1, action="stop"), BUDGET])
-    asleep, budget = where(lambda: book.check(record(1, kl__ref__k3=0.6)))
+    asleep, budget = where(lambda: book.check(record(1, kl__ref__drift=0.6)))
     assert asleep.text.startswith(f"step 1: {name}: no result after 0.3 s of the clock")
     assert asleep.stops
     assert budget.rule == BUDGET
-    assert where(lambda: book.check(record(2, kl__ref__k3=0.1))) == []
+    assert where(lambda: book.check(record(2, kl__ref__drift=0.1))) == []
     assert where(lambda: book.check(record(1, "resume"))) == []
-    assert where(lambda: book.check(record(2, kl__ref__k3=0.1))) == []
-    (again,) = where(lambda: book.check(record(3, kl__ref__k3=0.9)))
+    assert where(lambda: book.check(record(2, kl__ref__drift=0.1))) == []
+    (again,) = where(lambda: book.check(record(3, kl__ref__drift=0.9)))
     assert again.rule == BUDGET
     assert len(SLEEPERS) == 1
 
@@ -322,6 +322,34 @@ def test_a_rule_that_has_asked_for_a_sync_begins_a_new_window() -> None:
         if alerts:
             book.note_sync(alerts)
     assert found == [3, 6, 9]
+
+
+def test_a_sync_of_the_schedule_begins_new_windows_of_the_kl_to_the_reference() -> None:
+    """The median over both references would be 0.11: the reference would be synchronised again when the KL is 0.01."""
+    asking = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5, action="sync")
+    warning = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5)
+    of_initial = RuleConfig(kind="kl_budget", metric="kl/init/drift", bound=0.1, window=5)
+    training, monitor = RuleBook([asking]), RuleBook([warning, of_initial])
+    said = []
+    for step, kl in enumerate([0.06, 0.11, 0.12, 0.13, 0.01], 1):
+        figures = {"kl/ref/drift": kl, "kl/init/drift": 0.2}
+        alerts = training.observe(step, figures)
+        if step == 4:
+            training.note_sync(alerts)
+        is_synced = {"ref/synced": float(step == 4)}
+        said += [alert.rule for alert in (*alerts, *monitor.check(Record(
+            seq=0, time="", kind="step", step=step, data={"metrics": {**figures, **is_synced}}
+        )))]  # fmt: skip
+    assert said == [of_initial]
+
+
+def test_an_unknown_standard_error_is_no_figure_that_is_not_finite() -> None:
+    book = RuleBook([NON_FINITE])
+    assert book.check(record(1, kl__ref__drift_se=math.nan, kl__init__k1_se=math.nan, kl__probe__se=math.nan)) == []
+    (alert,) = book.check(record(2, kl__ref__drift_se=math.nan, kl__ref__drift=math.nan))
+    assert alert.text == "step 2: kl/ref/drift is nan, not a finite number"
+    assert math.isnan(alert.value)
+    assert [one.text for one in RuleBook([NON_FINITE]).check(record(3, kl__ref__drift_se=math.inf))]
 
 
 @given(
