@@ -1,6 +1,6 @@
 """At which steps of a run its periodic things take place, from the configuration alone."""
 
-from grpo_core.config.derived import has_sync_rule
+from grpo_core.config.derived import has_sync_rule, is_single_update, takes_full_kl
 from grpo_core.config.rules import RuleConfig
 from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import find_metric
@@ -44,9 +44,10 @@ def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
     until_sync = min(config.reference.sync_steps or last, last)
     if metric.startswith("kl/probe/"):
         return len(times["probe.every_steps"])
-    every = config.reference.kl_full_every if is_exact(metric) else 1
+    every = exact_every(config) if is_exact(metric) else 1
     if metric.startswith("kl/init/"):
-        later = [step for step in times["reference.kl_init_every"] if step > until_sync and every and step % every == 0]
+        own = times["reference.kl_full_every"] if is_exact(metric) else range(last + 1)
+        later = [step for step in times["reference.kl_init_every"] if step > until_sync and step in own]
         return (until_sync // every if every else 0) + len(later)
     if not every:
         return 0
@@ -54,7 +55,13 @@ def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
     return min(-(-until_sync // every), last // every) if rule.begins_at_syncs else last // every
 
 
+def exact_every(config: RunConfig) -> int | None:
+    """Return every how many steps the exact KL to the reference is measured: each where the loss needs it; None = never."""
+    is_free = takes_full_kl(config) and is_single_update(config)
+    return 1 if is_free else config.reference.kl_full_every
+
+
 def is_exact(metric: str) -> bool:
-    """Return whether a figure is measured at the steps of `reference.kl_full_every` alone."""
+    """Return whether a figure is of the exact KL of a step's completions."""
     entry = find_metric(metric)
     return entry is not None and entry.when == "exact"

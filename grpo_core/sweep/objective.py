@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
-from grpo_core.config.schedule import is_exact
+from grpo_core.config.schedule import exact_every, is_exact
 from grpo_core.errors import ConfigError
 from grpo_core.metrics import find_metric, is_registered
 from grpo_core.sweep.arms import grid
@@ -59,7 +59,7 @@ def check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
                     is_probed and config.probe.every_steps is None
                 ),
                 f"objective.kl_metric: {kl_metric} is measured only where reference.kl_full_every is set": (
-                    is_exact(kl_metric) and config.reference.kl_full_every is None
+                    is_exact(kl_metric) and exact_every(config) is None
                 ),
             }
         )

@@ -117,8 +117,25 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     (rules({"kind": "zero_variance", "bound": 1.0}), ["monitor.rules.0.bound: 1 is never a breach", "between 0 and 1"]),
     (
         {"reference.sync_steps": 1, "reference.mixup_alpha": 0.5}
-        | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync"}),
+        | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync", "window": 1}),
         ["monitor.rules.0.action: sync has no effect with reference.sync_steps 1"],
+    ),
+    ({"reference.kl_full_every": 200}, ["reference.kl_full_every: 200", "the exact drift of a step is not measured"]),
+    (
+        {"reference.kl_full_every": None, "loss.kl_estimator": "full"},
+        ["reference.kl_full_every: null has no effect", "the exact KL at every step"],
+    ),
+    (
+        rules(BUDGET | {"metric": "kl/ref/full"}) | {"training.steps": 49},
+        ["kl_budget.kl/ref/full is never a breach", "5 measurements", "at most 4 are made"],
+    ),
+    (
+        rules({"kind": "kl_budget", "metric": "kl/ref/drift"}) | {"reference.sync_steps": 4},
+        ["kl_budget.kl/ref/drift is never a breach", "at most 4 are made between two syncs"],
+    ),
+    (
+        rules(BUDGET | {"metric": "kl/init/full"}) | {"reference.sync_steps": 20, "reference.kl_init_every": 25},
+        ["kl_budget.kl/init/full is never a breach", "at most 4 are made in 100 steps"],  # 10, 20, 50, 100
     ),
     (
         {"loss.beta": 0} | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync"}),

@@ -368,7 +368,7 @@ def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame = grid()
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
     words = words_of(frame)
-    unit = "(KL to the initial policy, nats per completion, k3)"
+    unit = "(KL to the initial policy, nats per completion)"
     assert line(words, "drift by β ").startswith(f"drift by β {unit}: 0.5 has lower drift than 0.01 by 2.99")
     # Every swept parameter has its line, whatever the question was about.
     assert line(words, "drift by group size ") == f"drift by group size {unit}: identical in every seed between 4 and 8"
