@@ -224,6 +224,14 @@ def test_a_figure_that_an_older_version_does_not_have_is_no_difference(tmp_path:
     render_comparison(comparison)
 
 
+def test_runs_that_draw_their_tokens_differently_have_kl_figures_that_do_not_compare(tmp_path: Path) -> None:
+    warm, cold = (write_compared(tmp_path / str(t), {"rollout.temperature": t}, steps=3) for t in (1.0, 0.7))
+    other = write_compared(tmp_path / "other", {"loss.beta": 0.5}, steps=3)
+    (note,) = compared(warm.path, cold.path).notes
+    assert note.startswith("runs differ in rollout.temperature: their KL figures are of policies at different temperatures")
+    assert compared(warm.path, other.path).notes == ()
+
+
 # Paired differences
 
 

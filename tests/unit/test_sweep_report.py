@@ -364,6 +364,14 @@ def test_the_page_says_what_was_held(tmp_path: Path) -> None:
     assert confound.removeprefix("confound: ") in html.unescape(written.page.read_text()).split("<dt>Held</dt>")[1]
 
 
+def test_arms_at_different_temperatures_have_kl_figures_that_do_not_compare() -> None:
+    frame = grid().rename(columns={"loss.beta": "rollout.temperature"})
+    knobs = tuple("rollout.temperature" if knob == "loss.beta" else knob for knob in FACTS.knobs)
+    said = "confound: runs differ in rollout.temperature: their KL figures are of policies at different temperatures"
+    assert [text for text in words_of(frame, replace(FACTS, knobs=knobs)) if text.startswith(said)]
+    assert not [text for text in words_of(grid()) if "KL figures" in text]
+
+
 def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame = grid()
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
