@@ -50,4 +50,4 @@ if __name__ == "__main__":
         },
     )
     print(run.completions[["step", "completion", "reward"]].tail(3).to_string(index=False))
-    print(run.steps[["step", "reward/mean", "kl/ref/k3"]].to_string(index=False))
+    print(run.steps[["step", "reward/mean", "kl/ref/drift"]].to_string(index=False))

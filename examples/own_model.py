@@ -38,4 +38,4 @@ if __name__ == "__main__":
             "evaluation.samples": 0,
         },
     )
-    print(run.steps[["step", "reward/mean", "kl/ref/k3"]].to_string(index=False))
+    print(run.steps[["step", "reward/mean", "kl/ref/drift"]].to_string(index=False))

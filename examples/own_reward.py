@@ -44,5 +44,5 @@ if __name__ == "__main__":
             "evaluation.samples": 0,
         },
     )
-    print(run.steps[["step", "reward/mean", "kl/ref/k3"]].to_string(index=False))
+    print(run.steps[["step", "reward/mean", "kl/ref/drift"]].to_string(index=False))
     print(run.evaluations[["policy", "step", "eval/heldout/greedy_accuracy"]].to_string(index=False))

@@ -16,7 +16,7 @@ from typing import Literal
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import markdown_table
 
-When = Literal["step", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
+When = Literal["step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
 
 
 LAST_STEPS = 10
@@ -40,13 +40,18 @@ class Metric:
     alarm: float | None = None
     """Beyond it the figure is no longer healthy: the bound of a monitor's rule about it that names none."""
     when: When = "step"
-    """`step`: every step; the others only where it happens: several updates, a sync, an average of adapters, a probe, a filter,
-    an evaluation, rollouts from a server, a GPU."""
+    """`step`: every step; the others only where it happens: a sum over the vocabulary (`reference.kl_full_every`), several
+    updates, a sync, an average of adapters, a probe, a filter, an evaluation, rollouts from a server, a GPU."""
 
     @property
     def is_probe(self) -> bool:
         """Whether it measures the policy as it is at one step, on a fixed set: the last one counts, a mean describes none."""
         return self.when == "probe"
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it is a standard error over prompts: NaN where a step has one prompt."""
+        return self.reduction == _CLUSTERS
 
 
 def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
@@ -64,6 +69,32 @@ def _m(  # noqa: PLR0917  (the rows of a table: positions are its columns)
     return Metric(**row, when=when, alarm=alarm, deterministic=when != "server")
 
 
+def _drift(name: str, whom: str, healthy: str) -> tuple[Metric, ...]:
+    """Return what is measured of the drift from one other policy, r being its probability over the policy's."""
+    key, over_prompts = f"kl/{name}", "sqrt(P/(P-1) sum_p (S_p - n_p k)^2) / N"
+    tail = "tail: spikes where the policy gives a token almost no probability that the other likes"
+    return (
+        _m(f"{key}/drift", f"KL to {whom}: {key}/full where the step measures it, else {key}/k1", "-", "nats/token", _SAMPLED,
+           healthy, alarm=1.0),
+        _m(f"{key}/drift_se", f"standard error of {key}/drift", "of the estimator that it is", "nats/token", _CLUSTERS,
+           f"well below {key}/drift"),
+        _m(f"{key}/seq", f"{key}/drift per completion", "sum_t k", "nats/completion", _ROWS, _BY_LENGTH),
+        _m(f"{key}/full", f"exact KL to {whom} on the step's completions", "sum_v pi (log pi - log pi_other)", "nats/token",
+           _SAMPLED, f"as {key}/drift", when="exact", alarm=1.0),
+        _m(f"{key}/full_se", f"standard error of {key}/full", over_prompts, "nats/token", _CLUSTERS, f"well below {key}/full",
+           when="exact"),
+        _m(f"{key}/k1", f"KL to {whom}, estimator k1: unbiased, may be negative", "-log r", "nats/token", _SAMPLED,
+           f"as {key}/drift", alarm=1.0),
+        _m(f"{key}/k1_se", f"standard error of {key}/k1, prompts as clusters", over_prompts, "nats/token", _CLUSTERS,
+           f"well below {key}/k1"),
+        _m(f"{key}/k2", f"KL to {whom}, estimator k2", "(log r)^2 / 2", "nats/token", _SAMPLED, f"as {key}/drift"),
+        _m(f"{key}/k3", f"KL to {whom}, estimator k3", "r - 1 - log r", "nats/token", _SAMPLED, tail, alarm=1.0),
+        _m(f"{key}/max", "largest k3 of one token", "max_t k3", "nats", "max over sampled tokens", tail),
+        _m(f"{key}/p95", "95th percentile of k3 over tokens", "quantile_0.95(k3)", "nats", "quantile over sampled tokens",
+           f"a few times {key}/drift"),
+    )  # fmt: skip
+
+
 def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step", when: When = "step") -> Metric:
     return Metric(
         key=key,
@@ -78,10 +109,12 @@ def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over th
 
 
 _TOKENS = "mean over loss tokens"
+_SAMPLED = "mean over sampled tokens"
+_CLUSTERS = "over prompts"
 _ROWS = "mean over completions"
 _GROUPS = "mean over groups"
 _SHARE = "share of groups"
-_BY_LENGTH = "none: grows with the length of completions"
+_BY_LENGTH = "none: in proportion to the length of completions"
 _BY_REWARD = "none: in the units of the reward function"
 _BY_MACHINE = "none: depends on the machine and on lengths"
 _COUNTER = "none: shows where the run is"
@@ -90,34 +123,21 @@ _COUNTER = "none: shows where the run is"
 # fmt: off
 REGISTRY: tuple[Metric, ...] = (
     # KL: measured with the policy that made the rollouts, before its update, whatever the loss uses.
-    _m("kl/ref/k1", "KL to the current reference, estimator k1", "-log r", "nats/token", _TOKENS, "rises slowly"),
-    _m("kl/ref/k2", "KL to the current reference, estimator k2", "(log r)^2 / 2", "nats/token", _TOKENS, "close to k3"),
-    _m("kl/ref/k3", "KL to the current reference, estimator k3", "r - 1 - log r", "nats/token", _TOKENS, "below 0.1 to 1",
-       alarm=1.0),
-    _m("kl/ref/max", "largest k3 of one token", "max_t k3", "nats", "max over loss tokens", "spikes: few tokens dominate"),
-    _m("kl/ref/p95", "95th percentile of k3 over tokens", "quantile_0.95(k3)", "nats", "quantile over loss tokens",
-       "a few times kl/ref/k3"),
-    _m("kl/ref/se", "standard error of kl/ref/k3, completions as clusters", "sqrt(B/(B-1) sum_i (S_i - n_i k3)^2) / N",
-       "nats/token", "over completions", "well below kl/ref/k3"),
-    _m("kl/ref/seq", "KL to the current reference per completion", "sum_t k3", "nats/completion", _ROWS, _BY_LENGTH),
-    _m("kl/init/k3", "KL to the initial policy; a sync does not reset it", "r_0 - 1 - log r_0", "nats/token", _TOKENS,
-       "rises slowly, below 1", alarm=1.0),
-    _m("kl/init/se", "standard error of kl/init/k3", "as kl/ref/se", "nats/token", "over completions",
-       "large where few tokens dominate"),
-    _m("kl/init/seq", "KL to the initial policy per completion", "sum_t k3", "nats/completion", _ROWS, _BY_LENGTH),
+    *_drift("ref", "the current reference", "rises slowly, below 0.1 to 1"),
+    *_drift("init", "the initial policy", "rises slowly, below 1; no sync resets it"),
     _m("kl/probe/full", "exact KL to the current reference on the fixed probe set", "sum_v pi (log pi - log pi_ref)",
-       "nats/token", "mean over completion tokens", "as kl/ref/k3", when="probe", alarm=1.0),
+       "nats/token", _SAMPLED, "as kl/ref/drift", when="probe", alarm=1.0),
     _m("kl/probe/full_init", "exact KL to the initial policy on the fixed probe set", "sum_v pi (log pi - log pi_0)",
-       "nats/token", "mean over completion tokens", "as kl/init/k3", when="probe", alarm=1.0),
-    _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/se", "nats/token", "over completions",
+       "nats/token", _SAMPLED, "as kl/init/drift", when="probe", alarm=1.0),
+    _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/k1_se", "nats/token", _CLUSTERS,
        "well below kl/probe/full", when="probe"),
-    _m("kl/probe/se_init", "standard error of kl/probe/full_init", "as kl/ref/se", "nats/token", "over completions",
+    _m("kl/probe/se_init", "standard error of kl/probe/full_init", "as kl/ref/k1_se", "nats/token", _CLUSTERS,
        "well below kl/probe/full_init", when="probe"),
     _m("kl/old/k3", "KL between the policy that made the rollouts and the policy during the updates on them",
        "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update",
        alarm=0.05),
     _m("kl/sampler/k3", "mismatch between the sampler's and the trainer's log-probabilities", "r - 1 - log r", "nats/token",
-       _TOKENS, "below 1e-3; embedded sampler: rounding", alarm=0.01),
+       _SAMPLED, "below 1e-3; embedded sampler: rounding", alarm=0.01),
     # Rollouts from a server: what the probe of its weights has shown
     _m("sampler/probe/difference", "largest difference between the server's and the trainer's log-probability of a fixed token",
        "max |lp_s - lp|", "nats", "max over the probe's tokens", "fp32: below 1e-4; bf16: below 1", when="server"),
@@ -134,7 +154,7 @@ REGISTRY: tuple[Metric, ...] = (
        "none: a surrogate, near 0 at mu=1 whatever is learned"),
     _m("loss/policy", "clipped surrogate", "see algorithm/loss.py eq. (1)", "-", "aggregation of the config", "near 0 at mu=1"),
     _m("loss/kl", "KL estimator of the loss, before beta", "see algorithm/kl.py", "nats", "aggregation of the config",
-       "as kl/ref/k3"),
+       "as the estimator of kl/ref that it is"),
     # Rewards and groups
     _m("reward/mean", "weighted total reward", "sum_f w_f r_f", "reward", _ROWS, "rises"),
     _m("reward/std", "spread of the total over the whole batch", "Bessel std", "reward", "over completions", "above 0"),
@@ -158,11 +178,15 @@ REGISTRY: tuple[Metric, ...] = (
     _m("advantage/std", "spread of the advantages", "Bessel std", "-", "over completions", "about sqrt((G-1)/G)"),
     _m("advantage/max", "largest absolute advantage", "max |A|", "-", "max over completions", "at most (G-1)/sqrt(G)"),
     # Policy
-    _m("policy/entropy", "entropy of the next-token distribution", "-sum_v p log p", "nats", _TOKENS, "falls, not to 0",
+    _m("policy/entropy", "entropy of the next-token distribution", "-sum_v p log p", "nats", _SAMPLED, "falls, not to 0",
        alarm=0.05),
     _m("policy/ratio_mean", "importance ratio pi/pi_old", "exp(lp - lp_old)", "-", f"{_TOKENS}, mean over optimizer steps",
        "1"),
     _m("policy/ratio_max", "largest ratio", "max rho", "-", "max over loss tokens and optimizer steps", "below 10"),
+    _m("policy/ess", "effective sample size of the completions as draws of the policy that is updated, w = prod_t rho",
+       "(sum w)^2 / (n sum w^2)", "0..1", "min over optimizer steps", "above 0.5", when="multi_update"),
+    _m("policy/stale_frac", "completions that it makes less than half or more than twice as likely", "w outside [1/2, 2]",
+       "0..1", "share of completions, over optimizer steps", "below 0.2", when="multi_update"),
     _m("policy/clip_frac/low", "tokens held by the lower clip: rho < 1 - eps and A < 0", "-", "0..1", _TOKENS, "below 0.2"),
     _m("policy/clip_frac/high", "tokens held by the upper clip: rho > 1 + eps and A > 0", "-", "0..1", _TOKENS, "below 0.2"),
     # Completions
@@ -175,11 +199,13 @@ REGISTRY: tuple[Metric, ...] = (
     _m("ref/sync_count", "syncs so far", "-", "count", "last", _COUNTER),
     _m("ref/steps_since_sync", "steps since the last sync (or the start), this one included; 0 = synced now", "-", "steps",
        "last", "below reference.sync_steps"),
+    _m("ref/lag", "age of the reference: of the policies in it, weighted as they are in it",
+       "lag + 1, at a sync (1 - alpha)(lag + 1)", "steps", "last", "just after a sync settles at k (1 - alpha) / alpha"),
     _m("ref/param_distance", "distance of the policy from its reference after the update, before a sync",
        "||theta - theta_ref||_2", "-", "last", "none: grows with lr and steps"),
-    _m("ref/kl_before_sync", "k3 to the reference after the update, just before the sync, on this step's completions",
-       "r - 1 - log r", "nats/token", _TOKENS, "as kl/ref/k3", when="sync"),
-    _m("ref/kl_after_sync", "the same just after; 0 for a hard copy", "r - 1 - log r", "nats/token", _TOKENS,
+    _m("ref/kl_before_sync", "k1 to the reference after the update, just before the sync, on this step's completions",
+       "-log r", "nats/token", _SAMPLED, "as kl/ref/k1", when="sync"),
+    _m("ref/kl_after_sync", "the same just after; 0 for a hard copy", "-log r", "nats/token", _SAMPLED,
        "below ref/kl_before_sync", when="sync"),
     _m("ref/compression_error", "model.lora, mixup_alpha < 1: what this sync left out of the average to keep its rank",
        "||D_kept - D||_F", "-", "over all adapted layers", "0, or far below ref/param_distance", when="adapter_average"),

@@ -152,7 +152,7 @@ def speed_figures(records: Sequence[Record], warm_up: int = 1) -> dict[str, Figu
 
 def learning_table(records: Sequence[Record]) -> Table:
     """Return reward and drift step by step."""
-    keys = ("reward/mean", "kl/ref/k3", "kl/init/k3", "kl/sampler/k3", "policy/entropy", "optim/grad_norm")
+    keys = ("reward/mean", "kl/ref/drift", "kl/init/drift", "kl/sampler/k3", "policy/entropy", "optim/grad_norm")
     rows = tuple((record.step, *(record.metrics.get(key) for key in keys)) for record in records)
     return Table(title="Steps", head=("step", *keys), rows=rows)
 

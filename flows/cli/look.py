@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grpo_core.run.memory_fit import Fit
     from grpo_core.sweep.listing import Listed
 
-SHOWN_METRICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "time/step_seconds")
+SHOWN_METRICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "time/step_seconds")
 
 
 DeviceMemory = Annotated[

@@ -7,9 +7,13 @@ Symbols          code
 
 Tokens must be drawn from pi_theta; under a stale sampler all three are biased, unless corrected (eq. 5).
 
-  k1 = -log r              (1)  unbiased, high variance, can be negative
-  k2 = (log r)^2 / 2       (2)  biased, low variance; its gradient is the gradient of the KL
-  k3 = (r - 1) - log r     (3)  unbiased, non-negative, low variance; DeepSeekMath, arXiv:2402.03300, eq. 4
+  k1 = -log r              (1)  unbiased, variance Var(log r), can be negative
+  k2 = (log r)^2 / 2       (2)  biased; its gradient is the gradient of the KL
+  k3 = (r - 1) - log r     (3)  unbiased, non-negative; DeepSeekMath, arXiv:2402.03300, eq. 4
+
+Near the reference k3 varies less than k1. RL sharpens a policy, r of sampled tokens then reaches thousands, and the variance of
+k3, about E r^2, is far above that of k1: what is reported as drift is k1, or the exact sum (training/measure.py).
+
   full = sum_v pi_theta(v) (log pi_theta(v) - log pi_ref(v))    (4)  exact, over the vocabulary V
   rho k, rho = pi_theta / pi_old of the token                   (5)  correction `importance`; TRL, DeepSeek-V3.2
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_core.algorithm.kl import k3, kl_term
+from grpo_core.algorithm.kl import k1, k3, kl_term
 from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_weights
 from grpo_core.errors import TrainingError
 from grpo_core.interop.trl.batches import updates_per_step
@@ -20,12 +20,13 @@ from grpo_core.training.session import FRESH, Session
 from grpo_core.training.step import (
     conclude_step,
     distance_from_reference,
+    exact_kls,
     figures_of_policy,
     initial_logps,
     probe,
     prompts_for,
 )
-from grpo_core.training.update import OptimizerStep, clipped_tokens
+from grpo_core.training.update import OptimizerStep, clipped_tokens, log_weights
 from grpo_core.types import SCHEDULE, Conversation, RefSync
 
 ROWS = "grpo_flow_rows"
@@ -92,10 +93,13 @@ class Observer:
             ref = session.reference.policy.logps(rollouts)
             initial = initial_logps(session, rollouts, ref, self.step)
             before = session.policy.measure(rollouts)
+            exact, exact_init = exact_kls(session, rollouts, self.step)
         self.batch = TrainingBatch(
             rollouts=rollouts, advantages=advantages.detach().clone(), ref_logps=ref, old_logps=before.logps
         )
-        self.logps = measure.StepLogps(old=before.logps, ref=ref, initial=initial, entropy=before.entropy)
+        self.logps = measure.StepLogps(
+            old=before.logps, ref=ref, initial=initial, entropy=before.entropy, full_ref=exact, full_init=exact_init
+        )
 
     def note_pass(self, loss: Tensor, per_token_logps: Tensor, inputs: dict[str, Tensor]) -> None:
         """Add one pass: TRL's loss, and the ratios and KL of its own log-probabilities.
@@ -130,6 +134,7 @@ class Observer:
                 "clipped_low": clipped_low,
                 "clipped_high": clipped_high,
                 "tokens": int(mask.sum()),
+                "log_weights": log_weights(log_ratio, mask),
             }
         )
 
@@ -144,7 +149,7 @@ class Observer:
             if is_due:
                 reference.keep_initial()
                 policy_logps = session.policy.logps(self.rollouts)
-                self._pending = policy_logps, self._mean_k3(self.logps.ref, policy_logps)
+                self._pending = policy_logps, self._mean_k1(self.logps.ref, policy_logps)
 
     def end_update(self, figures: dict[str, float]) -> bool:
         """End an optimizer step with TRL's figures of it, and the step with its last one; return whether to stop."""
@@ -177,7 +182,8 @@ class Observer:
 
     def _report(self, figures: dict[str, float]) -> OptimizerStep:
         """Return the optimizer step under way: sums over its passes, and TRL's figures."""
-        sums = {key: sum(one[key] for one in self._passes) for key in self._passes[0]}
+        first = self._passes[0]
+        sums = {key: sum((one[key] for one in self._passes), type(first[key])()) for key in first}
         sums["ratio_max"] = max(one["ratio_max"] for one in self._passes)
         policy_loss = sums["loss"] - self.session.config.loss.beta * sums["kl_loss"]
         return OptimizerStep(**sums, policy_loss=policy_loss, grad_norm=figures["grad_norm"], lr=figures["learning_rate"])
@@ -196,12 +202,12 @@ class Observer:
             alpha=session.config.reference.mixup_alpha,
             sync_count=session.reference.sync_count,
             kl_before=kl_before,
-            kl_after=self._mean_k3(synced, policy_logps),
+            kl_after=self._mean_k1(synced, policy_logps),
             param_distance=self._distance,
         )
 
-    def _mean_k3(self, ref_logps: Tensor, policy_logps: Tensor) -> float:
-        return measure.masked_mean(k3(ref_logps - policy_logps), self.rollouts.measured_mask)
+    def _mean_k1(self, ref_logps: Tensor, policy_logps: Tensor) -> float:
+        return measure.masked_mean(k1(ref_logps - policy_logps), self.rollouts.completion_mask)
 
 
 def as_trl_prompt(content: str | Conversation) -> str | list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from grpo_core.run.tables import read_table
 from grpo_core.sweep.statistics.paired import PairedEstimate, holm, paired_estimate
 
 ACCURACY = f"eval/{HELD_OUT}/greedy_accuracy"
-OUTCOMES = ("reward/mean", ACCURACY, "kl/ref/k3", "kl/init/k3", "kl/probe/full_init", "completion/tokens/mean")
+OUTCOMES = ("reward/mean", ACCURACY, "kl/ref/drift", "kl/init/drift", "kl/probe/full_init", "completion/tokens/mean")
 """What is compared at the end of runs, by metric."""
 
 Shared = tuple[int, str]

@@ -31,8 +31,8 @@ def _panel(key: str, *, smooth: bool = False, points: str | None = None) -> Comp
 
 
 PANELS = (
-    _panel("kl/ref/k3"),
-    _panel("kl/init/k3"),
+    _panel("kl/ref/drift"),
+    _panel("kl/init/drift"),
     _panel("kl/probe/full_init"),
     _panel("reward/mean", smooth=True),
     _panel("completion/tokens/mean", smooth=True),

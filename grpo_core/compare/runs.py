@@ -13,6 +13,7 @@ from grpo_core.machine.marker import read_marker
 from grpo_core.run.curves import RunCurves
 from grpo_core.run.folder import RunDir
 from grpo_core.run.opened import Run
+from grpo_core.sweep.display import kl_lines
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 
 MOST_RUNS = 60
@@ -172,7 +173,12 @@ def open_runs(sources: Sequence[Source], notes: Sequence[str] = ()) -> OpenedRun
         )
         for index, (one, label, colour) in enumerate(zip(opened, labels, colours, strict=True))
     )
-    return OpenedRuns(runs=runs, unread=tuple(unread), settings=settings, notes=(*notes, *_notes(runs)))
+    return OpenedRuns(
+        runs=runs,
+        unread=tuple(unread),
+        settings=settings,
+        notes=(*notes, *_notes(runs), *kl_lines(one.key for one in settings)),
+    )
 
 
 def _open_training(source: Source) -> OpenedRun:

@@ -43,6 +43,12 @@ def takes_full_kl(config: RunConfig) -> bool:
     return config.loss.kl_estimator == "full" and config.loss.beta > 0
 
 
+def measures_full_kl(config: RunConfig) -> bool:
+    """Return whether a pass without gradient needs another policy's distribution at each token: the probe, a step's drift."""
+    every = config.reference.kl_full_every
+    return config.probe.every_steps is not None or (every is not None and every <= config.training.steps)
+
+
 def has_sync_rule(config: RunConfig) -> bool:
     """Return whether a rule of the monitor may synchronise the reference."""
     return any(rule.action == "sync" for rule in config.monitor.rules)

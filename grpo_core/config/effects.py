@@ -16,6 +16,7 @@ from grpo_core.config.schema import RunConfig
 NEVER = {
     "reference.sync_steps": "no sync comes before the last one",
     "reference.kl_init_every": "the drift from the initial policy is not measured after the first sync",
+    "reference.kl_full_every": "the exact drift of a step is not measured",
     "reference.distance_every": "the distance from the reference is measured at syncs alone",
     "probe.every_steps": "the probe set is not measured",
     "evaluation.every_steps": "the only evaluation during training comes after the last one",

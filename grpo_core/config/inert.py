@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_core.config.derived import is_always_synced, is_changed, is_single_update, reference_moments, sampler_treatment
+from grpo_core.config.derived import (
+    is_always_synced,
+    is_changed,
+    is_single_update,
+    reference_moments,
+    sampler_treatment,
+    takes_full_kl,
+)
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import Section
 
@@ -166,6 +173,14 @@ def inert_kl(config: RunConfig) -> list[Finding]:
                 f"loss.{key}: {getattr(loss, key)} has no effect with loss.beta 0",
             )
             for key in ("kl_estimator", "kl_correction")
+        ),
+        warning_if(
+            is_changed(reference, "kl_full_every")
+            and takes_full_kl(config)
+            and is_single_update(config)
+            and reference_moments(config) is None,
+            f"reference.kl_full_every: {json.dumps(reference.kl_full_every)} has no effect with loss.kl_estimator full and one "
+            "update a rollout, which measures the exact KL at every step",
         ),
         warning_if(
             correction != "none" and config.rollout.engine == "embedded",

@@ -6,7 +6,7 @@ from grpo_core.config.derived import is_always_synced, is_changed, is_single_upd
 from grpo_core.config.inert import Finding, error_if, warning_if
 from grpo_core.config.names import is_import_path
 from grpo_core.config.rules import OF_KL, UNKNOWN_BEFORE_SYNC, RuleConfig
-from grpo_core.config.schedule import last_step, most_measurements
+from grpo_core.config.schedule import exact_every, is_exact, last_step, most_measurements
 from grpo_core.config.schema import RunConfig
 from grpo_core.metrics import find_metric, is_registered
 
@@ -55,15 +55,19 @@ def _metric(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
         ),
         error_if(
             names_one and entry is None,
-            f"{key}: a {rule.kind} rule needs a KL metric such as kl/ref/k3, got {rule.metric!r}",
+            f"{key}: a {rule.kind} rule needs a KL metric such as kl/ref/drift, got {rule.metric!r}",
         ),
         error_if(
             names_one and entry is not None and not entry.reduction.startswith("mean"),
-            f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/k3",
+            f"{key}: {metric} ({entry and entry.meaning}) is no mean KL, which a {rule.kind} rule bounds; watch kl/ref/drift",
         ),
         error_if(
             names_one and metric.startswith("kl/probe/") and entry is not None and config.probe.every_steps is None,
             f"{key}: {metric} is measured only where probe.every_steps is set, here it is null",
+        ),
+        error_if(
+            names_one and is_exact(metric) and exact_every(config) is None,
+            f"{key}: {metric} is measured only where reference.kl_full_every is set, here it is null",
         ),
         error_if(
             names_one and metric == "kl/old/k3" and is_single_update(config),
@@ -103,8 +107,9 @@ def _window(key: str, rule: RuleConfig, config: RunConfig) -> Findings:
     needed = rule.steps + (rule.kind == "length_explosion")  # whose first window is what later ones are compared with
     between = " between two syncs" if rule.begins_at_syncs else ""
     syncing = min((other.steps for other in config.monitor.rules if other.action == "sync"), default=needed)
-    # The default rules are nobody's choice: in a short run they are idle.
-    is_idle = rule.traits.window is not None and most < needed and (is_changed(config.monitor, "rules") or needed <= last)
+    # The default rules are nobody's choice: in a short run, or with syncs in quick succession, they are idle.
+    is_chosen = is_changed(config.monitor, "rules") or (needed <= last and not between)
+    is_idle = rule.traits.window is not None and most < needed and is_chosen
     return (
         error_if(
             rule.traits.window is None and rule.window is not None,

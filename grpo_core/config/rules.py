@@ -106,8 +106,8 @@ class RuleConfig(Section):
 
     @property
     def begins_at_syncs(self) -> bool:
-        """Whether its window begins anew at every sync: a slope is not taken across one."""
-        return self.kind == "kl_rate" and (self.metric or "").startswith("kl/ref/")
+        """Whether its window begins anew at every sync: what it watches is a KL to the reference."""
+        return self.kind in OF_KL and (self.metric or "").startswith("kl/ref/")
 
     @property
     def limit(self) -> float | None:
@@ -117,7 +117,7 @@ class RuleConfig(Section):
 
     @property
     def name(self) -> str:
-        """Name it among the rules of a run: `kl_budget.kl/ref/k3`, `stalled`, `custom.my_rules:drift`."""
+        """Name it among the rules of a run: `kl_budget.kl/ref/drift`, `stalled`, `custom.my_rules:drift`."""
         of = self.metric or self.function
         return self.kind if of is None else f"{self.kind}.{of}"
 
@@ -129,8 +129,8 @@ class MonitorConfig(Section):
         RuleConfig(kind="non_finite", action="stop"),
         RuleConfig(kind="stalled", bound=600.0),
         RuleConfig(kind="sampler_mismatch", bound=0.01),
-        RuleConfig(kind="kl_budget", metric="kl/ref/k3"),
-        RuleConfig(kind="kl_rate", metric="kl/init/k3"),
+        RuleConfig(kind="kl_budget", metric="kl/ref/drift"),
+        RuleConfig(kind="kl_rate", metric="kl/init/drift"),
         RuleConfig(kind="entropy_collapse"),
         RuleConfig(kind="zero_variance"),
         RuleConfig(kind="length_explosion"),

@@ -1,8 +1,9 @@
 """At which steps of a run its periodic things take place, from the configuration alone."""
 
-from grpo_core.config.derived import has_sync_rule
+from grpo_core.config.derived import has_sync_rule, is_single_update, takes_full_kl
 from grpo_core.config.rules import RuleConfig
 from grpo_core.config.schema import RunConfig
+from grpo_core.metrics import find_metric
 
 
 def last_step(config: RunConfig) -> int:
@@ -18,10 +19,11 @@ def events(config: RunConfig) -> dict[str, range]:
     is measured at every step up to the first sync.
     """
     last, reference, training = last_step(config), config.reference, config.training
-    kl_init, sync = reference.kl_init_every, reference.sync_steps
+    kl_init, kl_full, sync = reference.kl_init_every, reference.kl_full_every, reference.sync_steps
     every = {
         "reference.sync_steps": (sync, sync, last - 1),
         "reference.kl_init_every": (kl_init, kl_init * ((sync or 0) // kl_init + 1), last),
+        "reference.kl_full_every": (kl_full, kl_full, last),
         "reference.distance_every": (reference.distance_every, reference.distance_every, last),
         "probe.every_steps": (config.probe.every_steps, config.probe.every_steps, last),
         "evaluation.every_steps": (config.evaluation.every_steps, config.evaluation.every_steps, last),
@@ -37,11 +39,29 @@ def most_syncs(config: RunConfig) -> int:
 
 
 def most_measurements(config: RunConfig, rule: RuleConfig) -> int:
-    """Return how many measurements of what a rule watches its window can count at most; a slope is not taken across a sync."""
+    """Return how many measurements of what a rule watches its window can count at most; none of `kl/ref` goes across a sync."""
     last, metric, times = last_step(config), rule.watched or "", events(config)
     until_sync = min(config.reference.sync_steps or last, last)
     if metric.startswith("kl/probe/"):
         return len(times["probe.every_steps"])
+    every = exact_every(config) if is_exact(metric) else 1
     if metric.startswith("kl/init/"):
-        return until_sync + (len(times["reference.kl_init_every"]) if until_sync < last else 0)
-    return until_sync if rule.begins_at_syncs else last
+        own = times["reference.kl_full_every"] if is_exact(metric) else range(last + 1)
+        later = [step for step in times["reference.kl_init_every"] if step > until_sync and step in own]
+        return (until_sync // every if every else 0) + len(later)
+    if not every:
+        return 0
+    # Between two syncs that are no multiple of the period apart there may be one more than in the first stretch.
+    return min(-(-until_sync // every), last // every) if rule.begins_at_syncs else last // every
+
+
+def exact_every(config: RunConfig) -> int | None:
+    """Return every how many steps the exact KL to the reference is measured: each where the loss needs it; None = never."""
+    is_free = takes_full_kl(config) and is_single_update(config)
+    return 1 if is_free else config.reference.kl_full_every
+
+
+def is_exact(metric: str) -> bool:
+    """Return whether a figure is of the exact KL of a step's completions."""
+    entry = find_metric(metric)
+    return entry is not None and entry.when == "exact"

@@ -210,6 +210,8 @@ class ReferenceConfig(Section):
     """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
     kl_init_every: Steps = 1
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
+    kl_full_every: Steps | None = 10
+    """Every so many steps a step's drift is the exact sum over the vocabulary (2 more passes, after a sync 4), else k1."""
     distance_every: Steps = 1
     """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""
     offload: bool = False
@@ -241,9 +243,8 @@ class TrainingConfig(Section):
     steps: Steps = 100
     """Steps; one step is one batch of rollouts and the updates on it."""
     max_tokens: int | None = Field(default=None, ge=1, le=10**15)
-    """The run ends, finished, after the step by which so many completion tokens have been sampled in all, if that comes before
-    the last of `steps`; null = no such bound. Arms of different group size then have the same number of tokens, give or take
-    one step."""
+    """The run ends, finished, after the step by which so many completion tokens have been sampled, if that is before the last
+    of `steps`; null = no such bound. Arms of different group size then have the same tokens, give or take one step."""
     seed: int = Field(default=0, ge=0)
     """Seed of prompt order and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -187,8 +187,8 @@ def _drift(plan: ExportPlan, history: Sequence[Record], drift: Sequence[Drift]) 
     table = markdown_table(["Figure", "KL of the policy, nats a token", "Value", "Standard error", "Policy after step"], rows)
     lines = [table, ""]
     if mean := mean_kl(history, plan.step):
-        lines.append(f"Mean of `kl/ref/k3` over steps {mean[0]} to {mean[1]}: {mean[2]:.4g}.")
-    if not any(one.key == "kl/init/k3" for one in drift) and not plan.state.sync_count:
+        lines.append(f"Mean of `kl/ref/drift` over steps {mean[0]} to {mean[1]}: {mean[2]:.4g}.")
+    if not any(one.key == "kl/init/drift" for one in drift) and not plan.state.sync_count:
         lines.append("No synchronisation had taken place: the reference is the initial policy.")
     if not any(one.key == "kl/probe/full" for one in drift):
         lines.append("The exact KL on fixed prompts was not measured (`probe.every_steps`).")

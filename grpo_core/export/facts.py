@@ -1,5 +1,6 @@
 """What a card says of a policy, read from its run's journal: how far it has drifted, and how it was evaluated."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,12 @@ from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.journal import Record
 
 KL = (
-    ("kl/ref/k3", "kl/ref/se", "the reference", "k3"),
-    ("kl/init/k3", "kl/init/se", "the initial policy", "k3"),
+    ("kl/ref/drift", "kl/ref/drift_se", "the reference", "k1"),
+    ("kl/init/drift", "kl/init/drift_se", "the initial policy", "k1"),
     ("kl/probe/full", "kl/probe/se", "the reference", "exact, on the probe prompts"),
     ("kl/probe/full_init", "kl/probe/se_init", "the initial policy", "exact, on the probe prompts"),
 )
-"""(figure, its standard error, from what, how measured)."""
+"""(figure, its standard error, from what, how measured); a step's drift is exact where the step has the sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Drift:
     """The policy that was measured: the one after this step."""
 
     def __str__(self) -> str:
-        """Return `0.096 ± 0.01, policy after step 8, to the reference synchronised after step 4, k3`."""
+        """Return `0.096 ± 0.01, policy after step 8, to the reference synchronised after step 4, k1`."""
         error = "" if self.error is None else f" ± {self.error:.2g}"
         return f"{self.value:.4g}{error}, policy after step {self.policy_step}, {self.what}"
 
@@ -66,17 +67,19 @@ def drift_of(history: Sequence[Record], step: int) -> list[Drift]:
             values = record.metrics
             since = max((sync.step for sync in history if sync.kind == "ref_sync" and sync.step < record.step), default=None)
             synced = f" synchronised after step {since}" if origin == "the reference" and since is not None else ""
-            what = f"to {origin}{synced}, {how}"
-            found.append(Drift(key=key, what=what, value=values[key], error=values.get(error), policy_step=record.step - 1))
+            measured = "exact" if key.replace("/drift", "/full") in values and how == "k1" else how
+            what, known = f"to {origin}{synced}, {measured}", values.get(error, math.nan)
+            size = None if math.isnan(known) else known  # of one prompt none is known
+            found.append(Drift(key=key, what=what, value=values[key], error=size, policy_step=record.step - 1))
     return found
 
 
 def mean_kl(history: Sequence[Record], step: int) -> tuple[int, int, float] | None:
-    """Return (first step, last step, mean of kl/ref/k3) over the last steps before a policy; None where there are none."""
-    records = [r for r in history if r.kind == "step" and r.step <= step and "kl/ref/k3" in r.metrics][-LAST_STEPS:]
+    """Return (first step, last step, mean of kl/ref/drift) over the last steps before a policy; None where there are none."""
+    records = [r for r in history if r.kind == "step" and r.step <= step and "kl/ref/drift" in r.metrics][-LAST_STEPS:]
     if not records:
         return None
-    return records[0].step, records[-1].step, sum(record.metrics["kl/ref/k3"] for record in records) / len(records)
+    return records[0].step, records[-1].step, sum(record.metrics["kl/ref/drift"] for record in records) / len(records)
 
 
 def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -98,6 +99,11 @@ class SampledCompletions:
     def lengths(self) -> Int[Tensor, " B"]:
         """Return the completion tokens of each row, the end token included."""
         return self.completion_mask.sum(dim=1)
+
+    def clusters(self) -> Int[Tensor, " B"]:
+        """Return the number of each row's prompt; one that occurs twice has one number: its rows are no independent draws."""
+        numbers = {prompt.id: number for number, prompt in enumerate(self.prompts)}
+        return torch.tensor([numbers[prompt.id] for prompt in self.prompts]).repeat_interleave(self.group_size)
 
 
 @runtime_checkable

@@ -33,6 +33,8 @@ class TrainingState:
     """Completion tokens sampled, those left out of the loss included."""
     reference_error_bound: Norm = 0.0
     """How far an averaged adapter, as the reference, can be from its formula (`Reference.error_bound`)."""
+    reference_lag: Norm = 0.0
+    """Age of the reference in steps: that of the policies in it, weighted as they are in it."""
     skipped_updates: Count = 0
     """How many of the newest updates in a row were not applied."""
     best_step: Count | None = None

@@ -34,7 +34,7 @@ EXACT = Tolerance(relative=0.0, absolute=0.0)
 IN_OTHER_PASSES = Tolerance(relative=1e-4, absolute=1e-6)
 """Of the same step, computed in passes of another size, so that sums are taken in another order. Near 0 all may be rounding."""
 
-STATISTICS = ("reward/mean", "kl/ref/k3", "kl/init/k3", "policy/entropy", "completion/tokens/mean")
+STATISTICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "completion/tokens/mean")
 """Figures whose means over the steps are compared where tokens differ."""
 
 ADDED = ("/timeout_frac",)
@@ -64,7 +64,7 @@ class FigureDifference:
         return math.inf if math.isnan(size) else size
 
     def __str__(self) -> str:
-        """Return `step 3: kl/ref/k3 was 0.25, is 0.5 (by 0.25)`."""
+        """Return `step 3: kl/ref/drift was 0.25, is 0.5 (by 0.25)`."""
         before, now = ("missing" if value is None else repr(value) for value in (self.before, self.now))
         size = f" (by {self.size:.3g})" if None not in (self.before, self.now) else ""
         return f"step {self.step}: {self.key} was {before}, is {now}{size}"

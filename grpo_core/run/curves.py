@@ -35,8 +35,8 @@ class CurveKind:
 CURVE_KINDS = {
     kind.key: kind
     for kind in (
-        CurveKind(key="kl/ref/k3", title="KL to the reference", unit="nats per token", error="kl/ref/se"),
-        CurveKind(key="kl/init/k3", title="KL to the initial policy", unit="nats per token", error="kl/init/se"),
+        CurveKind(key="kl/ref/drift", title="KL to the reference", unit="nats per token", error="kl/ref/drift_se"),
+        CurveKind(key="kl/init/drift", title="KL to the initial policy", unit="nats per token", error="kl/init/drift_se"),
         CurveKind(
             key="kl/probe/full_init",
             title="Exact KL to the initial policy, on the probe",

@@ -37,10 +37,10 @@ def drift_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Fig
     """Return KL to the reference and to the initial policy (estimated and exact), and entropy; alarms by their steps."""
     run = read_curves(records)
     with _panels(run, alarms, "Drift of the policy", "KL, nats per token", "nats per token") as (figure, top, bottom):
-        reference = run.get("kl/ref/k3")
+        reference = run.get("kl/ref/drift")
         draw_band(top, reference)
-        draw_curve(top, reference, "to the current reference (k3, ± 1 s.e.)")
-        draw_curve(top, run.get("kl/init/k3"), "to the initial policy (k3)", style="--")
+        draw_curve(top, reference, "to the current reference (± 1 s.e.)")
+        draw_curve(top, run.get("kl/init/drift"), "to the initial policy", style="--")
         draw_curve(
             top, run.get("kl/probe/full_init"), "the same, exact on the probe set", color="0.2", style=":o", markersize=3
         )

@@ -28,7 +28,7 @@ beyond tensors is no part of it, nor is what the process had before.
 from dataclasses import dataclass
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import reference_moves, takes_full_kl
+from grpo_core.config.derived import measures_full_kl, reference_moves, takes_full_kl
 from grpo_core.policy.logits_memory import FULL_KL_COPIES, most_at_once
 from grpo_core.run.adapter_size import AdapterSize, adapter_size
 from grpo_core.run.disk_need import MOMENTS, shown_bytes
@@ -182,7 +182,10 @@ def logps_bytes(config: RunConfig, shape: ModelShape, piece: Piece, *, padded: b
     Of what a layer would keep for the backward pass, about half is there at a time. A padded pass hands keys and values of
     the prompts to each of their completions, in all layers.
     """
-    logits = 2 * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, shape.vocabulary)
+    logits = max(
+        (1 + copies) * FLOAT * shape.vocabulary * most_at_once(piece.of_rows, copies * shape.vocabulary)
+        for copies in ((1, FULL_KL_COPIES) if measures_full_kl(config) else (1,))
+    )
     tokens = piece.rows * (piece.prompt_tokens + piece.completion_tokens) if padded else 0
     cache = FLOAT * tokens * shape.layers * 2 * shape.key_value
     half, adapter = half_of(config), adapter_size(config, shape.linear_layers)

@@ -30,7 +30,7 @@ class Run:
 
     Example:
         run = Run("runs/20260101-100000-quickstart")
-        run.steps.plot(x="step", y=["kl/ref/k3", "kl/init/k3"])
+        run.steps.plot(x="step", y=["kl/ref/drift", "kl/init/drift"])
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -34,7 +34,7 @@ NOT_FINITE = frozenset(("nan", "inf", "-inf"))
 class Record:
     """One event.
 
-    Example: Record(seq=12, time="2026-01-01T10:00:00+00:00", kind="step", step=11, data={"metrics": {"kl/ref/k3": 0.02}}).
+    Example: Record(seq=12, time="2026-01-01T10:00:00+00:00", kind="step", step=11, data={"metrics": {"kl/ref/drift": 0.02}}).
     """
 
     seq: int

@@ -30,18 +30,18 @@ def references_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
         _draw(panel, records)
         panel.set(title=title, xlabel="step")
         panel.grid(alpha=0.3)
-    axes[0][0].set_ylabel("KL (k3), nats per token")
+    axes[0][0].set_ylabel("KL, nats per token")
     axes[0][-1].legend(loc="upper left", fontsize="small")
     return figure
 
 
 def _draw(panel: Axes, records: Sequence[Record]) -> None:
-    run = read_curves(records, ("kl/ref/k3", "kl/init/k3", "kl/probe/full_init"))
+    run = read_curves(records, ("kl/ref/drift", "kl/init/drift", "kl/probe/full_init"))
     mark_syncs(panel, run.syncs)
     # Wide and pale, so that it shows where it is the same line: while the reference still is the initial policy.
-    draw_curve(panel, run.get("kl/init/k3"), "to the initial policy", color="tab:orange", linewidth=4, alpha=0.45)
+    draw_curve(panel, run.get("kl/init/drift"), "to the initial policy", color="tab:orange", linewidth=4, alpha=0.45)
     draw_curve(panel, run.get("kl/probe/full_init"), EXACT, style=":o", color="black", markersize=3)
-    draw_curve(panel, run.get("kl/ref/k3"), "to the reference", color="tab:blue")
+    draw_curve(panel, run.get("kl/ref/drift"), "to the reference", color="tab:blue")
     places, apart = run.syncs.places, AFTER_STEP / 5  # so that both marks of one sync can be seen
     panel.plot(places - apart, run.syncs.kl_before, "^", color="tab:blue", markersize=5, label="before a sync")
     panel.plot(places + apart, run.syncs.kl_after, "v", color="tab:green", markersize=5, label="after it")

@@ -8,7 +8,7 @@ resume, which takes up the windows from the journal, come to the same. Adding on
 import importlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -16,6 +16,7 @@ from grpo_core.config import RuleConfig
 from grpo_core.config.rules import UNKNOWN_BEFORE_SYNC
 from grpo_core.errors import cause
 from grpo_core.machine.jsonfile import json_copy
+from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.journal import Record
 from grpo_core.run.windows import slope
@@ -194,7 +195,8 @@ class RuleBook:
     def note_sync(self, alerts: Sequence[Alert]) -> None:
         """Take note that the reference was synchronised after the step that was observed last, where these breaches began.
 
-        Slopes of a KL to the reference begin anew, and so does a rule that has asked for the sync.
+        What was measured of a KL to the reference is of another one, so these windows begin anew, and so does that of a rule
+        that has asked for the sync.
         """
         self._seen[-1] = replace(self._seen[-1], synced=True)
         for one in self._watched:
@@ -263,10 +265,18 @@ def _sentence(rule: RuleConfig, step: int, text: str) -> str:
 
 
 def _not_finite(figures: Figures) -> str | None:
-    return next((f"{key} is {value}, not a finite number" for key, value in figures.items() if not math.isfinite(value)), None)
+    return next((f"{key} is {value}, not a finite number" for key, value in _odd(figures)), None)
+
+
+def _odd(figures: Figures) -> Iterator[tuple[str, float]]:
+    """Yield the figures that are not finite and should be: of one prompt no standard error is known."""
+    for key, value in figures.items():
+        metric = find_metric(key)
+        if not (math.isfinite(value) or (metric is not None and metric.is_error and math.isnan(value))):
+            yield key, value
 
 
 def _value(watched: _Watched, figures: Figures) -> float:
     if watched.rule.kind == "non_finite":
-        return next(value for value in figures.values() if not math.isfinite(value))
+        return next(value for _, value in _odd(figures))
     return watched.value

@@ -124,8 +124,8 @@ def describe_result(records: Sequence[Record], comparison: BeforeAfter | None) -
     lines = [
         f"steps: {final.step}, reference syncs: {sum(record.kind == 'ref_sync' for record in records)}",
         f"reward: {_mean_reward(first):.3f} (first {len(first)} steps) -> {_mean_reward(last):.3f} (last {len(last)} steps)",
-        f"KL per token at the last step: {_figure(final, 'kl/ref/k3'):.4f} to the reference"
-        + (f", {_figure(final, 'kl/init/k3'):.4f} to the initial policy" if "kl/init/k3" in final.metrics else ""),
+        f"KL per token at the last step: {_figure(final, 'kl/ref/drift'):.4f} to the reference"
+        + (f", {_figure(final, 'kl/init/drift'):.4f} to the initial policy" if "kl/init/drift" in final.metrics else ""),
     ]
     key = f"eval/{HELD_OUT_SAMPLE}/greedy_accuracy"
     evaluated = [record for record in records if record.kind == "eval" and key in record.metrics]

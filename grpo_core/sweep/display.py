@@ -1,7 +1,7 @@
 """What knobs, levels and arms are called, and how figures are written: in the command, Prefect, MLflow, tables and pictures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,17 @@ KNOB_NAMES = {
     "model.lora.rank": KnobName(short="adapter-rank", name="rank of the adapter"),
 }
 """Knobs that have a name of their own; others go by their dotted key, in names of arms by its last part."""
+
+
+DRAWN_BY = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
+"""Keys on which a policy's KL figures depend beside its weights."""
+
+
+def kl_lines(differing: Iterable[str]) -> list[str]:
+    """Return the line that says, where runs differ in how tokens are drawn, that their KL figures do not compare."""
+    keys = [key for key in differing if key in DRAWN_BY]
+    what = "their KL figures are of policies at different temperatures, or on other tokens, and do not compare"
+    return [f"runs differ in {', '.join(keys)}: {what}"] if keys else []
 
 
 def knob_name(knob: str) -> str:

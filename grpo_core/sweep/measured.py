@@ -8,11 +8,13 @@ five measurements of a figure that is measured every ten steps are most of the r
 steps that it is taken from?
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import has_sync_rule, is_single_update
+from grpo_core.config.schedule import exact_every, is_exact
 from grpo_core.metrics import find_metric
 from grpo_core.sweep.schema import ObjectiveConfig, SweepConfig
 
@@ -86,7 +88,11 @@ def _period(config: RunConfig, key: str, step: int) -> tuple[str, int | None]:
     # Until the first sync the initial policy is the reference, which is measured at every step.
     first = 0 if has_sync_rule(config) else reference.sync_steps
     is_sparse = key.startswith("kl/init/") and first is not None and step > first
-    return "reference.kl_init_every", reference.kl_init_every if is_sparse else 1
+    every = reference.kl_init_every if is_sparse else 1
+    if is_exact(key):
+        full = reference.kl_full_every if is_sparse else exact_every(config)
+        return "reference.kl_full_every", None if full is None else math.lcm(full, every)
+    return "reference.kl_init_every", every
 
 
 def find_unmeasured(sweep: SweepConfig, configs: Sequence[RunConfig]) -> tuple[tuple[str, ...], tuple[str, ...]]:

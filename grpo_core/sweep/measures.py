@@ -60,8 +60,8 @@ MEASURES = {
             outcome="reward at the end",
             in_mlflow=True,
         ),
-        Measure(key="kl_ref", metric="kl/ref/k3"),
-        Measure(key="kl_init", metric="kl/init/k3"),
+        Measure(key="kl_ref", metric="kl/ref/drift"),
+        Measure(key="kl_init", metric="kl/init/drift"),
         Measure(
             key="kl_ref_seq",
             metric="kl/ref/seq",
@@ -76,8 +76,8 @@ MEASURES = {
             table="reached",
             heading="KL to the initial policy",
             unit="nats/completion",
-            outcome="KL to the initial policy, nats per completion (k3)",
-            drift="nats per completion, k3",
+            outcome="KL to the initial policy, nats per completion",
+            drift="nats per completion",
             in_mlflow=True,
         ),
         Measure(

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_core.config import RunConfig
+from grpo_core.config.schedule import exact_every, is_exact
 from grpo_core.errors import ConfigError
 from grpo_core.metrics import find_metric, is_registered
 from grpo_core.sweep.arms import grid
 from grpo_core.sweep.schema import SweepConfig
 
-SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync")
+SCHEDULED = ("progress/", "optim/lr", "ref/sync_count", "ref/synced", "ref/steps_since_sync", "ref/lag")
 """Beginnings of the metrics whose value is decided before the first step."""
 
 
@@ -56,6 +57,9 @@ def check_objective(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
                 ),
                 f"objective.kl_metric: {kl_metric} is measured only where probe.every_steps is set": (
                     is_probed and config.probe.every_steps is None
+                ),
+                f"objective.kl_metric: {kl_metric} is measured only where reference.kl_full_every is set": (
+                    is_exact(kl_metric) and exact_every(config) is None
                 ),
             }
         )

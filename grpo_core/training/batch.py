@@ -50,11 +50,6 @@ class Rollouts(SampledCompletions):
         """Completion tokens through the first end of sequence, filtered ones included."""
         return int(self.completion_mask.sum())
 
-    @property
-    def measured_mask(self) -> Bool[Tensor, "B T"]:
-        """Where figures are measured: the loss tokens, or all tokens where filtering left none."""
-        return self.loss_mask if self.num_loss_tokens else self.completion_mask
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatch:

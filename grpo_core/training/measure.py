@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std, teaching_groups
 from grpo_core.algorithm.kl import k1, k2, k3
+from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.phases import Clock
@@ -36,28 +37,50 @@ class StepLogps:
     """Under the initial policy; None where it was not measured at this step."""
     entropy: Float[Tensor, "B T"]
     """Entropies of the policy that made the rollouts."""
+    full_ref: Float[Tensor, "B T"] | None = None
+    """Exact KL to the reference, summed over the vocabulary; None where it was not measured at this step."""
+    full_init: Float[Tensor, "B T"] | None = None
+    """The same to the initial policy."""
 
 
-def kl_figures(logps: StepLogps, sampling: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Figures:
-    """Return the `kl/*` figures of one step."""
-    ref_log_ratio = logps.ref - logps.old
-    per_token = k3(ref_log_ratio)
-    tokens = per_token[mask]
-    figures = {
-        "kl/ref/k1": masked_mean(k1(ref_log_ratio), mask),
-        "kl/ref/k2": masked_mean(k2(ref_log_ratio), mask),
-        "kl/ref/max": float(tokens.max()),
-        "kl/ref/p95": float(np.quantile(tokens.cpu().numpy(), 0.95)),
-        "kl/sampler/k3": masked_mean(k3(logps.old - sampling), mask),
+def kl_figures(logps: StepLogps, completions: SampledCompletions) -> Figures:
+    """Return the `kl/*` figures of one step, over every sampled token: what the loss leaves out has drifted, too."""
+    mask, clusters = completions.completion_mask, completions.clusters()
+    drifts = {"ref": (logps.ref, logps.full_ref), "init": (logps.initial, logps.full_init)}
+    return {"kl/sampler/k3": masked_mean(k3(logps.old - completions.sampling_per_token_logps), mask)} | {
+        f"kl/{name}/{figure}": value
+        for name, (other, exact) in drifts.items()
+        if other is not None
+        for figure, value in drift_figures(other - logps.old, exact, mask, clusters).items()
     }
-    drifts = {"ref": per_token} if logps.initial is None else {"ref": per_token, "init": k3(logps.initial - logps.old)}
-    for name, drift in drifts.items():
-        figures |= {
-            f"kl/{name}/k3": masked_mean(drift, mask),
-            f"kl/{name}/se": clustered_standard_error(drift, mask),
-            f"kl/{name}/seq": per_row_mean(drift, mask),
-        }
-    return figures
+
+
+def drift_figures(
+    log_ratio: Float[Tensor, "B T"],
+    exact: Float[Tensor, "B T"] | None,
+    mask: Bool[Tensor, "B T"],
+    clusters: Int[Tensor, " B"],
+) -> Figures:
+    """Return what is measured of the drift from one other policy; `drift` is the exact sum where there is one, else k1.
+
+    Args:
+        log_ratio: log of the other policy's probability over the policy's, of the sampled tokens.
+        exact: KL(policy || other) of each token, summed over the vocabulary; None where it was not measured.
+        mask: the sampled tokens.
+        clusters: the prompt of each row.
+    """
+    tails = k3(log_ratio)
+    estimates = {"k1": k1(log_ratio)} if exact is None else {"k1": k1(log_ratio), "full": exact}
+    figures = {key: masked_mean(values, mask) for key, values in {**estimates, "k2": k2(log_ratio), "k3": tails}.items()}
+    figures |= {f"{key}_se": clustered_standard_error(values, mask, clusters) for key, values in estimates.items()}
+    best = "k1" if exact is None else "full"
+    return figures | {
+        "max": float(tails[mask].max()),
+        "p95": float(np.quantile(tails[mask].cpu().numpy(), 0.95)),
+        "drift": figures[best],
+        "drift_se": figures[f"{best}_se"],
+        "seq": per_row_mean(estimates[best], mask),
+    }
 
 
 def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:
@@ -90,7 +113,7 @@ def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:
 def advantage_figures(batch: TrainingBatch) -> Figures:
     """Return the `advantage/*` figures: over completions, or over tokens where these differ."""
     per_row = batch.advantages.dim() == 1
-    advantages = (batch.advantages if per_row else batch.advantages[batch.rollouts.measured_mask]).double().cpu()
+    advantages = (batch.advantages if per_row else batch.advantages[batch.rollouts.completion_mask]).double().cpu()
     return {
         "advantage/mean": float(advantages.mean()),
         "advantage/std": _std(advantages),
@@ -111,11 +134,11 @@ def completion_figures(rollouts: Rollouts) -> Figures:
 
 
 def update_figures(steps: Sequence[OptimizerStep]) -> Figures:
-    """Return the `loss/*`, `optim/*`, `policy/ratio*`, `policy/clip_frac/*` and `kl/old/*` figures of one step."""
+    """Return the `loss/*`, `optim/*`, `policy/*` and `kl/old/*` figures of one step's updates."""
     tokens = max(sum(step.tokens for step in steps), 1)
     count = len(steps)
-    drift = {"kl/old/k3": sum(step.old_k3_sum for step in steps) / tokens} if count > 1 else {}
-    return drift | {
+    stale = {"kl/old/k3": sum(step.old_k3_sum for step in steps) / tokens, **staleness(steps)} if count > 1 else {}
+    return stale | {
         "loss/total": sum(step.loss for step in steps) / count,
         "loss/policy": sum(step.policy_loss for step in steps) / count,
         "loss/kl": sum(step.kl_loss for step in steps) / count,
@@ -126,6 +149,20 @@ def update_figures(steps: Sequence[OptimizerStep]) -> Figures:
         "policy/ratio_max": max(step.ratio_max for step in steps),
         "policy/clip_frac/low": sum(step.clipped_low for step in steps) / tokens,
         "policy/clip_frac/high": sum(step.clipped_high for step in steps) / tokens,
+    }
+
+
+def staleness(steps: Sequence[OptimizerStep]) -> Figures:
+    """Return how little the updates' policies still are the one that made the rollouts, by the weights w of completions.
+
+    The effective sample size (sum w)^2 / (n sum w^2) is that of the worst optimizer step; in logarithms, as w may overflow.
+    """
+    weights = [torch.tensor(step.log_weights, dtype=torch.float64) for step in steps if step.log_weights]
+    sizes = [(2 * one.logsumexp(0) - (2 * one).logsumexp(0)).exp() / len(one) for one in weights]
+    every = torch.cat(weights) if weights else torch.zeros(1)
+    return {
+        "policy/ess": float(min(sizes, default=1.0)),
+        "policy/stale_frac": float((every.abs() > math.log(2)).double().mean()),
     }
 
 
@@ -158,6 +195,7 @@ def reference_figures(state: TrainingState, sync: RefSync | None, distance: floa
             "ref/synced": float(sync is not None),
             "ref/sync_count": float(state.sync_count),
             "ref/steps_since_sync": float(state.step - state.last_sync_step),
+            "ref/lag": state.reference_lag,
         }
     )
 
@@ -188,18 +226,26 @@ def per_row_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> flo
     return float(values[mask].double().sum() / max(int(mask.any(dim=1).sum()), 1))
 
 
-def clustered_standard_error(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
-    """Return the standard error of `masked_mean`, whole rows being the independent draws (ratio estimator).
+def clustered_standard_error(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], clusters: Int[Tensor, " B"]) -> float:
+    """Return the standard error of `masked_mean`, whole clusters being the independent draws (ratio estimator).
 
-    Rows without a true place are none; with fewer than two rows nothing is known of the error, and 0 is returned.
+        sqrt(P/(P-1) sum_p (S_p - n_p mean)^2) / N     Cochran 1977, Sampling Techniques, section 2.11
+
+    S_p and n_p are sum and count of cluster p, N all counts. NaN where fewer than two clusters have a true place: one tells
+    nothing of the spread between them. Summed on the CPU, whose order is fixed.
+
+    Args:
+        values: of each token.
+        mask: the tokens that count.
+        clusters: the number of each row's cluster, from 0 on; not every number need occur.
     """
-    rows = int(mask.any(dim=1).sum())
-    if rows < 2:
-        return 0.0
-    counts = mask.sum(dim=1).double()
-    sums = torch.where(mask, values, 0.0).double().sum(dim=1)
+    rows = torch.stack([torch.where(mask, values, 0.0).double().sum(dim=1), mask.sum(dim=1).double()]).cpu()
+    sums, counts = rows.new_zeros(2, int(clusters.max()) + 1).index_add_(1, clusters.cpu(), rows)
+    known = int((counts > 0).sum())
+    if known < 2:
+        return math.nan
     residuals = sums - counts * (sums.sum() / counts.sum())
-    return float((residuals.square().sum() * rows / (rows - 1)).sqrt() / counts.sum())
+    return float((residuals.square().sum() * known / (known - 1)).sqrt() / counts.sum())
 
 
 def registry_figures(parts: Sequence[Mapping[str, float]]) -> Figures:

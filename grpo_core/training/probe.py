@@ -30,4 +30,4 @@ def _exact_kl(policy: Policy, other: Policy, completions: SampledCompletions) ->
     """Return the mean over completion tokens of KL(policy || other), in nats, and its standard error."""
     per_token, mask = policy.measure(completions, other).full_kl, completions.completion_mask
     assert per_token is not None
-    return masked_mean(per_token, mask), clustered_standard_error(per_token, mask)
+    return masked_mean(per_token, mask), clustered_standard_error(per_token, mask, completions.clusters())

@@ -18,7 +18,7 @@ from grpo_core.run.judge import Judge
 from grpo_core.run.process_state import end_process, process_has_started
 from grpo_core.run.rules import Alert
 
-SHOWN = {"reward": "reward/mean", "KL": "kl/ref/k3", "KL_init": "kl/init/k3"}
+SHOWN = {"reward": "reward/mean", "KL": "kl/ref/drift", "KL_init": "kl/init/drift"}
 """Label -> metric of a step, beside the bar."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_core.algorithm.kl import k3
+from grpo_core.algorithm.kl import k1
 from grpo_core.data.prompts import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
 from grpo_core.policy.device import strictly_deterministic
@@ -19,6 +19,8 @@ from grpo_core.training.rollout import explore
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
 from grpo_core.types import SCHEDULE, Prompt, RefSync
+
+ExactKL = Float[Tensor, "B T"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,21 @@ def update(
         ref_logps = session.reference.policy.logps(rollouts)
         initial = initial_logps(session, rollouts, ref_logps, step)
         measured = session.policy.measure(rollouts) if updater.needs_old_logps else None
+        exact, exact_init = exact_kls(session, rollouts, step)
     batch = updater.prepare(rollouts, ref_logps, None if measured is None else measured.logps)
     with clock("update"), strictly_deterministic():
         result = updater.update(batch, step)
     before = measured or result.first
-    return batch, result, measure.StepLogps(old=before.logps, ref=ref_logps, initial=initial, entropy=before.entropy)
+    exact = exact if before.full_kl is None else before.full_kl
+    logps = measure.StepLogps(
+        old=before.logps,
+        ref=ref_logps,
+        initial=initial,
+        entropy=before.entropy,
+        full_ref=exact,
+        full_init=exact if session.reference.initial is None else exact_init,
+    )
+    return batch, result, logps
 
 
 def initial_logps(
@@ -64,6 +76,22 @@ def initial_logps(
     if initial is None:
         return ref_logps
     return None if step % session.config.reference.kl_init_every else initial.logps(rollouts)
+
+
+def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL, ExactKL]:
+    """Return the exact KL of each token to the reference and to the initial policy; None where `step` is not due.
+
+    Passes of their own: beside another model the policy's log-probabilities are cut into other chunks and differ in their last
+    digits, and what is trained shall not depend on what is measured. None as well where the update's first pass measures it.
+    """
+    settings, reference, policy = session.config.reference, session.reference, session.policy
+    if settings.kl_full_every is None or step % settings.kl_full_every:
+        return None, None
+    to_reference = None if session.updater.gives_full_kl else policy.measure(rollouts, reference.policy).full_kl
+    if reference.initial is None:
+        return to_reference, to_reference
+    is_due = step % settings.kl_init_every == 0
+    return to_reference, policy.measure(rollouts, reference.initial).full_kl if is_due else None
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
@@ -99,7 +127,7 @@ def sync_reference(
         return None
     assert distance is not None, "it is measured before every sync"
     reference, settings = session.reference, session.config.reference
-    policy_logps, mask = session.policy.logps(rollouts), rollouts.measured_mask
+    policy_logps, mask = session.policy.logps(rollouts), rollouts.completion_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
     # A hard copy is the policy, whose log-probabilities are known.
     synced_logps = policy_logps if settings.mixup_alpha == 1 else reference.policy.logps(rollouts)
@@ -107,8 +135,8 @@ def sync_reference(
         step=step,
         alpha=settings.mixup_alpha,
         sync_count=reference.sync_count,
-        kl_before=measure.masked_mean(k3(ref_logps - policy_logps), mask),
-        kl_after=measure.masked_mean(k3(synced_logps - policy_logps), mask),
+        kl_before=measure.masked_mean(k1(ref_logps - policy_logps), mask),
+        kl_after=measure.masked_mean(k1(synced_logps - policy_logps), mask),
         param_distance=distance,
         compression_error=reference.dropped,
         compression_bound=None if reference.dropped is None else reference.error_bound,
@@ -125,8 +153,10 @@ def probe(session: Session, step: int) -> measure.Figures:
     return probe_figures(session.policy, session.reference, prompts, session.config)
 
 
-def advance(session: Session, state: TrainingState, rollouts: Rollouts, optimizer_steps: int) -> TrainingState:
-    """Return the counters after a step on `rollouts`."""
+def advance(
+    session: Session, state: TrainingState, rollouts: Rollouts, optimizer_steps: int, sync: RefSync | None
+) -> TrainingState:
+    """Return the counters after a step on `rollouts` that ended in `sync`."""
     return replace(
         state,
         step=state.step + 1,
@@ -137,6 +167,7 @@ def advance(session: Session, state: TrainingState, rollouts: Rollouts, optimize
         sync_count=session.reference.sync_count,
         last_sync_step=session.reference.last_sync_step,
         reference_error_bound=session.reference.error_bound,
+        reference_lag=(state.reference_lag + 1) * (1.0 if sync is None else 1 - sync.alpha),
     )
 
 
@@ -144,13 +175,13 @@ def figures_of_policy(
     session: Session, batch: TrainingBatch, logps: measure.StepLogps, reports: Sequence[OptimizerStep], probed: measure.Figures
 ) -> measure.Figures:
     """Return the figures of a step that are known before it decides on a sync."""
-    rollouts, mask = batch.rollouts, batch.rollouts.measured_mask
+    rollouts = batch.rollouts
     verdicts = rollouts.rewards_by_function[session.evaluator.verifier.name].tolist()
     correct = [is_correct(verdict, session.config.evaluation.pass_score) for verdict in verdicts]
     return measure.registry_figures(
         [
-            measure.kl_figures(logps, rollouts.sampling_per_token_logps, mask),
-            {"policy/entropy": measure.masked_mean(logps.entropy, mask)},
+            measure.kl_figures(logps, rollouts),
+            {"policy/entropy": measure.masked_mean(logps.entropy, rollouts.completion_mask)},
             measure.reward_figures(rollouts, correct),
             measure.advantage_figures(batch),
             measure.completion_figures(rollouts),
@@ -174,7 +205,7 @@ def conclude_step(
     clock: Clock,
 ) -> StepResult:
     """Return the counters and every figure of the step after `before`, from what it left behind."""
-    after = advance(session, before, batch.rollouts, len(reports))
+    after = advance(session, before, batch.rollouts, len(reports), sync)
     metrics = measure.registry_figures(
         [
             figures,

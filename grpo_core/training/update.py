@@ -40,6 +40,8 @@ class OptimizerStep:
     clipped_high: float
     tokens: int
     """Loss tokens."""
+    log_weights: tuple[float, ...] = ()
+    """Of each completion with a loss token: the logarithm of its ratio, that of its loss tokens multiplied."""
     is_finite: bool = True
     """Loss and gradient were numbers; else the policy was left as it was."""
 
@@ -72,6 +74,11 @@ class Updater:
         return self.loss.epochs_per_rollout == 1 and self.loss.minibatches == 1
 
     @property
+    def gives_full_kl(self) -> bool:
+        """Whether its first pass measures the exact KL of the rollout policy to the reference."""
+        return takes_full_kl(self.config) and not self.needs_old_logps
+
+    @property
     def needs_old_logps(self) -> bool:
         """Whether the rollout policy's log-probabilities are needed before the first pass, which otherwise gives them."""
         return not self.single_update or self.loss.kl_placement == "reward"
@@ -94,7 +101,7 @@ class Updater:
 
     def update(self, batch: TrainingBatch, step: int) -> UpdateResult:
         """Take all optimizer steps of one step, whose number names the shuffles of minibatches."""
-        first_logps, first_entropy = torch.zeros_like(batch.ref_logps), torch.zeros_like(batch.ref_logps)
+        first_logps, first_entropy, first_kl = (torch.zeros_like(batch.ref_logps) for _ in range(3))
         num_rows, seed, reports = batch.rollouts.num_rows, self.config.training.seed, []
         for epoch in range(self.loss.epochs_per_rollout):
             for share in split_minibatches(num_rows, self.loss.minibatches, seed, step, epoch):
@@ -104,7 +111,10 @@ class Updater:
                 reports.append(report)
                 if epoch == 0:
                     first_logps[rows], first_entropy[rows] = figures.logps, figures.entropy
-        return UpdateResult(steps=tuple(reports), first=TokenFigures(logps=first_logps, entropy=first_entropy))
+                    if figures.full_kl is not None:
+                        first_kl[rows] = figures.full_kl
+        full_kl = first_kl if self.gives_full_kl else None
+        return UpdateResult(steps=tuple(reports), first=TokenFigures(logps=first_logps, entropy=first_entropy, full_kl=full_kl))
 
     def _split(self, batch: TrainingBatch, rows: list[int]) -> tuple[list[int], list[int]]:
         """Return (rows whose loss has a gradient, rows whose loss has none).
@@ -187,7 +197,7 @@ class Updater:
     def _report(
         self, batch: TrainingBatch, rows: list[int], terms: Sequence[LossTerms], grad_norm: float, lr: float
     ) -> OptimizerStep:
-        ratio = torch.cat([share.ratio for share in terms])
+        ratio, log_ratio = torch.cat([share.ratio for share in terms]), torch.cat([share.log_ratio for share in terms])
         mask = batch.rollouts.loss_mask[rows]
         used = ratio[mask]
         clipped_low, clipped_high = clipped_tokens(ratio, batch.advantages[rows], mask, self.loss)
@@ -199,16 +209,22 @@ class Updater:
             lr=lr,
             ratio_sum=float(used.sum()),
             ratio_max=float(used.max()) if used.numel() else 0.0,
-            old_k3_sum=float(k3(torch.cat([share.log_ratio for share in terms])[mask]).sum()),
+            old_k3_sum=float(k3(log_ratio[mask]).sum()),
             clipped_low=clipped_low,
             clipped_high=clipped_high,
             tokens=int(mask.sum()),
+            log_weights=log_weights(log_ratio, mask),
             is_finite=math.isfinite(grad_norm) and _are_finite(terms),
         )
 
 
 def _are_finite(terms: Sequence[LossTerms]) -> bool:
     return all(bool(share.total.detach().isfinite()) for share in terms)
+
+
+def log_weights(log_ratio: Float[Tensor, "b T"], loss_mask: Bool[Tensor, "b T"]) -> tuple[float, ...]:
+    """Return `OptimizerStep.log_weights` of some rows, from log pi - log pi_old of their loss tokens, 0 elsewhere."""
+    return tuple(log_ratio.double().sum(dim=1)[loss_mask.any(dim=1)].tolist())
 
 
 def clipped_tokens(

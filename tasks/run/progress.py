@@ -115,8 +115,8 @@ class LiveTable(PlainLines):
             table.add_row(
                 f"{record.step}/{self._pace.steps}",
                 f"{get('reward/mean', 0):.3f}",
-                f"{get('kl/ref/k3', 0):.4f}",
-                f"{get('kl/init/k3', 0):.4f}",
+                f"{get('kl/ref/drift', 0):.4f}",
+                f"{get('kl/init/drift', 0):.4f}",
                 f"{get('policy/entropy', 0):.3f}",
                 f"{get('completion/tokens/mean', 0):.1f}",
                 f"{get('ref/sync_count', 0):.0f}",
@@ -167,8 +167,8 @@ def describe(record: Record, pace: Pace) -> str | None:
     pace.count(record)
     get = record.metrics.get
     return (
-        f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/k3', 0):.4f} "
-        f"(init {get('kl/init/k3', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
+        f"step {record.step}/{pace.steps}  reward {get('reward/mean', 0):.3f}  KL {get('kl/ref/drift', 0):.4f} "
+        f"(init {get('kl/init/drift', 0):.4f})  syncs {get('ref/sync_count', 0):.0f}  "
         f"{get('perf/completion_tokens_per_second', 0):.0f} tok/s  {get('time/step_seconds', 0):.1f} s/step  {pace.text()}"
     )
 

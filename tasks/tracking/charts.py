@@ -17,8 +17,8 @@ ACCURACY, SAMPLE_ACCURACY = f"eval/{HELD_OUT}/greedy_accuracy", f"eval/{HELD_OUT
 EXACT_DRIFT, EXACT_KL = "kl/probe/full_init", "kl/probe/full"
 OBJECTIVE = "sweep/objective"
 PINNED = (
-    ("kl/ref/k3",),
-    ("kl/init/k3",),
+    ("kl/ref/drift",),
+    ("kl/init/drift",),
     (EXACT_DRIFT, EXACT_KL),
     ("ref/synced",),
     ("reward/mean",),

@@ -56,7 +56,7 @@ def resumed(stack: ComposeStack, name: str) -> RunDir:
 
 
 def test_the_automation_cancels_a_run_that_crosses_its_kl_budget(stack: ComposeStack) -> None:
-    rules = [{"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-6, "window": 1, "action": "warn"}]
+    rules = [{"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-6, "window": 1, "action": "warn"}]
     more = {"monitor.rules": rules, "optimizer.lr": 0.003}
     left = start_tiny(stack, "budget-left", steps=STEPS, slow=True, **more)
     tagged = start_tiny(stack, "budget-tagged", BUDGET_TAG, steps=200, slow=True, **more)

@@ -38,6 +38,7 @@ def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_proj
     own = {
         "rollout.max_prompt_tokens",
         "reference.kl_init_every",
+        "reference.kl_full_every",
         "reference.distance_every",
         "probe.every_steps",
         "probe.num_prompts",

@@ -140,7 +140,7 @@ def test_prefect_holds_the_tasks_the_progress_and_the_report(finished_run: Any, 
 def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    rule = "monitor.rules=[{kind: kl_budget, metric: kl/init/k3, bound: 1.0e-9, action: stop}]"
+    rule = "monitor.rules=[{kind: kl_budget, metric: kl/init/drift, bound: 1.0e-9, action: stop}]"
     done = grpo(
         "train",
         str(tiny_yaml),
@@ -152,7 +152,7 @@ def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml
         cwd=tmp_path,
     )
     assert done.returncode == 3
-    reason = "kl/init/k3 is "
+    reason = "kl/init/drift is "
     assert reason in done.stderr
     assert "above the budget of 1e-09 nats" in done.stderr
     run_dir = tmp_path / "runs" / "kl"
@@ -163,7 +163,7 @@ def test_a_breached_kl_budget_stops_the_run_with_its_reason(grpo: Any, tiny_yaml
     assert (run_dir / "checkpoints" / f"step_{end.step:06d}" / "manifest.json").exists()
     tracked = json.loads((run_dir / "tracking.json").read_text())
     tags = MlflowClient(tracking_uri=tracked["uri"]).get_run(tracked["run_id"]).data.tags
-    assert reason in tags["alert.kl_budget.kl/init/k3"]
+    assert reason in tags["alert.kl_budget.kl/init/drift"]
 
 
 @pytest.mark.proof
@@ -197,4 +197,6 @@ def test_the_same_flow_runs_on_trl(grpo: Any, tiny_yaml: Path, run_dir: Path, tm
     native, trl = ([record.metrics for record in journal if record.kind == "step"] for journal in journals)
     assert [step.keys() for step in native] == [step.keys() for step in trl]
     assert [step["reward/mean"] for step in native] == pytest.approx([step["reward/mean"] for step in trl], rel=1e-4)
-    assert [step["kl/ref/k3"] for step in native] == pytest.approx([step["kl/ref/k3"] for step in trl], rel=1e-3, abs=1e-6)
+    assert [step["kl/ref/drift"] for step in native] == pytest.approx(
+        [step["kl/ref/drift"] for step in trl], rel=1e-3, abs=1e-6
+    )

@@ -12,8 +12,8 @@ from tasks.tracking import open_tracking
 
 pytestmark = pytest.mark.proof
 
-RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "window": 1, "action": "stop"}
-TEXT = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
+TEXT = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def breached(tiny_run: Any, tmp_path: Path, prefect_api: str) -> Any:
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
     for step, value in ((1, 0.25), (2, 0.75)):
-        journal.append("step", step, {"metrics": {"progress/step": float(step), "kl/ref/k3": value}})
+        journal.append("step", step, {"metrics": {"progress/step": float(step), "kl/ref/drift": value}})
     journal.close()
     add_alert(run_dir, 2, TEXT)
     run_dir.process_file.write_text('{"pid": null, "returncode": 0, "left": false}\n')
@@ -50,7 +50,7 @@ def test_a_stop_that_was_not_obeyed_is_asked_for_again_and_the_alert_reaches_mlf
     assert breached.stop_file.read_text() == f"{TEXT}\n"
     assert [alert.text for alert in monitor_alerts(breached)] == [TEXT]
     tags = MlflowClient(tracking_uri=tracked.uri).get_run(tracked.run_id).data.tags
-    assert tags["alert.kl_budget.kl/ref/k3"] == TEXT
+    assert tags["alert.kl_budget.kl/ref/drift"] == TEXT
 
 
 def test_a_run_that_was_stopped_by_its_rule_and_is_resumed_goes_on(breached: Any) -> None:

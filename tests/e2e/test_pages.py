@@ -26,7 +26,7 @@ from tests.e2e.pages import LOOKED_UP, ROOT, RUN, as_run, rule_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
 STOPS = {
-    "monitor.rules": [{"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-9, "action": "stop"}],
+    "monitor.rules": [{"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-9, "action": "stop"}],
     "training.steps": 200,  # not over before the rule is applied
 }
 

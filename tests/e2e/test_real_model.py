@@ -35,5 +35,5 @@ def test_quickstart_at_beta_zero_has_its_kl_panel(grpo: Callable[..., Any], tmp_
     assert done.returncode == 0, done.stderr
     journal = read_journal(tmp_path / "runs" / "zero" / "journal.jsonl")
     second = next(record for record in journal if record.kind == "step" and record.step == 2)
-    assert second.metrics["kl/ref/k3"] > 0
+    assert second.metrics["kl/ref/drift"] > 0
     assert json.loads((tmp_path / "runs" / "zero" / "config.json").read_text())["loss"]["beta"] == 0

@@ -46,7 +46,7 @@ def test_a_run_is_compared_by_its_id_wherever_its_folder_is(
 
     run_dir = finished_run[0]
     expected = curves(str(run_dir))
-    assert expected["kl/init/k3"]["steps"] == [1, 2, 3, 4]
+    assert expected["kl/init/drift"]["steps"] == [1, 2, 3, 4]
     assert curves(tracked["run_id"]) == expected
     hidden = run_dir.rename(run_dir.with_name("hidden"))  # nothing but MLflow is left of it
     try:

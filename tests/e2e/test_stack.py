@@ -242,7 +242,7 @@ def test_a_run_outlives_its_worker_and_a_killed_flow_is_retried_from_its_checkpo
     tracked = json.loads((run_dir / "tracking.json").read_text())
     client = MlflowClient(tracking_uri=tracked["uri"])
     assert client.get_run(tracked["run_id"]).info.status == "FINISHED"
-    assert [point.step for point in client.get_metric_history(tracked["run_id"], "kl/ref/k3")] == list(range(1, 41))
+    assert [point.step for point in client.get_metric_history(tracked["run_id"], "kl/ref/drift")] == list(range(1, 41))
 
 
 def last_step(run_dir: Path) -> int:

@@ -172,7 +172,7 @@ def test_a_failing_run_is_recorded_and_a_pruned_one_keeps_its_data(
         seeds=[0, 1],
         failed_runs_allowed=1,
         pruner={"kl_budget": 1e-6, "first_step": 2, "window": 1},
-        objective={"metric": "reward/mean", "kl_metric": "kl/init/k3"},
+        objective={"metric": "reward/mean", "kl_metric": "kl/init/drift"},
     )
     done = grpo("sweep", "sweep.yaml", "--sweep-dir", "runs/bad", cwd=tmp_path)
     assert done.returncode == 2

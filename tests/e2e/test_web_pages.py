@@ -109,7 +109,7 @@ def test_the_printed_link_shows_the_curves_of_the_saved_view(project: Project, s
     address = f"{project.stack.mlflow_address}/#/experiments/{tracked['experiment_id']}/runs"
     browser.resize(1600, 2400)
     browser.open(f"{address}?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=grpo")
-    for title in ("kl/ref/k3", "kl/init/k3", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"):
+    for title in ("kl/ref/drift", "kl/init/drift", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"):
         browser.wait_for(f"document.body.innerText.includes({json.dumps(title)})")
     browser.wait_for("document.querySelectorAll('.js-plotly-plot').length >= 3")
     assert "Model training" in browser.text()
@@ -126,11 +126,11 @@ def test_the_view_of_a_sweep_draws_its_runs_over_each_other(project: Project, br
         tags = {"mlflow.parentRunId": parent.info.run_id, "sweep": "mine-1a2b", "arm": f"β={beta}"}
         run = client.create_run(experiment, run_name=f"β={beta}", tags=tags)
         for step in (1, 2, 3):
-            client.log_metric(run.info.run_id, "kl/ref/k3", step / (1 + beta), step=step)
+            client.log_metric(run.info.run_id, "kl/ref/drift", step / (1 + beta), step=step)
         client.log_metric(run.info.run_id, "sweep/objective", 1 / beta, step=3)
     search = "tags.sweep LIKE '%-1a2b' AND tags.arm LIKE '%'"  # as tasks/tracking/sweep.py
     view = ensure_view(client, experiment, SavedView(id="grpo-1a2b", name="by hand", own=frozenset(), search=search))
     browser.resize(1600, 2400)
     browser.open(mlflow_charts_page(project.stack.mlflow_address, experiment, view))
-    for text in ("kl/ref/k3", "β=0.1 (kl/ref/k3)", "β=4.0 (kl/ref/k3)", "sweep/objective"):
+    for text in ("kl/ref/drift", "β=0.1 (kl/ref/drift)", "β=4.0 (kl/ref/drift)", "sweep/objective"):
         browser.wait_for(f"document.body.innerText.includes({json.dumps(text)})")

@@ -15,9 +15,9 @@ STEPS = 10
 END = 1
 FIGURES = (
     *("loss/total", "loss/policy", "loss/kl", "optim/grad_norm", "optim/lr"),
-    *("kl/ref/k1", "kl/ref/k2", "kl/ref/k3", "kl/ref/se", "kl/init/k3", "policy/entropy"),
-    *("policy/ratio_mean", "policy/ratio_max", "policy/clip_frac/low", "policy/clip_frac/high"),
-    *("advantage/mean", "advantage/max", "ref/param_distance", "ref/kl_before_sync", "ref/kl_after_sync"),
+    *("kl/ref/k1", "kl/ref/k1_se", "kl/ref/k2", "kl/ref/k3", "kl/ref/full", "kl/init/drift", "kl/init/k3", "policy/entropy"),
+    *("policy/ratio_mean", "policy/ratio_max", "policy/clip_frac/low", "policy/clip_frac/high", "policy/ess"),
+    *("advantage/mean", "advantage/max", "ref/lag", "ref/param_distance", "ref/kl_before_sync", "ref/kl_after_sync"),
 )
 BASE = {
     "rewards": [{"fn": "tests.golden.trajectory:letters"}],

@@ -1,14 +1,18 @@
 """The benchmarks run, and count what they say that they count."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import sampling, scaling
+from benchmarks import recorded_step, sampling, scaling
 from benchmarks.training import __main__ as training
 from benchmarks.training.workload import WORKLOADS
+from grpo_core.run.folder import RunDir
+from grpo_core.training.__main__ import main as train
 
 
 def test_sampling_is_measured_with_every_token_made(
@@ -112,3 +116,19 @@ def test_steps_are_measured_for_group_sizes_and_for_models(
         assert row["floor"] > 0
     assert "| group size | step, s |" in capsys.readouterr().out
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recorded_step_is_the_drift_of_its_completions(tiny_run: Callable[..., RunDir], tmp_path: Path) -> None:
+    run_dir = tiny_run({"training.steps": 2, "optimizer.lr": 0.01, "reference.sync_steps": None})
+    assert train([str(run_dir.path)]) == 0
+    asked = ["--step", "2", "--prompts", "70", "--completions", "5", "--out", str(tmp_path / "step.npz")]
+    recorded_step.main([str(run_dir.path), *asked])
+    with np.load(tmp_path / "step.npz") as found:
+        rows = {name: found[name] for name in ("prompt", "tokens", "k1", "k3", "full")}
+    assert {len(values) for values in rows.values()} == {70 * 5}
+    assert set(np.unique(rows["prompt"], return_counts=True)[1]) == {5}
+    assert rows["tokens"].min() >= 1
+    assert rows["k3"].min() >= -1e-6
+    mean, error = rows["k1"].mean(), rows["k1"].std() / np.sqrt(len(rows["k1"]))
+    assert abs(rows["full"].mean() - mean) < 4 * error
+    assert rows["full"].mean() > 0

@@ -54,8 +54,8 @@ def test_json_is_one_document_with_the_arrays_of_the_journals(folder: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert [run["label"] for run in document["runs"]] == ["β=0 sync=never", "β=0.04 sync=4"]
-    curve = document["runs"][1]["curves"]["kl/ref/k3"]
-    expected = [step_figures(step, seed=0, beta=0.04, syncs=(4, 8, 12))["kl/ref/k3"] for step in curve["steps"]]
+    curve = document["runs"][1]["curves"]["kl/ref/drift"]
+    expected = [step_figures(step, seed=0, beta=0.04, syncs=(4, 8, 12))["kl/ref/drift"] for step in curve["steps"]]
     assert curve["values"] == expected
     assert document["runs"][1]["syncs"]["steps"] == [4, 8, 12]
     assert not (folder / "runs").exists()
@@ -181,7 +181,7 @@ def test_the_page_draws_the_arrays_of_the_document(opened: tuple[Browser, dict[s
             ".map((one) => [one.name, Array.from(one.x), Array.from(one.y)]))"
         )
     )
-    curves = [(html.escape(run["label"], quote=False), run["curves"]["kl/ref/k3"]) for run in document["runs"]]
+    curves = [(html.escape(run["label"], quote=False), run["curves"]["kl/ref/drift"]) for run in document["runs"]]
     assert drawn == [[label, curve["steps"], curve["values"]] for label, curve in curves]
     syncs = json.loads(
         browser.evaluate(

@@ -102,13 +102,13 @@ def test_a_run_does_things_when_its_schedule_has_them(tiny_run: Any, overrides: 
     config = run.read_config()
     assert train([str(run.path)]) == 0
     records = [record for record in read_records(run.journal_file) if record.kind == "step"]
-    measured = {key: [record.step for record in records if key in record.metrics] for key in ("kl/init/k3", "kl/probe/full")}
+    measured = {key: [record.step for record in records if key in record.metrics] for key in ("kl/init/drift", "kl/probe/full")}
     times = {key: list(steps) for key, steps in events(config).items()}
     assert measured["kl/probe/full"] == times["probe.every_steps"]
     tables = sorted(path.stem for path in run.completions.glob("*.parquet"))
     assert tables == [f"step_{step:06d}" for step in times["training.completions_every"]]
     sync = config.reference.sync_steps
-    assert measured["kl/init/k3"] == [*range(1, sync + 1), *times["reference.kl_init_every"]]
+    assert measured["kl/init/drift"] == [*range(1, sync + 1), *times["reference.kl_init_every"]]
     assert [record.step for record in records if record.metrics["ref/synced"] and record.step < 7] == times[
         "reference.sync_steps"
     ]

@@ -377,14 +377,18 @@ def test_the_card_has_every_figure_of_this_step_and_none_of_another(full: RunDir
             assert f"`{key.rpartition('/')[2]}`" in text
             assert f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]" in text
     last = next(record for record in reversed(history) if record.kind == "step").metrics
-    for key, error in (("kl/ref/k3", "kl/ref/se"), ("kl/init/k3", "kl/init/se"), ("kl/probe/full", "kl/probe/se")):
+    for key, error in (
+        ("kl/ref/drift", "kl/ref/drift_se"),
+        ("kl/init/drift", "kl/init/drift_se"),
+        ("kl/probe/full", "kl/probe/se"),
+    ):
         assert re.search(rf"`{key}` \|.*\| {re.escape(f'{last[key]:.4g}')} \| {re.escape(f'{last[error]:.2g}')} \| 3 \|", text)
     early = export_policy(full, ExportWish(step=2), tmp_path / "early")
     rows = [line for line in text_of(early).splitlines() if line.startswith("| `heldout` ")]
     assert rows
     assert all(row.endswith("| not evaluated |") for row in rows)  # the run's final evaluation is of step 4
     third = next(record for record in history if record.kind == "step" and record.step == 3)
-    assert f"| {third.metrics['kl/ref/k3']:.4g} | {third.metrics['kl/ref/se']:.2g} | 2 |" in text_of(early)
+    assert f"| {third.metrics['kl/ref/drift']:.4g} | {third.metrics['kl/ref/drift_se']:.2g} | 2 |" in text_of(early)
 
 
 def test_a_policy_that_was_not_evaluated_says_so(adapted: RunDir, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.journal import Journal
 from grpo_core.training.progress import Bar, Follower
 
-BUDGET = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "window": 1, "action": "stop"}
+BUDGET = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
 STALLED = {"kind": "stalled", "bound": 0.2, "action": "stop"}
 
 
@@ -20,11 +20,11 @@ def test_what_was_written_while_nobody_followed_is_shown_and_obeyed(tiny_run: An
     run_dir = tiny_run({"monitor.rules": [BUDGET]})
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
-    journal.append("step", 2, {"metrics": {"kl/ref/k3": 0.75}})
+    journal.append("step", 2, {"metrics": {"kl/ref/drift": 0.75}})
     journal.close()
     with Bar(run_dir.read_config().training, "run") as bar:
         Follower(run_dir, bar)
-    text = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+    text = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
     assert run_dir.stop_file.read_text() == f"{text}\n"
     shown = capsys.readouterr()
     assert shown.out == f"alert: {text}\n"

@@ -18,7 +18,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
-DETERMINISTIC = ["reward/mean", "kl/ref/k3", "kl/init/k3", "loss/total", "optim/grad_norm"]
+DETERMINISTIC = ["reward/mean", "kl/ref/drift", "kl/init/drift", "loss/total", "optim/grad_norm"]
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 
 
@@ -107,7 +107,7 @@ def test_a_reward_that_cannot_be_imported_is_refused_before_the_training(tiny_co
 
 
 def test_a_rule_that_stops_ends_the_run(tiny_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
-    rule = {"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-9, "action": "stop"}
+    rule = {"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-9, "action": "stop"}
     run = train(tiny_config({"training.steps": 400, "monitor.rules": [rule]}), run_dir="one", evaluate=False)
     assert run.state == "stopped"
     assert run.last_step < 400
@@ -116,7 +116,7 @@ def test_a_rule_that_stops_ends_the_run(tiny_config: Callable[..., RunConfig], c
 
 
 def test_a_breach_that_was_journalled_while_nobody_followed_stops_the_resumed_run(tiny_run: Callable[..., RunDir]) -> None:
-    rule = {"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-9, "action": "stop"}
+    rule = {"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-9, "action": "stop"}
     by_itself = tiny_run({"training.steps": 400, "monitor.rules": [rule]})
     child = subprocess.Popen(
         [sys.executable, "-m", "grpo_core.training", str(by_itself.path)], cwd=ROOT, stderr=subprocess.PIPE

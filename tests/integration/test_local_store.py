@@ -226,7 +226,7 @@ def test_after_the_remedy_grpo_track_logs_an_earlier_run_to_the_new_store(tiny_r
     assert tracked.run_id != before.run_id
     assert read_tracked(run_dir) == tracked
     client = make_client(f"sqlite:///{store}")
-    assert [metric.step for metric in client.get_metric_history(tracked.run_id, "kl/ref/k3")] == [1, 2]
+    assert [metric.step for metric in client.get_metric_history(tracked.run_id, "kl/ref/drift")] == [1, 2]
     assert client.get_run(tracked.run_id).data.params["training.steps"] == "2"
     assert {"config.json", "data", "journal.jsonl"} <= {file.path for file in client.list_artifacts(tracked.run_id)}
 

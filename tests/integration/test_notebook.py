@@ -66,8 +66,8 @@ def test_the_arrays_are_those_of_grpo_compare(executed: Path) -> None:
     compared = json.loads(done.stdout)["runs"]
     panels = plotted(executed)
     for title, key in {
-        "KL to the reference": "kl/ref/k3",
-        "KL to the initial policy": "kl/init/k3",
+        "KL to the reference": "kl/ref/drift",
+        "KL to the initial policy": "kl/init/drift",
         "reward": "reward/mean",
     }.items():
         drawn = [[xs, ys] for label, xs, ys in panels[title] if label.startswith("β")]

@@ -29,11 +29,15 @@ HERE = "tests.integration.test_rules_of_runs"
 TRIPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # rule with a bound that the run crosses; overrides that make it; what of the rule keeps it quiet
     "kl_budget": (
-        {"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-5, **WINDOW},
+        {"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-5, **WINDOW},
         {"optimizer.lr": 1e-2},
         {"bound": 9.0},
     ),
-    "kl_rate": ({"kind": "kl_rate", "metric": "kl/init/k3", "bound": 1e-6, **WINDOW}, {"optimizer.lr": 1e-2}, {"bound": 9.0}),
+    "kl_rate": (
+        {"kind": "kl_rate", "metric": "kl/init/drift", "bound": 1e-6, **WINDOW},
+        {"optimizer.lr": 1e-2},
+        {"bound": 9.0},
+    ),
     "entropy_collapse": ({"kind": "entropy_collapse", "bound": 9.0, **WINDOW}, {}, {"bound": 1e-3}),
     "zero_variance": (
         {"kind": "zero_variance", **WINDOW},
@@ -157,7 +161,7 @@ def test_lengths_that_explode(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 # A rule that synchronises the reference
 
-SYNC = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 1e-6, "window": 2, "action": "sync"}
+SYNC = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 1e-6, "window": 2, "action": "sync"}
 SYNCED: dict[str, Any] = {**QUIET, "training.steps": 8, "training.checkpoint_every": 2, "training.keep_checkpoints": 9}
 
 
@@ -176,14 +180,14 @@ def test_a_breach_synchronises_the_reference_and_is_named_as_the_cause(synced: A
     records = train(run)
     found = causes(records)
     assert found, "the rule has never tripped"
-    assert all(text.startswith(f"step {step}: kl/ref/k3 is ") for step, text in found.items())
+    assert all(text.startswith(f"step {step}: kl/ref/drift is ") for step, text in found.items())
     figures = {record.step: record.metrics for record in of_kind(records, "step")}
     for step in found:
         assert figures[step]["ref/synced"] == 1
-        assert median(figures[at]["kl/ref/k3"] for at in (step - 1, step)) > SYNC["bound"]
+        assert median(figures[at]["kl/ref/drift"] for at in (step - 1, step)) > SYNC["bound"]
         assert min(found) == step or step - max(at for at in found if at < step) >= SYNC["window"]
         if step + 1 in figures:
-            assert figures[step + 1]["kl/ref/k3"] == 0 < figures[step + 1]["kl/init/k3"]
+            assert figures[step + 1]["kl/ref/drift"] == 0 < figures[step + 1]["kl/init/drift"]
     # What the monitor reads out of the journal is what the training has decided.
     assert alerts_of(run) == list(found.values())
 

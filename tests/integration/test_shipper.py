@@ -14,7 +14,7 @@ from tests.integration import stateful_reward
 from tests.integration.test_lowered_passes import cut_back
 from tests.integration.test_training import of_kind, train
 
-KEY = "kl/ref/k3"
+KEY = "kl/ref/drift"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,27 +139,38 @@ def test_a_table_that_an_evaluation_cut_short_has_written_is_not_compared_with_o
 
 def test_each_kl_of_a_card_names_the_policy_and_the_reference_that_it_is_between(tiny_run: Any, tmp_path: Path) -> None:
     """Of step 4, where the reference has just become the policy, and of step 3, where a probe was last."""
-    options = {"probe.every_steps": 3, "probe.num_prompts": 4, "training.steps": 6, "reference.sync_steps": 2}
+    options = {
+        "probe.every_steps": 3,
+        "probe.num_prompts": 4,
+        "training.steps": 6,
+        "reference.sync_steps": 2,
+        "reference.kl_full_every": 3,
+    }
     run_dir = tiny_run({**options, "training.checkpoint_every": 1, "training.keep_checkpoints": 6})
     assert main([str(run_dir.path)]) == 0
     history = read_journal(run_dir.journal_file)
     measured = {record.step: record.metrics for record in history if record.kind == "step"}
     assert [record.step for record in history if record.kind == "ref_sync"] == [2, 4, 6]
     found = {one.key: one for one in drift_of(history, 4)}
-    k3, exact = found["kl/ref/k3"], found["kl/probe/full"]
-    assert (k3.policy_step, k3.value, k3.what) == (
+    k1, exact = found["kl/ref/drift"], found["kl/probe/full"]
+    assert (k1.policy_step, k1.value, k1.what) == (
         4,
-        measured[5]["kl/ref/k3"],
-        "to the reference synchronised after step 4, k3",
+        measured[5]["kl/ref/drift"],
+        "to the reference synchronised after step 4, k1",
     )
     assert (exact.policy_step, exact.value) == (2, measured[3]["kl/probe/full"])
     assert exact.what == "to the reference synchronised after step 2, exact, on the probe prompts"
-    assert found["kl/init/k3"].what == "to the initial policy, k3"
-    assert str(k3) == f"{k3.value:.4g} ± {k3.error:.2g}, policy after step 4, to the reference synchronised after step 4, k3"
-    (early,) = [one for one in drift_of(history, 1) if one.key == "kl/ref/k3"]
-    assert early.what == "to the reference, k3"
+    assert found["kl/init/drift"].what == "to the initial policy, k1"
+    assert str(k1) == f"{k1.value:.4g} ± {k1.error:.2g}, policy after step 4, to the reference synchronised after step 4, k1"
+    (early,) = [one for one in drift_of(history, 1) if one.key == "kl/ref/drift"]
+    assert early.what == "to the reference, k1"
+    (summed,) = [one for one in drift_of(history, 2) if one.key == "kl/ref/drift"]
+    assert summed.what == "to the reference synchronised after step 2, exact"
+    assert summed.value == measured[3]["kl/ref/full"]
+    alone = replace(history[-1], kind="step", step=7, data={"metrics": {"kl/ref/drift": 0.5, "kl/ref/drift_se": math.nan}})
+    assert next(drift for drift in drift_of([alone], 6)).error is None  # of one prompt none is known
     exported = export_policy(run_dir, ExportWish(step=4), tmp_path / "out")
     text = (exported.folder / "README.md").read_text()
-    for one in (k3, exact):
+    for one in (k1, exact):
         assert f"| `{one.key}` | {one.what} | {one.value:.4g} | {one.error:.2g} | {one.policy_step} |" in text
     shutil.rmtree(exported.folder)

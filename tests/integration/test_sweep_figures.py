@@ -37,8 +37,8 @@ def figures(arm: int, seed: int, step: int) -> dict[str, float]:
     probe = {PROBE: drift, "kl/probe/full": drift, "kl/probe/se": 0.01, "kl/probe/se_init": 0.01}
     return {
         "reward/mean": 0.5 + 0.001 * step + 0.01 * arm + 0.002 * seed,
-        "kl/ref/k3": drift / 2,
-        "kl/init/k3": drift,
+        "kl/ref/drift": drift / 2,
+        "kl/init/drift": drift,
         "kl/ref/seq": drift,
         "kl/init/seq": 2 * drift,
         "group/zero_std_frac": 0.25,

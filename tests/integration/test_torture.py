@@ -68,7 +68,7 @@ def test_a_run_that_forgets_its_reference_at_a_resume_is_found_out(outcomes):
     assert 0 < death.remains.newest < 7
     resumed = f"step {death.remains.newest + 1}: data: metrics: "
     assert forgetful.differences[0].startswith(resumed)
-    assert any(line.startswith(f"{resumed}kl/ref/k3") for line in forgetful.differences)
+    assert any(line.startswith(f"{resumed}kl/ref/drift") for line in forgetful.differences)
     assert any(line.startswith("reference.safetensors") for line in forgetful.differences)
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_is_killed_between_the_alarm_of_a_rule_and_its_sync_is_bitwis
     whole = run_witness(by_rule, tmp_path / "witness", deadline)
     causes = {r.step: r.data["cause"] for r in read_records(whole.journal_file) if r.kind == "ref_sync"}
     assert list(causes) == [3, 6]
-    assert all(cause.startswith(f"step {step}: kl/ref/k3 is ") for step, cause in causes.items())
+    assert all(cause.startswith(f"step {step}: kl/ref/drift is ") for step, cause in causes.items())
     # The rule has spoken, and the reference is the old one; then with half of its parameters moved.
     wishes = [Wish(phase=Phase.SYNC, certain=True, moment="before"), Wish(phase=Phase.SYNC, certain=True, moment="middle")]
     between = Plan(number=1, variant="by-rule", wishes=tuple(wishes), damaged=False, seed="test/1")

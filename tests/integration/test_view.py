@@ -15,7 +15,7 @@ from tasks.tracking.store import TrackedRun, make_client
 from tasks.tracking.view import SavedView, ensure_view, updated_view, written_view
 
 TAG = "mlflow.sharedViewState.grpo"
-PINNED = ["kl/ref/k3", "kl/init/k3", "kl/probe/full_init", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"]
+PINNED = ["kl/ref/drift", "kl/init/drift", "kl/probe/full_init", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"]
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "training.gradient_checkpointing": True,
         "reference.sync_steps": None,
         "reference.mixup_alpha": 0.5,
-        "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 1e-12, "window": 3, "action": "sync"}],
+        "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 1e-12, "window": 3, "action": "sync"}],
         "evaluation.every_steps": 3,
     },
     "compiled": {

@@ -33,8 +33,8 @@ def write_run(run_dir: RunDir, steps: int = 5) -> list[Record]:
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
     for step in range(1, steps + 1):
-        metrics = {"reward/mean": step / 10, "kl/ref/k3": step / 100, "kl/ref/se": 0.001, "group/zero_std_frac": 0.5}
-        journal.append("step", step, {"metrics": metrics | ({"kl/init/k3": step / 50} if step > 2 else {})})
+        metrics = {"reward/mean": step / 10, "kl/ref/drift": step / 100, "kl/ref/drift_se": 0.001, "group/zero_std_frac": 0.5}
+        journal.append("step", step, {"metrics": metrics | ({"kl/init/drift": step / 50} if step > 2 else {})})
         if step in SYNCS:
             sync = {
                 "step": step,
@@ -65,7 +65,7 @@ def test_the_step_table_has_a_row_a_step_and_a_column_a_metric(run_dir: RunDir) 
     assert list(table.index) == [1, 2, 3, 4, 5]
     assert table.index.name == "step"
     assert table["reward/mean"].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert table["kl/init/k3"].isna().tolist() == [True, True, False, False, False]
+    assert table["kl/init/drift"].isna().tolist() == [True, True, False, False, False]
 
 
 def test_the_sync_table_has_a_row_a_sync(run_dir: RunDir) -> None:

@@ -102,7 +102,7 @@ def test_status_says_where_a_run_is(tmp_path: Path, tiny_config: Callable[..., A
     run_dir.create(tiny_config())
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
-    journal.append("step", 1, {"metrics": {"reward/mean": 0.25, "kl/ref/k3": 0.125}})
+    journal.append("step", 1, {"metrics": {"reward/mean": 0.25, "kl/ref/drift": 0.125}})
     journal.append("alert", 1, {"text": "step 1: too far"})
     journal.append("end", 1, {"status": "stopped", "reason": "STOP file"})
     journal.close()

@@ -83,7 +83,7 @@ def test_a_figure_at_the_end_is_of_the_same_steps_in_a_sweeps_report_and_in_the_
 
 def test_a_reference_that_a_rule_moves_is_called_that(tmp_path: Path) -> None:
     """Beside the control, whose reference stays: not two runs with `sync=never`."""
-    rule = {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.1, "action": "sync"}]}
+    rule = {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.1, "action": "sync"}]}
     runs = {"control": {}, "rule": rule, "both": {**rule, "reference.sync_steps": 5}}
     folders = [write_compared(tmp_path / name, overrides).path for name, overrides in runs.items()]
     comparison = compared(*folders)
@@ -219,9 +219,17 @@ def test_a_figure_that_an_older_version_does_not_have_is_no_difference(tmp_path:
     again.close()
     comparison = compared(first.path, older)
     assert comparison.firsts[0].first is None
-    assert comparison.runs[1].curves.get("kl/init/k3") is None
-    assert comparison.runs[1].curves.get("kl/ref/k3") is not None
+    assert comparison.runs[1].curves.get("kl/init/drift") is None
+    assert comparison.runs[1].curves.get("kl/ref/drift") is not None
     render_comparison(comparison)
+
+
+def test_runs_that_draw_their_tokens_differently_have_kl_figures_that_do_not_compare(tmp_path: Path) -> None:
+    warm, cold = (write_compared(tmp_path / str(t), {"rollout.temperature": t}, steps=3) for t in (1.0, 0.7))
+    other = write_compared(tmp_path / "other", {"loss.beta": 0.5}, steps=3)
+    (note,) = compared(warm.path, cold.path).notes
+    assert note.startswith("runs differ in rollout.temperature: their KL figures are of policies at different temperatures")
+    assert compared(warm.path, other.path).notes == ()
 
 
 # Paired differences
@@ -243,7 +251,7 @@ def test_differences_are_paired_by_seed_with_student_s_interval(sweep: list[Path
     assert one.estimate.mean == pytest.approx(sum(differences) / 2)
     # Every seed shows the same difference here, -β/10; lengths and accuracy do not depend on β and on the seed alike.
     assert one.estimate.spread == "constant"
-    drift = found["kl/init/k3", "β=0.1 sync=5"]
+    drift = found["kl/init/drift", "β=0.1 sync=5"]
     assert drift.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(3, 13)) / 10)
     exact = found["kl/probe/full_init", "β=0.1 sync=5"]
     assert exact.estimate.mean == pytest.approx(1.1 * 0.02 * 12 * (1 / 2 - 1))
@@ -307,7 +315,7 @@ def test_of_runs_that_repeat_each_other_the_longer_one_is_paired(tmp_path: Path,
     for name, steps in (("short", 4), ("long", 12)):
         write_compared(tmp_path / name, {"loss.beta": 0.1}, steps=steps)
     found = compared(first.path, *(tmp_path / name for name in order))
-    drift = next(one for one in found.over_seeds if one.metric == "kl/init/k3")
+    drift = next(one for one in found.over_seeds if one.metric == "kl/init/drift")
     assert drift.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(3, 13)) / 10)
     assert [one.label.rpartition(" ")[2] for one in found.over_prompts] == ["long"]
 
@@ -336,7 +344,7 @@ def test_a_group_without_the_keys_that_differ_is_named_by_that(tmp_path: Path) -
 def test_runs_of_different_lengths_are_compared_where_both_are(tmp_path: Path) -> None:
     short = write_compared(tmp_path / "short", {"loss.beta": 0.0}, steps=4)
     long = write_compared(tmp_path / "long", {"loss.beta": 0.1}, steps=12)
-    found = next(one for one in compared(short.path, long.path).over_seeds if one.metric == "kl/init/k3")
+    found = next(one for one in compared(short.path, long.path).over_seeds if one.metric == "kl/init/drift")
     assert found.estimate.mean == pytest.approx(sum(0.02 * step * (1 / 2 - 1) for step in range(1, 5)) / 4)
 
 
@@ -454,10 +462,10 @@ def test_short_runs_and_runs_under_way_are_drawn(
 
 
 def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
-    figures = {2: {"kl/ref/k3": math.nan}, 3: {"kl/ref/k3": math.inf, "reward/mean": -math.inf}}
+    figures = {2: {"kl/ref/drift": math.nan}, 3: {"kl/ref/drift": math.inf, "reward/mean": -math.inf}}
     run = write_compared(tmp_path / "run", steps=5, figures=figures)
     write_comparison(compared(run.path), tmp_path / "out")
-    curve = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"][0]["curves"]["kl/ref/k3"]
+    curve = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"][0]["curves"]["kl/ref/drift"]
     assert curve["steps"] == [1, 2, 3, 4, 5]
     assert [value is None for value in curve["values"]] == [False, True, True, False, False]
 
@@ -465,9 +473,9 @@ def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
 def test_tables_hold_the_figures_of_the_journals(sweep: list[Path], tmp_path: Path) -> None:
     write_comparison(compared(*sweep), tmp_path / "out")
     curves = pandas.read_csv(tmp_path / "out" / "curves.csv")
-    one = curves[(curves["run"] == "β=0.04 sync=5 seed=1") & (curves["metric"] == "kl/init/k3")]
+    one = curves[(curves["run"] == "β=0.04 sync=5 seed=1") & (curves["metric"] == "kl/init/drift")]
     records = read_journal(sweep[3] / "journal.jsonl")
-    assert one["value"].tolist() == [record.metrics["kl/init/k3"] for record in records if record.kind == "step"]
+    assert one["value"].tolist() == [record.metrics["kl/init/drift"] for record in records if record.kind == "step"]
     syncs = pandas.read_csv(tmp_path / "out" / "syncs.csv")
     assert syncs.groupby("run")["step"].apply(list).to_dict() == {
         f"β={beta:g} sync=5 seed={seed}": [5, 10] for beta in BETAS[1:] for seed in (0, 1)

@@ -18,11 +18,11 @@ def step(number: int, **figures: float) -> Record:
 
 
 def test_times_may_differ_and_nothing_else_may() -> None:
-    before = step(3, kl__ref__k3=0.25, time__step_seconds=1.0, perf__peak_memory_gib=2.0, loss__total=math.nan)
-    now = step(3, kl__ref__k3=0.25, time__step_seconds=9.0, perf__peak_memory_gib=3.0, loss__total=math.nan)
+    before = step(3, kl__ref__drift=0.25, time__step_seconds=1.0, perf__peak_memory_gib=2.0, loss__total=math.nan)
+    now = step(3, kl__ref__drift=0.25, time__step_seconds=9.0, perf__peak_memory_gib=3.0, loss__total=math.nan)
     assert differences(before, now) == []
-    (found,) = differences(before, step(3, kl__ref__k3=math.nextafter(0.25, 1), loss__total=math.nan))
-    assert (found.key, found.before, found.now) == ("kl/ref/k3", 0.25, math.nextafter(0.25, 1))
+    (found,) = differences(before, step(3, kl__ref__drift=math.nextafter(0.25, 1), loss__total=math.nan))
+    assert (found.key, found.before, found.now) == ("kl/ref/drift", 0.25, math.nextafter(0.25, 1))
     assert found.size == 2**-54  # one unit in the last place of 0.25
 
 
@@ -100,12 +100,12 @@ def test_a_figure_that_an_earlier_version_did_not_measure_is_not_compared() -> N
 
 
 def test_within_a_tolerance_figures_are_the_same_and_beyond_it_not() -> None:
-    before = step(1, **{"kl/ref/k3": 0.5, "loss/policy": 1e-9})
-    near = step(1, **{"kl/ref/k3": 0.5 * (1 + 9e-5), "loss/policy": -9e-7})
-    assert [found.key for found in differences(before, near)] == ["kl/ref/k3", "loss/policy"]
+    before = step(1, **{"kl/ref/drift": 0.5, "loss/policy": 1e-9})
+    near = step(1, **{"kl/ref/drift": 0.5 * (1 + 9e-5), "loss/policy": -9e-7})
+    assert [found.key for found in differences(before, near)] == ["kl/ref/drift", "loss/policy"]
     assert differences(before, near, tolerance=IN_OTHER_PASSES) == []
-    far = step(1, **{"kl/ref/k3": 0.5 * (1 + 1.1e-4), "loss/policy": 1.2e-6})
-    assert [found.key for found in differences(before, far, tolerance=IN_OTHER_PASSES)] == ["kl/ref/k3", "loss/policy"]
-    nan = step(1, **{"kl/ref/k3": math.nan, "loss/policy": math.inf})
+    far = step(1, **{"kl/ref/drift": 0.5 * (1 + 1.1e-4), "loss/policy": 1.2e-6})
+    assert [found.key for found in differences(before, far, tolerance=IN_OTHER_PASSES)] == ["kl/ref/drift", "loss/policy"]
+    nan = step(1, **{"kl/ref/drift": math.nan, "loss/policy": math.inf})
     assert differences(nan, nan, tolerance=IN_OTHER_PASSES) == []
     assert len(differences(before, nan, tolerance=IN_OTHER_PASSES)) == 2

@@ -360,7 +360,10 @@ ERRORS = [
     ({"monitor.rules": [{"kind": "kl_budget", "bound": 1}]}, ["monitor.rules.0.metric", "None"]),
     ({"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/seq"}]}, ["monitor.rules.0.bound", "kl/ref/seq", "needs one"]),
     ({"monitor.rules": [{"kind": "kl_rate"}]}, ["monitor.rules.0.metric", "a kl_rate rule needs a KL metric", "None"]),
-    ({"monitor.rules": [{"kind": "kl_rate", "metric": "kl/init/k3", "window": 1}]}, ["monitor.rules.0.window", "at least 2"]),
+    (
+        {"monitor.rules": [{"kind": "kl_rate", "metric": "kl/init/drift", "window": 1}]},
+        ["monitor.rules.0.window", "at least 2"],
+    ),
     (
         {"monitor.rules": [{"kind": "stalled", "bound": 9, "window": 3}]},
         ["monitor.rules.0.window: 3 has no effect"],
@@ -379,11 +382,14 @@ ERRORS = [
     ),
     ({"monitor.rules": [{"kind": "zero_variance"}, {"kind": "zero_variance"}]}, ["zero_variance is listed twice"]),
     (
-        {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}], "training.engine": "trl"},
+        {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}], "training.engine": "trl"},
         ["monitor.rules.0.action: sync is not possible with training.engine trl"],
     ),
     ({"monitor.rules": [{"kind": "stalled"}]}, ["monitor.rules.0.bound", "seconds"]),
-    ({"monitor.rules": [{"kind": "stalled", "bound": 9, "metric": "kl/ref/k3"}]}, ["monitor.rules.0.metric", "kl/ref/k3"]),
+    (
+        {"monitor.rules": [{"kind": "stalled", "bound": 9, "metric": "kl/ref/drift"}]},
+        ["monitor.rules.0.metric", "kl/ref/drift"],
+    ),
     ({"monitor.rules": [{"kind": "non_finite", "bound": 2.5}]}, ["monitor.rules.0.bound", "2.5"]),
     (
         {"monitor.rules": [{"kind": "kl_budget", "metric": "kl/probe/full", "bound": 1}]},
@@ -445,7 +451,7 @@ WARNINGS = [
     ({"loss.beta": 0, "loss.kl_correction": "none"}, ["loss.kl_correction: none", "loss.beta 0"]),
     ({"loss.beta": 0, "reference.sync_steps": 5}, ["reference.sync_steps: 5", "only what is measured"]),
     (
-        {"loss.beta": 0, "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}]},
+        {"loss.beta": 0, "monitor.rules": [{"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}]},
         ["monitor.rules: action sync changes only what is measured with loss.beta 0"],
     ),
     ({"advantage.scale": "batch_std", "advantage.whiten_advantages": True}, ["advantage.scale: batch_std", "whiten"]),

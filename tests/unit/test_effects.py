@@ -23,7 +23,7 @@ def rules(*rules: dict[str, Any]) -> dict[str, Any]:
     return {"monitor.rules": list(rules)}
 
 
-BUDGET = {"kind": "kl_budget", "metric": "kl/init/k3", "bound": 1e-9, "window": 5, "action": "stop"}
+BUDGET = {"kind": "kl_budget", "metric": "kl/init/drift", "bound": 1e-9, "window": 5, "action": "stop"}
 NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     # Periods that are too long
     ({**STEPS, "reference.sync_steps": 70}, ["reference.sync_steps: 70 is too long", "70 steps", "no sync"]),
@@ -89,7 +89,7 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"reference.sync_steps": 1, "reference.mixup_alpha": 0.5, "reference.kl_init_every": 3, "training.steps": 9}
         | rules(BUDGET),
-        ["kl_budget.kl/init/k3 is never a breach", "5 measurements", "at most 4 are made in 9 steps"],
+        ["kl_budget.kl/init/drift is never a breach", "5 measurements", "at most 4 are made in 9 steps"],
     ),
     (
         {"probe.every_steps": 10, "training.steps": 40} | rules({"kind": "kl_budget", "metric": "kl/probe/full"}),
@@ -97,15 +97,15 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (  # the default rules
         {"reference.sync_steps": 2, "reference.kl_init_every": 20},
-        ["kl_rate.kl/init/k3 is never a breach", "needs 10 measurements", "at most 7 are made in 100 steps"],
+        ["kl_rate.kl/init/drift is never a breach", "needs 10 measurements", "at most 7 are made in 100 steps"],
     ),
     (
-        {"reference.sync_steps": 9} | rules({"kind": "kl_rate", "metric": "kl/ref/k3"}),
-        ["kl_rate.kl/ref/k3 is never a breach", "at most 9 are made between two syncs"],
+        {"reference.sync_steps": 9} | rules({"kind": "kl_rate", "metric": "kl/ref/drift"}),
+        ["kl_rate.kl/ref/drift is never a breach", "at most 9 are made between two syncs"],
     ),
     (
-        rules({"kind": "kl_rate", "metric": "kl/ref/k3"}, BUDGET | {"metric": "kl/ref/k3", "action": "sync"}),
-        ["kl_rate.kl/ref/k3 counts 10 measurements between two syncs", "every 5 steps"],
+        rules({"kind": "kl_rate", "metric": "kl/ref/drift"}, BUDGET | {"metric": "kl/ref/drift", "action": "sync"}),
+        ["kl_rate.kl/ref/drift counts 10 measurements between two syncs", "every 5 steps"],
     ),
     ({"training.steps": 10} | rules({"kind": "length_explosion"}), ["length_explosion is never a breach", "11 measurements"]),
     (
@@ -116,11 +116,29 @@ NOTHING: list[tuple[dict[str, Any], list[str]]] = [
     (rules({"kind": "entropy_collapse", "bound": 50}), ["monitor.rules.0.bound: 50 is always a breach", "0 and 16.12"]),
     (rules({"kind": "zero_variance", "bound": 1.0}), ["monitor.rules.0.bound: 1 is never a breach", "between 0 and 1"]),
     (
-        {"reference.sync_steps": 1, "reference.mixup_alpha": 0.5} | rules(BUDGET | {"metric": "kl/ref/k3", "action": "sync"}),
+        {"reference.sync_steps": 1, "reference.mixup_alpha": 0.5}
+        | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync", "window": 1}),
         ["monitor.rules.0.action: sync has no effect with reference.sync_steps 1"],
     ),
+    ({"reference.kl_full_every": 200}, ["reference.kl_full_every: 200", "the exact drift of a step is not measured"]),
     (
-        {"loss.beta": 0} | rules(BUDGET | {"metric": "kl/ref/k3", "action": "sync"}),
+        {"reference.kl_full_every": None, "loss.kl_estimator": "full"},
+        ["reference.kl_full_every: null has no effect", "the exact KL at every step"],
+    ),
+    (
+        rules(BUDGET | {"metric": "kl/ref/full"}) | {"training.steps": 49},
+        ["kl_budget.kl/ref/full is never a breach", "5 measurements", "at most 4 are made"],
+    ),
+    (
+        rules({"kind": "kl_budget", "metric": "kl/ref/drift"}) | {"reference.sync_steps": 4},
+        ["kl_budget.kl/ref/drift is never a breach", "at most 4 are made between two syncs"],
+    ),
+    (
+        rules(BUDGET | {"metric": "kl/init/full"}) | {"reference.sync_steps": 20, "reference.kl_init_every": 25},
+        ["kl_budget.kl/init/full is never a breach", "at most 4 are made in 100 steps"],  # 10, 20, 50, 100
+    ),
+    (
+        {"loss.beta": 0} | rules(BUDGET | {"metric": "kl/ref/drift", "action": "sync"}),
         ["monitor.rules: action sync changes only what is measured with loss.beta 0"],
     ),
 ]
@@ -139,7 +157,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (rules({"kind": kind, "metric": metric, "bound": 1}), f"{metric} (")
         for kind in ("kl_budget", "kl_rate")
-        for metric in ("kl/ref/se", "kl/ref/max", "kl/ref/p95", "kl/init/se", "kl/probe/se_init")
+        for metric in ("kl/ref/drift_se", "kl/ref/max", "kl/ref/p95", "kl/init/drift_se", "kl/probe/se_init")
     ),
 ]
 
@@ -164,7 +182,7 @@ def test_what_no_run_could_want_is_refused(overrides: dict[str, Any], said: str)
         {"optimizer.weight_decay": 0.1, "optimizer.lr": 1e-5},
         {"training.steps": 12},  # too short for default rules, which nobody chose
         {"training.steps": 11} | rules({"kind": "length_explosion"}),
-        {"reference.sync_steps": 10} | rules({"kind": "kl_rate", "metric": "kl/ref/k3"}),
+        {"reference.sync_steps": 10} | rules({"kind": "kl_rate", "metric": "kl/ref/drift"}),
         {"probe.every_steps": 20} | rules({"kind": "kl_budget", "metric": "kl/probe/full"}),
         rules({"kind": "entropy_collapse", "bound": 3.0}),
     ],

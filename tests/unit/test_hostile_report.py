@@ -73,7 +73,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
     )
     keys = [(arm, seed, step) for arm in range(len(LEVELS)) for seed in (0, 1) for step in (1, 2, 3)]
     steps = pandas.DataFrame(keys, columns=["arm", "seed", "step"]).assign(
-        **{"kl/ref/k3": 0.1, "kl/init/k3": 0.2, "reward/mean": 0.3}
+        **{"kl/ref/drift": 0.1, "kl/init/drift": 0.2, "reward/mean": 0.3}
     )
     syncs = pandas.DataFrame(columns=["arm", "seed", "step", "kl_before", "kl_after"])
     report = write_report(facts, runs(), steps, syncs, tmp_path_factory.mktemp("hostile"))

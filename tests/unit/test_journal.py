@@ -14,7 +14,7 @@ from grpo_core.run.journal import Journal, JournalTail, Record, read_journal, re
 
 def write(path: Path, *events: tuple[str, int]) -> list[Record]:
     journal = Journal(path)
-    records = [journal.append(kind, step, {"metrics": {"kl/ref/k3": step / 10}}) for kind, step in events]
+    records = [journal.append(kind, step, {"metrics": {"kl/ref/drift": step / 10}}) for kind, step in events]
     journal.close()
     return records
 
@@ -138,7 +138,7 @@ def test_an_unregistered_metric_is_refused_and_not_written(tmp_path: Path) -> No
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     with pytest.raises(JournalError, match="kl/ref/k9"):
-        journal.append("step", 1, {"metrics": {"kl/ref/k3": 0.1, "kl/ref/k9": 0.1}})
+        journal.append("step", 1, {"metrics": {"kl/ref/drift": 0.1, "kl/ref/k9": 0.1}})
     journal.close()
     assert path.read_bytes() == b""
 
@@ -153,7 +153,7 @@ def test_an_unregistered_metric_is_refused_and_not_written(tmp_path: Path) -> No
         b"\xff",
         b'{"seq":1}',
         b'{"seq":1,"time":"t","kind":"stop","step":1,"data":{}}',
-        b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":{"kl/ref/k3":"high"}}}',
+        b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":{"kl/ref/drift":"high"}}}',
         b'{"seq":1,"time":"t","kind":"step","step":1e999,"data":{}}',
         b'{"seq":1,"time":"t","kind":"step","step":1,"data":{"metrics":3}}',
         b'{"seq":1,"time":"t","kind":"step","step":1,"data":{}}',
@@ -161,7 +161,7 @@ def test_an_unregistered_metric_is_refused_and_not_written(tmp_path: Path) -> No
         b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1.5,"data":{}}',
         b'{"seq":true,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{}}',
         b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":[]}',
-        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{"metrics":{"kl/ref/k3":true}}}',
+        b'{"seq":1,"time":"2026-01-01T00:00:00+00:00","kind":"step","step":1,"data":{"metrics":{"kl/ref/drift":true}}}',
         b"[" * 100_000,
     ],
 )

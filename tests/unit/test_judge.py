@@ -13,8 +13,8 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records
 from grpo_core.run.judge import Judge
 
-RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "bound": 0.5, "window": 1, "action": "stop"}
-TEXT = "step 2: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "bound": 0.5, "window": 1, "action": "stop"}
+TEXT = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def breached(tmp_path: Path, tiny_config: Any) -> RunDir:
     journal = Journal(run_dir.journal_file)
     journal.append("start", 0, {})
     for step, value in ((1, 0.25), (2, 0.75)):
-        journal.append("step", step, {"metrics": {"kl/ref/k3": value}})
+        journal.append("step", step, {"metrics": {"kl/ref/drift": value}})
     journal.close()
     return run_dir
 

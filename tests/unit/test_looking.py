@@ -42,7 +42,7 @@ def make(tmp_path: Path, tiny_config: Callable[..., Any]) -> Make:
         journal.append("start", 0, {})
         journal.append("eval", 0, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": 0.9}})
         for step in range(1, steps + 1):
-            journal.append("step", step, {"metrics": {"reward/mean": 0.25, "kl/ref/k3": float("nan")}})
+            journal.append("step", step, {"metrics": {"reward/mean": 0.25, "kl/ref/drift": float("nan")}})
         if accuracy is not None:
             journal.append("eval", steps, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": accuracy}})
         if end is not None:
@@ -168,7 +168,7 @@ def test_status_as_json_is_one_document_in_which_nothing_acts(make: Make) -> Non
     document = json.loads(done.stdout)
     assert done.stdout.isascii()
     assert (document["state"], document["step"], document["steps"]) == ("stopped", 2, 4)
-    assert document["last"]["metrics"] == {"reward/mean": 0.25, "kl/ref/k3": "nan"}
+    assert document["last"]["metrics"] == {"reward/mean": 0.25, "kl/ref/drift": "nan"}
     assert document["resume"] == f"grpo train --resume {run_dir.path}"
 
 

@@ -1,6 +1,7 @@
 """The figures of a step by hand, on tensors small enough to work out on paper."""
 
 import math
+from dataclasses import replace
 from statistics import stdev
 
 import pytest
@@ -14,7 +15,7 @@ from grpo_core.rewards.base import ScoredCompletions
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.rollout import as_tensors
-from grpo_core.training.update import OptimizerStep
+from grpo_core.training.update import OptimizerStep, log_weights
 from grpo_core.types import Prompt, RefSync
 
 LOG2 = math.log(2)
@@ -49,32 +50,58 @@ def rollouts_of(totals, breakdown, group_size, mask=None, truncated=None):
     )
 
 
-def kl_figures(ref, sampling=None, initial=None):
+def kl_figures(ref, sampling=None, initial=None, mask=MASK, **exact):
+    """Of two completions of two prompts."""
     zeros = torch.zeros(2, 2, dtype=torch.float64)
-    logps = measure.StepLogps(old=zeros, ref=ref, initial=initial, entropy=zeros)
-    return measure.kl_figures(logps, zeros if sampling is None else sampling, MASK)
+    logps = measure.StepLogps(old=zeros, ref=ref, initial=initial, entropy=zeros, **exact)
+    rollouts = rollouts_of([0.0, 0.0], {}, 1, mask=mask)
+    return measure.kl_figures(logps, replace(rollouts, sampling_per_token_logps=zeros if sampling is None else sampling))
 
 
 def test_kl_figures_by_hand():
-    # log r = log 2, -log 2 | 0, masked: k3 = 1 - log 2, log 2 - 1/2 | 0. What is masked (5) must not show up.
-    figures = kl_figures(float64([[LOG2, -LOG2], [0.0, 5.0]]))
-    high, low = 1 - LOG2, LOG2 - 0.5
+    # log r = log 2, -log 2 | -1, masked: k1 = -log 2, log 2 | 1; k3 = 1 - log 2, log 2 - 1/2 | 1/e. Masked (5) must not show.
+    figures = kl_figures(float64([[LOG2, -LOG2], [-1.0, 5.0]]))
+    low, middle, high = LOG2 - 0.5, 1 - LOG2, math.exp(-1)
     assert figures == {
-        "kl/ref/k1": close(0.0),  # (-log 2 + log 2 + 0) / 3
-        "kl/ref/k2": close(LOG2**2 / 3),  # (log 2)^2 / 2, twice, over 3 tokens
-        "kl/ref/k3": close(1 / 6),  # (1 - log 2 + log 2 - 1/2 + 0) / 3
+        "kl/ref/k1": close(1 / 3),  # (-log 2 + log 2 + 1) / 3
+        # sums 0, 1 of 2 and 1 tokens: residuals 0 - 2/3 and 1 - 1/3; sqrt(2/1 * 8/9) / 3
+        "kl/ref/k1_se": close(4 / 9),
+        "kl/ref/k2": close((LOG2**2 + 0.5) / 3),  # (log 2)^2 / 2, twice, and 1/2, over 3 tokens
+        "kl/ref/k3": close((0.5 + high) / 3),  # (1 - log 2 + log 2 - 1/2 + 1/e) / 3
         "kl/ref/max": close(high),
-        # of 0, low, high: 0.95 of the way over two gaps is 0.9 into the second
-        "kl/ref/p95": close(low + 0.9 * (high - low)),
-        # row sums 1/2, 0 and counts 2, 1: residuals 1/2 - 2/6 and 0 - 1/6; sqrt(2/1 * 2/36) / 3
-        "kl/ref/se": close(1 / 9),
-        "kl/ref/seq": close(1 / 4),  # (1/2 + 0) / 2 completions
+        # of low, middle, high: 0.95 of the way over two gaps is 0.9 into the second
+        "kl/ref/p95": close(middle + 0.9 * (high - middle)),
+        "kl/ref/drift": close(1 / 3),
+        "kl/ref/drift_se": close(4 / 9),
+        "kl/ref/seq": close(1 / 2),  # of k1: (0 + 1) / 2 completions
         "kl/sampler/k3": close(0.0),
     }
+    assert low < middle < high
+
+
+def test_the_drift_is_the_exact_sum_where_the_step_has_one():
+    zeros, exact = float64([[0.0, 0.0], [0.0, 0.0]]), float64([[1.0, 2.0], [6.0, 9.0]])
+    figures = kl_figures(float64([[LOG2, -LOG2], [-1.0, 5.0]]), initial=zeros, full_ref=exact, full_init=None)
+    assert figures["kl/ref/full"] == figures["kl/ref/drift"] == close(3.0)  # (1 + 2 + 6) / 3
+    # sums 3, 6 of 2 and 1 tokens: residuals -3, 3; sqrt(2/1 * 18) / 3
+    assert figures["kl/ref/full_se"] == figures["kl/ref/drift_se"] == close(2.0)
+    assert figures["kl/ref/seq"] == close(4.5)
+    assert figures["kl/ref/k1"] == close(1 / 3)
+    assert figures["kl/init/drift"] == figures["kl/init/k1"] == close(0.0)
+    assert "kl/init/full" not in figures
+
+
+def test_the_same_is_measured_to_the_reference_and_to_the_initial_policy():
+    one, other = float64([[LOG2, -LOG2], [-1.0, 5.0]]), float64([[0.5, 0.0], [-2.0, 5.0]])
+    figures = kl_figures(one, initial=other, full_ref=one.abs(), full_init=other.abs())
+    turned = kl_figures(other, initial=one, full_ref=other.abs(), full_init=one.abs())
+    swapped = {"ref": "init", "init": "ref", "sampler": "sampler"}
+    assert turned == {f"kl/{swapped[key.split('/')[1]]}/{key.split('/')[2]}": value for key, value in figures.items()}
+    assert {key for key in figures if "init" in key} == {key.replace("ref", "init") for key in figures if "ref" in key}
 
 
 def test_kl_to_the_initial_policy_and_to_the_sampler_by_hand():
-    # initial: log r = log 2 on the first token alone: k3 = 1 - log 2, over 3 tokens or 2 completions.
+    # initial: log r = log 2 on the first token alone: k3 = 1 - log 2, k1 = -log 2, over 3 tokens or 2 completions.
     # sampler: log pi - log pi_sampler = -log 2 on the third token: k3 = log 2 - 1/2, over 3 tokens.
     figures = kl_figures(
         float64([[0.0, 0.0], [0.0, 0.0]]),
@@ -82,26 +109,47 @@ def test_kl_to_the_initial_policy_and_to_the_sampler_by_hand():
         initial=float64([[LOG2, 0.0], [0.0, 9.0]]),
     )
     assert figures["kl/init/k3"] == close((1 - LOG2) / 3)
-    assert figures["kl/init/seq"] == close((1 - LOG2) / 2)
-    # se over rows (sums a, 0 of 2 and 1 tokens; mean a/3): residuals a - 2a/3, 0 - a/3; sqrt(2 (a/3)^2 x 2/1) / 3 = 2a/9
-    assert figures["kl/init/se"] == close(2 * (1 - LOG2) / 9)
+    assert figures["kl/init/drift"] == close(-LOG2 / 3)
+    assert figures["kl/init/seq"] == close(-LOG2 / 2)
+    # se over prompts (sums a, 0 of 2 and 1 tokens; mean a/3): residuals a - 2a/3, 0 - a/3; sqrt(2 (a/3)^2 x 2/1) / 3 = 2a/9
+    assert figures["kl/init/drift_se"] == close(2 * LOG2 / 9)
     assert figures["kl/sampler/k3"] == close((LOG2 - 0.5) / 3)
     assert figures["kl/ref/k3"] == close(0.0)
 
 
-def test_completions_that_were_filtered_are_no_completions_of_a_mean():
-    # Two of four rows are left, with 2 + 3 and 1 nats: 3 a completion, 2 a token.
+def test_figures_do_not_depend_on_what_the_loss_leaves_out():
+    ref = float64([[LOG2, -LOG2], [-1.0, 5.0]])
+    logps = measure.StepLogps(old=torch.zeros_like(ref), ref=ref, initial=ref, entropy=ref, full_ref=ref.abs())
+    rollouts = rollouts_of([0.0, 0.0], {}, 1, mask=MASK)
+    filtered = replace(rollouts, loss_mask=torch.tensor([[True, True], [False, False]]))
+    assert measure.kl_figures(logps, filtered) == measure.kl_figures(logps, rollouts)
+
+
+def test_completions_of_a_prompt_are_one_draw_also_where_it_occurs_twice():
+    one = rollouts_of([0.0] * 6, {}, 2)
+    assert one.clusters().tolist() == [0, 0, 1, 1, 2, 2]
+    twice = replace(one, prompts=(one.prompts[0], one.prompts[1], one.prompts[0]))
+    assert len(set(twice.clusters().tolist())) == 2
+    assert twice.clusters()[0] == twice.clusters()[4]
+
+
+def test_rows_without_a_token_are_no_completions_of_a_mean():
+    # Two of four rows have tokens, with 2 + 3 and 1 nats: 3 a completion, 2 a token.
     values = float64([[2.0, 3.0], [9.0, 9.0], [1.0, 9.0], [9.0, 9.0]])
     mask = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 0]]).bool()
     assert measure.per_row_mean(values, mask) == close(3.0)
     # residuals 5 - 2 x 2, 1 - 1 x 2: sqrt(2 x 2 / 1) / 3, as if the other two had never been
-    assert measure.clustered_standard_error(values, mask) == close(2 / 3)
-    assert measure.clustered_standard_error(values[[0, 2]], mask[[0, 2]]) == close(2 / 3)
+    assert clustered(values, mask, [0, 1, 2, 3]) == close(2 / 3)
+    assert clustered(values[[0, 2]], mask[[0, 2]], [0, 1]) == close(2 / 3)
     assert measure.per_row_mean(values, torch.zeros_like(mask)) == 0.0
 
 
 def test_the_initial_policys_kl_is_absent_where_it_was_not_measured():
-    assert not {"kl/init/k3", "kl/init/seq"} & kl_figures(float64([[0.0, 0.0], [0.0, 0.0]])).keys()
+    assert not [key for key in kl_figures(float64([[0.0, 0.0], [0.0, 0.0]])) if key.startswith("kl/init")]
+
+
+def clustered(values, mask, clusters):
+    return measure.clustered_standard_error(values, mask, torch.tensor(clusters))
 
 
 @settings(max_examples=40)
@@ -109,19 +157,20 @@ def test_the_initial_policys_kl_is_absent_where_it_was_not_measured():
 def test_with_equal_lengths_the_clustered_error_is_that_of_the_row_means(rows):
     values = float64(rows)
     expected = stdev(sum(row) / 3 for row in rows) / math.sqrt(len(rows))
-    error = measure.clustered_standard_error(values, torch.ones_like(values, dtype=torch.bool))
+    error = clustered(values, torch.ones_like(values, dtype=torch.bool), list(range(len(rows))))
     assert error == pytest.approx(expected, abs=1e-9)
 
 
-def test_repeating_every_token_does_not_make_the_clustered_error_smaller():
+def test_repeating_every_token_or_completion_does_not_make_the_clustered_error_smaller():
     values = float64([[1.0, 3.0], [2.0, 7.0], [0.0, 1.0]])
-    once = measure.clustered_standard_error(values, torch.ones(3, 2, dtype=torch.bool))
-    twice = measure.clustered_standard_error(values.repeat(1, 2), torch.ones(3, 4, dtype=torch.bool))
-    assert twice == close(once)
+    once = clustered(values, torch.ones(3, 2, dtype=torch.bool), [0, 1, 2])
+    assert clustered(values.repeat(1, 2), torch.ones(3, 4, dtype=torch.bool), [0, 1, 2]) == close(once)
+    assert clustered(values.repeat(2, 1), torch.ones(6, 2, dtype=torch.bool), [0, 1, 2, 0, 1, 2]) == close(once)
 
 
-def test_one_row_has_no_clustered_error():
-    assert measure.clustered_standard_error(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool)) == 0.0
+def test_of_one_prompt_no_error_is_known():
+    assert math.isnan(clustered(torch.ones(3, 3), torch.ones(3, 3, dtype=torch.bool), [1, 1, 1]))
+    assert math.isnan(clustered(torch.ones(2, 1), torch.tensor([[True], [False]]), [0, 1]))
 
 
 def test_means_over_tokens_and_over_rows():
@@ -238,19 +287,46 @@ def test_update_figures_by_hand():
         "policy/clip_frac/low": close(3 / 12),
         "policy/clip_frac/high": close(3 / 12),
         "kl/old/k3": close(0.9 / 12),
+        "policy/ess": 1.0,  # of no completion
+        "policy/stale_frac": 0.0,
     }
 
 
-def test_a_single_update_has_no_kl_to_the_old_policy():
-    assert "kl/old/k3" not in measure.update_figures([optimizer_step()])
+def test_staleness_by_hand():
+    # w = 1, 1 | 1, 3, 1/4: sizes 1 and (17/4)^2 / (3 (1 + 9 + 1/16)) = 289/483; two of five lie outside [1/2, 2].
+    first = optimizer_step(log_weights=(0.0, 0.0))
+    second = optimizer_step(log_weights=(0.0, math.log(3), -math.log(4)))
+    figures = measure.update_figures([first, second, optimizer_step()])
+    assert figures["policy/ess"] == close(289 / 483)
+    assert figures["policy/stale_frac"] == close(2 / 5)
+    # exp(800) is no number, their shares are.
+    far = measure.update_figures([optimizer_step(log_weights=(800.0, 800.0 + LOG2))] * 2)
+    assert far["policy/ess"] == close(9 / 10)
+
+
+def test_the_weight_of_a_completion_is_the_product_of_the_ratios_of_its_loss_tokens():
+    mask = torch.tensor([[True, True], [True, False], [False, False]])
+    log_ratio = torch.where(mask, float64([[0.5, 0.25], [-1.0, 7.0], [7.0, 7.0]]), 0.0)
+    assert log_weights(log_ratio, mask) == (0.75, -1.0)
+
+
+def test_a_single_update_is_not_stale():
+    assert not {"kl/old/k3", "policy/ess", "policy/stale_frac"} & measure.update_figures([optimizer_step()]).keys()
 
 
 def test_reference_and_progress_figures():
     state = TrainingState(
-        step=7, optimizer_step=14, prompts=70, tokens=900, generated_tokens=950, sync_count=2, last_sync_step=5
+        step=7,
+        optimizer_step=14,
+        prompts=70,
+        tokens=900,
+        generated_tokens=950,
+        sync_count=2,
+        last_sync_step=5,
+        reference_lag=2.5,
     )
     assert measure.reference_figures(state, None, 0.5) == {
-        "ref/synced": 0.0, "ref/sync_count": 2.0, "ref/steps_since_sync": 2.0, "ref/param_distance": 0.5,
+        "ref/synced": 0.0, "ref/sync_count": 2.0, "ref/steps_since_sync": 2.0, "ref/lag": 2.5, "ref/param_distance": 0.5,
     }  # fmt: skip
     sync = RefSync(step=7, alpha=1.0, sync_count=2, kl_before=0.3, kl_after=0.0, param_distance=0.5)
     with_sync = measure.reference_figures(state, sync, 0.5)

@@ -16,7 +16,8 @@ REQUIRED = (ROOT / "tests" / "required_keys.txt").read_text().split()
 
 DUE = set(
     """
-kl/ref/k1 kl/ref/k2 kl/ref/k3 kl/ref/max kl/ref/p95 kl/ref/se kl/ref/seq kl/init/k3 kl/init/seq kl/sampler/k3
+kl/ref/drift kl/ref/drift_se kl/ref/seq kl/ref/k1 kl/ref/k1_se kl/ref/k2 kl/ref/k3 kl/ref/max kl/ref/p95
+kl/init/drift kl/init/drift_se kl/init/seq kl/init/k1 kl/init/k1_se kl/init/k3 kl/sampler/k3 ref/lag
 loss/total loss/policy loss/kl reward/mean reward/std reward/reasoning_gym/mean reward/reasoning_gym/std
 group/reward_std/mean group/reward_std/min group/reward_std/max group/zero_std_frac group/all_correct_frac
 group/all_wrong_frac group/best_mean group/effective_count advantage/mean advantage/std advantage/max
@@ -86,14 +87,14 @@ def test_keys_that_are_not_due_at_every_step_are_not_required() -> None:
     assert is_registered("eval/heldout/pass_at_4")
 
 
-@pytest.mark.parametrize("key", ["kl/ref", "kl/ref/k3/x", "reward/a/b/mean", "reward//mean", "Reward/mean", "kl.ref.k3", ""])
+@pytest.mark.parametrize("key", ["kl/ref", "kl/ref/drift/x", "reward/a/b/mean", "reward//mean", "Reward/mean", "kl.ref.k3", ""])
 def test_near_misses_are_not_registered(key: str) -> None:
     assert not is_registered(key)
 
 
 def test_all_unregistered_keys_are_named() -> None:
     with pytest.raises(JournalError, match="a/b, c/d"):
-        check_registered(["c/d", "kl/ref/k3", "a/b"])
+        check_registered(["c/d", "kl/ref/drift", "a/b"])
 
 
 def test_times_memory_and_what_a_server_answers_may_differ_between_repeats_and_nothing_else() -> None:

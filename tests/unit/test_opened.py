@@ -130,10 +130,10 @@ def test_a_damaged_journal_and_an_edited_configuration_are_refused(folder: Path,
 def test_curves_are_the_figures_of_the_journal(folder: Path) -> None:
     run = Run(folder)
     curves = run.curves()
-    reference = curves.get("kl/ref/k3")
+    reference = curves.get("kl/ref/drift")
     assert reference is not None
     assert reference.steps.tolist() == run.steps["step"].tolist()
-    assert reference.values.tolist() == run.steps["kl/ref/k3"].tolist()
+    assert reference.values.tolist() == run.steps["kl/ref/drift"].tolist()
     assert reference.low is not None
     assert reference.low.tolist() == [value - 0.002 for value in reference.values.tolist()]
     assert curves.syncs.places.tolist() == [5.5, 10.5]
@@ -145,9 +145,9 @@ def test_curves_are_the_figures_of_the_journal(folder: Path) -> None:
 
 
 def test_a_curve_keeps_what_is_not_finite_and_leaves_out_what_was_not_measured(tmp_path: Path) -> None:
-    run_dir = write_compared(tmp_path / "run", steps=4, figures={2: {"kl/init/k3": math.nan, "kl/init/se": math.inf}})
+    run_dir = write_compared(tmp_path / "run", steps=4, figures={2: {"kl/init/drift": math.nan, "kl/init/drift_se": math.inf}})
     records = read_journal(run_dir.journal_file)
-    values = read_curve(records, "kl/init/k3").values
+    values = read_curve(records, "kl/init/drift").values
     assert np.isnan(values).tolist() == [False, True, False, False]
     assert len(read_curve(records, "filter/kept_frac")) == 0
     assert read_curves(records, ["kl/probe/full_init"]).curves["kl/probe/full_init"].steps.tolist() == [4]

@@ -106,7 +106,7 @@ def test_figures_and_names_stay_readable_in_the_source() -> None:
         "loss.beta",
         "quickstart β=0 G=8",
         "a_b",
-        "step 3: kl/ref/k3",
+        "step 3: kl/ref/drift",
     ):
         assert for_markdown(text) == text
 

@@ -126,7 +126,7 @@ def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], n
 
 @pytest.mark.parametrize(("steps", "words"), [(None, "sync=by rule"), (3, "sync=3 and by rule")])
 def test_a_reference_that_a_rule_synchronises_is_named_so(steps: int | None, words: str) -> None:
-    rule = {"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}
+    rule = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
     config = load_config("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
     assert f" {words} " in f" {run_name(config, origin_of(config, 'quickstart'))} "
     warn_only = load_config("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})

@@ -16,7 +16,7 @@ from grpo_core.run import rules
 from grpo_core.run.journal import Record
 from grpo_core.run.rules import RuleBook
 
-BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5, window=1)
+BUDGET = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=1)
 NON_FINITE = RuleConfig(kind="non_finite", action="stop")
 STALLED = RuleConfig(kind="stalled", bound=60.0)
 
@@ -27,8 +27,8 @@ def record(step: int, kind: str = "step", **metrics: float) -> Record:
 
 
 def alarms(book: RuleBook, values: list[float]) -> list[int]:
-    """Return the steps at which something is said when kl/ref/k3 takes these values, from step 1."""
-    return [alert.step for step, value in enumerate(values, 1) for alert in book.check(record(step, kl__ref__k3=value))]
+    """Return the steps at which something is said when kl/ref/drift takes these values, from step 1."""
+    return [alert.step for step, value in enumerate(values, 1) for alert in book.check(record(step, kl__ref__drift=value))]
 
 
 def test_a_budget_is_breached_above_its_bound_and_not_at_it() -> None:
@@ -40,18 +40,18 @@ def test_a_breach_is_said_once_until_it_has_ended() -> None:
 
 
 def test_the_text_holds_metric_bound_value_and_step() -> None:
-    (alert,) = RuleBook([BUDGET]).check(record(17, kl__ref__k3=0.75))
-    assert alert.text == "step 17: kl/ref/k3 is 0.75, above the budget of 0.5 nats"
+    (alert,) = RuleBook([BUDGET]).check(record(17, kl__ref__drift=0.75))
+    assert alert.text == "step 17: kl/ref/drift is 0.75, above the budget of 0.5 nats"
     assert (alert.step, alert.value, alert.rule) == (17, 0.75, BUDGET)
 
 
 def test_a_budget_watches_its_own_metric_alone() -> None:
-    assert RuleBook([BUDGET]).check(record(1, kl__init__k3=9.0)) == []
+    assert RuleBook([BUDGET]).check(record(1, kl__init__drift=9.0)) == []
 
 
 def test_a_mismatch_of_sampler_and_trainer_is_a_breach_of_its_own() -> None:
     book = RuleBook([RuleConfig(kind="sampler_mismatch", bound=0.01, window=1)])
-    assert book.check(record(1, kl__sampler__k3=0.01, kl__ref__k3=9.0)) == []
+    assert book.check(record(1, kl__sampler__k3=0.01, kl__ref__drift=9.0)) == []
     (alert,) = book.check(record(2, kl__sampler__k3=0.02))
     assert alert.text == "step 2: kl/sampler/k3 is 0.02, above the bound of 0.01 nats"
 
@@ -59,7 +59,7 @@ def test_a_mismatch_of_sampler_and_trainer_is_a_breach_of_its_own() -> None:
 @pytest.mark.parametrize(("action", "stops"), [("warn", False), ("stop", True)])
 def test_the_action_decides_whether_training_stops(action: str, stops: bool) -> None:
     rule = BUDGET.model_copy(update={"action": action})
-    (alert,) = RuleBook([rule]).check(record(1, kl__ref__k3=1.0))
+    (alert,) = RuleBook([rule]).check(record(1, kl__ref__drift=1.0))
     assert alert.stops is stops
 
 
@@ -75,7 +75,7 @@ def test_finite_figures_are_no_breach() -> None:
 
 
 def test_two_rules_breached_by_one_record_are_both_said() -> None:
-    alerts = RuleBook([BUDGET, NON_FINITE]).check(record(1, kl__ref__k3=math.inf))
+    alerts = RuleBook([BUDGET, NON_FINITE]).check(record(1, kl__ref__drift=math.inf))
     assert [alert.rule for alert in alerts] == [BUDGET, NON_FINITE]
 
 
@@ -85,7 +85,7 @@ def test_records_without_the_figure_are_not_checked_for_it() -> None:
 
 def test_silence_is_said_once_beyond_its_bound_with_bound_value_and_step() -> None:
     book = RuleBook([BUDGET, STALLED])
-    book.check(record(4, kl__ref__k3=0.1))
+    book.check(record(4, kl__ref__drift=0.1))
     assert book.check_silence(60.0) == []
     (alert,) = book.check_silence(61.0)
     assert alert.text == "step 4: no record for 61 s, longer than 60 s"
@@ -121,9 +121,9 @@ def test_an_evaluation_before_the_training_is_named() -> None:
 
 def test_silence_does_not_end_a_breach_of_figures() -> None:
     book = RuleBook([BUDGET, STALLED])
-    assert len(book.check(record(1, kl__ref__k3=0.6))) == 1
+    assert len(book.check(record(1, kl__ref__drift=0.6))) == 1
     book.check_silence(61.0)
-    assert book.check(record(2, kl__ref__k3=0.6)) == []
+    assert book.check(record(2, kl__ref__drift=0.6)) == []
 
 
 def test_without_rules_nothing_is_said() -> None:
@@ -143,15 +143,15 @@ def told(rule: RuleConfig, key: str, values: list[float]) -> list[tuple[int, str
 
 
 def test_one_spike_of_a_heavy_tail_is_no_alarm_and_a_lasting_rise_is() -> None:
-    rule = RuleConfig(kind="kl_budget", metric="kl/init/k3")
+    rule = RuleConfig(kind="kl_budget", metric="kl/init/drift")
     spikes = [0.5, 0.6, 32.8, 0.6, 0.7, 0.5, 14.0, 0.6, 0.7]
-    assert told(rule, "kl/init/k3", spikes) == []
-    (alarm,) = told(rule, "kl/init/k3", [0.9, 0.9, 1.1, 1.2, 1.3])
-    assert alarm == (5, "step 5: kl/init/k3 is 1.1 (median of 5 steps), above the budget of 1 nats")
+    assert told(rule, "kl/init/drift", spikes) == []
+    (alarm,) = told(rule, "kl/init/drift", [0.9, 0.9, 1.1, 1.2, 1.3])
+    assert alarm == (5, "step 5: kl/init/drift is 1.1 (median of 5 steps), above the budget of 1 nats")
 
 
 def test_nothing_is_said_before_the_window_is_full() -> None:
-    assert told(RuleConfig(kind="kl_budget", metric="kl/ref/k3"), "kl/ref/k3", [9.0] * 4) == []
+    assert told(RuleConfig(kind="kl_budget", metric="kl/ref/drift"), "kl/ref/drift", [9.0] * 4) == []
 
 
 def test_a_figure_that_sways_about_its_bound_is_said_once_until_it_is_well_within() -> None:
@@ -159,20 +159,20 @@ def test_a_figure_that_sways_about_its_bound_is_said_once_until_it_is_well_withi
 
 
 def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
-    rule = RuleConfig(kind="kl_rate", metric="kl/init/k3", window=5)
-    assert told(rule, "kl/init/k3", [0.0, 0.05, 5.0, 0.15, 0.2, 0.25]) == []
-    ((step, text),) = told(rule, "kl/init/k3", [0.0, 0.05, 0.1, 0.3, 0.6, 0.9])
+    rule = RuleConfig(kind="kl_rate", metric="kl/init/drift", window=5)
+    assert told(rule, "kl/init/drift", [0.0, 0.05, 5.0, 0.15, 0.2, 0.25]) == []
+    ((step, text),) = told(rule, "kl/init/drift", [0.0, 0.05, 0.1, 0.3, 0.6, 0.9])
     # The ten slopes between 0, 0.05, 0.1, 0.3 and 0.6: 0.05 0.05 0.05 0.1 0.125 | 0.15 0.1833 0.2 0.25 0.3; their median 0.1375
     assert (step, text) == (
         5,
-        "step 5: kl/init/k3 rises by 0.1375 (slope of 5 steps), above the rate of 0.1 nats a step",
+        "step 5: kl/init/drift rises by 0.1375 (slope of 5 steps), above the rate of 0.1 nats a step",
     )
 
 
 def test_a_rate_is_a_step_also_where_the_figure_is_measured_every_20_steps() -> None:
     def said(rise: float) -> list[int]:
-        book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/k3", window=3)])
-        records = [record(20 * count, kl__init__k3=rise * count) for count in range(1, 6)]
+        book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/drift", window=3)])
+        records = [record(20 * count, kl__init__drift=rise * count) for count in range(1, 6)]
         return [alert.step for one in records for alert in book.check(one)]
 
     assert said(rise=1.9) == []  # 0.095 nats a step
@@ -188,8 +188,8 @@ def test_a_slope_to_the_reference_is_not_taken_across_a_sync() -> None:
             found += [alert.step for alert in book.check(record(step, **figures))]
         return found
 
-    assert said("kl/ref/k3") == [8]  # 5 to 8: the first four steps behind the sync
-    assert said("kl/init/k3") == [7]
+    assert said("kl/ref/drift") == [8]  # 5 to 8: the first four steps behind the sync
+    assert said("kl/init/drift") == [7]
 
 
 def test_entropy_has_collapsed_below_its_bound() -> None:
@@ -220,7 +220,7 @@ def test_a_metric_that_is_measured_now_and_then_counts_where_it_is() -> None:
     book = RuleBook([RuleConfig(kind="kl_budget", metric="kl/probe/full", window=3)])
     found = []
     for step in range(1, 13):
-        figures = {"kl__probe__full": 2.0} if step % 4 == 0 else {"kl__ref__k3": 0.0}
+        figures = {"kl__probe__full": 2.0} if step % 4 == 0 else {"kl__ref__drift": 0.0}
         found += [alert.step for alert in book.check(record(step, **figures))]
     assert found == [12]
 
@@ -295,14 +295,14 @@ def test_a_function_that_sleeps_is_an_alert_and_is_not_called_again(where: Any, 
     SLEEPERS.clear()
     name = f"{__name__}:sleeping"
     book = RuleBook([RuleConfig(kind="custom", function=name, window=1, action="stop"), BUDGET])
-    asleep, budget = where(lambda: book.check(record(1, kl__ref__k3=0.6)))
+    asleep, budget = where(lambda: book.check(record(1, kl__ref__drift=0.6)))
     assert asleep.text.startswith(f"step 1: {name}: no result after 0.3 s of the clock")
     assert asleep.stops
     assert budget.rule == BUDGET
-    assert where(lambda: book.check(record(2, kl__ref__k3=0.1))) == []
+    assert where(lambda: book.check(record(2, kl__ref__drift=0.1))) == []
     assert where(lambda: book.check(record(1, "resume"))) == []
-    assert where(lambda: book.check(record(2, kl__ref__k3=0.1))) == []
-    (again,) = where(lambda: book.check(record(3, kl__ref__k3=0.9)))
+    assert where(lambda: book.check(record(2, kl__ref__drift=0.1))) == []
+    (again,) = where(lambda: book.check(record(3, kl__ref__drift=0.9)))
     assert again.rule == BUDGET
     assert len(SLEEPERS) == 1
 
@@ -311,17 +311,45 @@ def test_a_function_that_sleeps_is_an_alert_and_is_not_called_again(where: Any, 
 
 
 def syncing(window: int = 3) -> RuleConfig:
-    return RuleConfig(kind="kl_budget", metric="kl/ref/k3", bound=0.5, window=window, action="sync")
+    return RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.5, window=window, action="sync")
 
 
 def test_a_rule_that_has_asked_for_a_sync_begins_a_new_window() -> None:
     book, found = RuleBook([syncing()]), []
     for step in range(1, 10):  # the sync changes nothing here: it is asked for again as soon as the window is full
-        alerts = book.observe(step, {"kl/ref/k3": 1.0})
+        alerts = book.observe(step, {"kl/ref/drift": 1.0})
         found += [alert.step for alert in alerts]
         if alerts:
             book.note_sync(alerts)
     assert found == [3, 6, 9]
+
+
+def test_a_sync_of_the_schedule_begins_new_windows_of_the_kl_to_the_reference() -> None:
+    """The median over both references would be 0.11: the reference would be synchronised again when the KL is 0.01."""
+    asking = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5, action="sync")
+    warning = RuleConfig(kind="kl_budget", metric="kl/ref/drift", bound=0.1, window=5)
+    of_initial = RuleConfig(kind="kl_budget", metric="kl/init/drift", bound=0.1, window=5)
+    training, monitor = RuleBook([asking]), RuleBook([warning, of_initial])
+    said = []
+    for step, kl in enumerate([0.06, 0.11, 0.12, 0.13, 0.01], 1):
+        figures = {"kl/ref/drift": kl, "kl/init/drift": 0.2}
+        alerts = training.observe(step, figures)
+        if step == 4:
+            training.note_sync(alerts)
+        is_synced = {"ref/synced": float(step == 4)}
+        said += [alert.rule for alert in (*alerts, *monitor.check(Record(
+            seq=0, time="", kind="step", step=step, data={"metrics": {**figures, **is_synced}}
+        )))]  # fmt: skip
+    assert said == [of_initial]
+
+
+def test_an_unknown_standard_error_is_no_figure_that_is_not_finite() -> None:
+    book = RuleBook([NON_FINITE])
+    assert book.check(record(1, kl__ref__drift_se=math.nan, kl__init__k1_se=math.nan, kl__probe__se=math.nan)) == []
+    (alert,) = book.check(record(2, kl__ref__drift_se=math.nan, kl__ref__drift=math.nan))
+    assert alert.text == "step 2: kl/ref/drift is nan, not a finite number"
+    assert math.isnan(alert.value)
+    assert [one.text for one in RuleBook([NON_FINITE]).check(record(3, kl__ref__drift_se=math.inf))]
 
 
 @given(
@@ -333,14 +361,14 @@ def test_steps_that_a_resume_has_taken_back_leave_no_trace(figures: list[tuple[f
     """However often a run dies and goes back, what is said from there on is what a run that never died says."""
     rules = [
         syncing(),
-        RuleConfig(kind="kl_rate", metric="kl/ref/k3", window=4, bound=0.05),
+        RuleConfig(kind="kl_rate", metric="kl/ref/drift", window=4, bound=0.05),
         RuleConfig(kind="length_explosion", window=2, bound=1.5),
         RuleConfig(kind="custom", function=f"{__name__}:high", window=2),
     ]
 
     def step_record(step: int, book: RuleBook, book_of_sync: RuleBook) -> list[str]:
         kl, length = figures[step - 1]
-        known = {"kl/ref/k3": kl, "completion/tokens/mean": 1 + length}
+        known = {"kl/ref/drift": kl, "completion/tokens/mean": 1 + length}
         alerts = book_of_sync.observe(step, known)
         if alerts:
             book_of_sync.note_sync(alerts)
@@ -372,4 +400,4 @@ def test_steps_that_a_resume_has_taken_back_leave_no_trace(figures: list[tuple[f
 
 def high(history: list[dict[str, float]]) -> str | None:
     assert not any(key.startswith(("time/", "ref/")) for figures in history for key in figures)
-    return "high" if min(figures["kl/ref/k3"] for figures in history) > 0.5 else None
+    return "high" if min(figures["kl/ref/drift"] for figures in history) > 0.5 else None

@@ -27,7 +27,7 @@ BASE: dict[str, Any] = {
     "axes": {"loss.beta": [0.01, 0.1], "rollout.group_size": [3, 6], "reference.sync_steps": [None, 10]},
     "hold": "completions",
 }
-SYNC_RULE = {"kind": "kl_budget", "metric": "kl/ref/k3", "action": "sync"}
+SYNC_RULE = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
 ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0.1]}}
 
 

@@ -83,7 +83,14 @@ def curves(runs: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame]:
     """Return the steps and syncs of runs."""
     keys = list(zip(runs["arm"], runs["seed"], strict=True))
     steps = [
-        {"arm": arm, "seed": seed, "step": step, "kl/ref/k3": step / 100, "kl/init/k3": step / 50, "reward/mean": step / 20}
+        {
+            "arm": arm,
+            "seed": seed,
+            "step": step,
+            "kl/ref/drift": step / 100,
+            "kl/init/drift": step / 50,
+            "reward/mean": step / 20,
+        }
         for arm, seed in keys
         for step in range(1, 21)
     ]
@@ -357,11 +364,19 @@ def test_the_page_says_what_was_held(tmp_path: Path) -> None:
     assert confound.removeprefix("confound: ") in html.unescape(written.page.read_text()).split("<dt>Held</dt>")[1]
 
 
+def test_arms_at_different_temperatures_have_kl_figures_that_do_not_compare() -> None:
+    frame = grid().rename(columns={"loss.beta": "rollout.temperature"})
+    knobs = tuple("rollout.temperature" if knob == "loss.beta" else knob for knob in FACTS.knobs)
+    said = "confound: runs differ in rollout.temperature: their KL figures are of policies at different temperatures"
+    assert [text for text in words_of(frame, replace(FACTS, knobs=knobs)) if text.startswith(said)]
+    assert not [text for text in words_of(grid()) if "KL figures" in text]
+
+
 def test_drift_says_which_beta_holds_the_policy_closer() -> None:
     frame = grid()
     frame["kl_init_seq"] = 5 - 3 * (frame["loss.beta"] == 0.5) + 0.01 * frame["seed"] * frame["loss.beta"]
     words = words_of(frame)
-    unit = "(KL to the initial policy, nats per completion, k3)"
+    unit = "(KL to the initial policy, nats per completion)"
     assert line(words, "drift by β ").startswith(f"drift by β {unit}: 0.5 has lower drift than 0.01 by 2.99")
     # Every swept parameter has its line, whatever the question was about.
     assert line(words, "drift by group size ") == f"drift by group size {unit}: identical in every seed between 4 and 8"

@@ -136,7 +136,7 @@ def test_the_variants_differ_in_what_a_resume_could_lose(tmp_path):
 
 
 def step(number, seq=0, kind="step", **figures):
-    metrics = {"kl/ref/k3": 0.5, "time/step_seconds": random.random()} | figures
+    metrics = {"kl/ref/drift": 0.5, "time/step_seconds": random.random()} | figures
     return Record(seq=seq, time="", kind=kind, step=number, data={"metrics": metrics})
 
 
@@ -147,7 +147,10 @@ def test_equal_journals_may_differ_in_times_only():
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ([step(1), step(2, **{"kl/ref/k3": math.nextafter(0.5, 1)})], "step 2: data: metrics: kl/ref/k3: 0.5000000000000001"),
+        (
+            [step(1), step(2, **{"kl/ref/drift": math.nextafter(0.5, 1)})],
+            "step 2: data: metrics: kl/ref/drift: 0.5000000000000001",
+        ),
         ([step(1)], "1 records instead of 2"),
         ([step(1), step(1), step(2)], "step 1 instead of step 2"),
         ([step(1), step(2, kind="eval")], "eval 2 instead of step 2"),
@@ -162,10 +165,10 @@ def test_the_smallest_difference_of_journals_is_named(other, words):
 def test_what_was_taken_back_is_compared_too():
     resume = Record(seq=2, time="", kind="resume", step=1, data={})
     same = [step(1), step(2, seq=1), resume, step(2, seq=3)]
-    other = [step(1), step(2, seq=1, **{"kl/ref/k3": 0.25}), resume, step(2, seq=3)]
+    other = [step(1), step(2, seq=1, **{"kl/ref/drift": 0.25}), resume, step(2, seq=3)]
     witness = [step(1), step(2)]
     assert superseded_differences(witness, same) == []
-    assert superseded_differences(witness, other) == ["superseded step 2: data: metrics: kl/ref/k3: 0.25 instead of 0.5"]
+    assert superseded_differences(witness, other) == ["superseded step 2: data: metrics: kl/ref/drift: 0.25 instead of 0.5"]
     assert numbering_differences([step(1, seq=0), step(2, seq=2)]) == ["journal line 2: seq 2"]
 
 

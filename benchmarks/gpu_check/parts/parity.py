@@ -160,9 +160,9 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_
     updater = Updater(live=live, config=inputs.config)
     ref_logps = live.reference.policy.logps(rollouts)
     result = updater.update(updater.prepare(rollouts, ref_logps, None), 1)
-    first, mask = result.first, rollouts.completion_mask
+    first = result.first
     logps = StepLogps(old=first.logps, ref=ref_logps, initial=None, entropy=first.entropy)
-    panel = {key: value for key, value in kl_figures(logps, first.logps, mask).items() if "sampler" not in key}
+    panel = {key: value for key, value in kl_figures(logps, rollouts).items() if "sampler" not in key}
     (report,) = result.steps
     return Update(
         logps=torch.stack([first.logps, ref_logps]).detach().cpu().double(),

@@ -33,8 +33,8 @@ MOST_PANELS = 24
 Style = tuple[str, str, Literal["-", "--", ":"]]
 """Label, colour and line of what is drawn."""
 CURVES: dict[str, Style] = {
-    "kl/ref/k3": ("to the current reference (k3)", PALETTE[0], "-"),
-    "kl/init/k3": ("to the initial policy (k3)", PALETTE[1], "--"),
+    "kl/ref/drift": ("to the current reference", PALETTE[0], "-"),
+    "kl/init/drift": ("to the initial policy", PALETTE[1], "--"),
 }
 SYNC: Style = ("reference sync", "0.55", ":")
 LEVEL_CURVES = {
@@ -91,7 +91,7 @@ def _draw_arm(axes: Axes, runs: Sequence[Point], look: Look) -> Point:
 def _root_and_gain(sweep: SweepRuns, arm: Arm, cost: str, measure: str) -> list[Point]:
     """Return (sqrt(KL), gain) of the runs in which both are known."""
     drift, gain = sweep.values(cost)[arm.number], sweep.values(measure)[arm.number]
-    # k3 has no negative terms; a mean below 0 is rounding.
+    # k1 near 0 may be negative, which has no root.
     return [(math.sqrt(max(drift[seed], 0.0)), gain[seed]) for seed in drift if seed in gain]
 
 

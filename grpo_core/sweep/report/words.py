@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from grpo_core.sweep.arms import GROUP_SIZE
-from grpo_core.sweep.display import PLUS_MINUS, arm_names, arms_of, counted, plain, significant, with_half_width
+from grpo_core.sweep.display import PLUS_MINUS, arm_names, arms_of, counted, kl_lines, plain, significant, with_half_width
 from grpo_core.sweep.report.knob_words import amount, drift_lines, knob_lines
 from grpo_core.sweep.statistics.effects import Comparison, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Best, Findings, Rival, best_arm, check_bound, rank
@@ -54,7 +54,7 @@ def _nothing_words(sweep: SweepRuns) -> str:
 
 
 def _confound_lines(findings: Findings) -> list[str]:
-    lines, table = [], findings.sweep.table
+    lines, table = [f"confound: {line}" for line in kl_lines(findings.facts.knobs)], findings.sweep.table
     if GROUP_SIZE in findings.facts.knobs:
         lines.append(f"confound: {held_words(findings.sweep)}")
         factors = table.groupby(GROUP_SIZE, dropna=False)["advantage_rms_factor"].mean().dropna()
