@@ -7,7 +7,7 @@ from grpo_core.algorithm.masking import completion_mask
 from grpo_core.config import RunConfig
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.reference import Reference
-from grpo_core.training.probe import probe_figures
+from grpo_core.training.probe import Probe, position_bins
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
@@ -29,8 +29,20 @@ def hot(model, microbatch_tokens=10_000):
     return policy_of(model, EOS, temperature=TEMPERATURE, microbatch_tokens=microbatch_tokens)
 
 
+def is_short(completions, **_):
+    """Accept those of at most two characters."""
+    return [float(len(text) <= SHORT) for text in completions]
+
+
+def probe_of(policy, reference, prompts=PROMPTS):
+    verifier = Reward(fn="is_short", name="is_short", weight=1.0, args={}, function=is_short)
+    return Probe(
+        evaluator=Evaluator(policy=policy, verifier=verifier, config=CONFIG), reference=reference, prompts=tuple(prompts)
+    )
+
+
 def figures_of(policy, reference):
-    return probe_figures(policy, reference, PROMPTS, CONFIG)
+    return probe_of(policy, reference).measure().figures
 
 
 def moved(model, scale=0.05):
