@@ -15,6 +15,7 @@ from typing import Literal
 
 from grpo_core.errors import JournalError
 from grpo_core.plain_text import markdown_table
+from grpo_core.probe_metrics import PROBE_ROWS
 
 When = Literal["step", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
 
@@ -79,7 +80,6 @@ def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over th
 
 _TOKENS = "mean over loss tokens"
 _ROWS = "mean over completions"
-_PROBED = "mean over completion tokens"
 _GROUPS = "mean over groups"
 _SHARE = "share of groups"
 _BY_LENGTH = "none: grows with the length of completions"
@@ -110,33 +110,7 @@ REGISTRY: tuple[Metric, ...] = (
        "nats/token", "mean over completion tokens", "as kl/ref/k3", when="probe", alarm=1.0),
     _m("kl/probe/full_init", "exact KL to the initial policy on the fixed probe set", "sum_v pi (log pi - log pi_0)",
        "nats/token", "mean over completion tokens", "as kl/init/k3", when="probe", alarm=1.0),
-    _m("kl/probe/se", "standard error of kl/probe/full", "as kl/ref/se", "nats/token", "over completions",
-       "well below kl/probe/full", when="probe"),
-    _m("kl/probe/se_init", "standard error of kl/probe/full_init", "as kl/ref/se", "nats/token", "over completions",
-       "well below kl/probe/full_init", when="probe"),
-    # How the same two policies differ in other measures (algorithm/divergence.py), and where
-    _m("kl/probe/forward_init", "forward KL of whole completions from the initial policy, on its own completions of the "
-       "probe prompts: the predictor of forgetting", "sum_t sum_v pi_0 (log pi_0 - log pi)", "nats/completion", _ROWS,
-       "none: grows with the length of completions; compare runs", when="probe"),
-    _m("kl/probe/forward_init_se", "standard error of kl/probe/forward_init", "std / sqrt(P)", "nats/completion",
-       "over prompts", "well below kl/probe/forward_init", when="probe"),
-    _m("kl/probe/forward_own_init", "forward KL to the initial policy on the policy's own completions",
-       "sum_v pi_0 (log pi_0 - log pi)", "nats/token", _PROBED, "as kl/probe/full_init; far above it: something was lost",
-       when="probe"),
-    _m("kl/probe/tv_init", "total variation to the initial policy: the probability that has moved", "1/2 sum_v |pi - pi_0|",
-       "0..1", _PROBED, "at most sqrt(kl/probe/full_init / 2)", when="probe"),
-    _m("kl/probe/renyi_half_init", "Renyi divergence of order 1/2 to the initial policy", "-2 log sum_v sqrt(pi pi_0)",
-       "nats/token", _PROBED, "at most kl/probe/full_init", when="probe"),
-    _m("kl/probe/top1_changed_init", "positions whose most likely token is another one than the initial policy's",
-       "argmax pi != argmax pi_0", "0..1", _PROBED, "rises slowly", when="probe"),
-    _m("kl/probe/correct_init", "kl/probe/full_init over the completions that the verifier accepts; absent where none is",
-       "sum_v pi (log pi - log pi_0)", "nats/token", _PROBED, "as kl/probe/full_init", when="probe"),
-    _m("kl/probe/wrong_init", "the same over those that it does not accept", "sum_v pi (log pi - log pi_0)", "nats/token",
-       _PROBED, "as kl/probe/full_init", when="probe"),
-    _m("kl/probe/init_at_<position>", "kl/probe/full_init over the positions 0, 1, 2-3, 4-7, 8-15, ..., by the first of each",
-       "sum_v pi (log pi - log pi_0)", "nats/token", _PROBED, "none: shows where the drift is", when="probe"),
-    _m("kl/probe/top_decile_share_init", "share of all nats to the initial policy in the tenth of prompts that has most",
-       "sum of the largest P/10 / sum", "0..1", "over prompts", "near 0.1: no prompt stands out", when="probe"),
+    *(_m(*row, when="probe") for row in PROBE_ROWS),
     _m("kl/old/k3", "KL between the policy that made the rollouts and the policy during the updates on them",
        "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update",
        alarm=0.05),

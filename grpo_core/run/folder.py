@@ -1,7 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  probe/  checkpoints/  eval/  report/
-original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
+.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  probe/  checkpoints/  eval/
+report/  original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
 journal.damaged-<time>.jsonl (after a repair)
 """
 

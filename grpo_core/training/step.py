@@ -198,6 +198,4 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     with clock("sync"), strictly_deterministic():
         distance = distance_from_reference(session, step, cause)
         sync = sync_reference(session, rollouts, logps.ref, distance, step, cause=cause)
-    return conclude_step(
-        session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock
-    )
+    return conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock)
