@@ -49,7 +49,7 @@ class Probed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class ProbeSet:
     """The probe set of a training, and the policies that complete it."""
 
     evaluator: Evaluator

@@ -30,7 +30,7 @@ from grpo_core.run.rules import RuleBook
 from grpo_core.run.start_weights import config_here, find_model
 from grpo_core.run.used import places_of, used_checkpoints
 from grpo_core.training.optimizer import build_optimizer
-from grpo_core.training.probe import Probe
+from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
@@ -67,7 +67,7 @@ class Session:
     updater: Updater
     writer: CheckpointWriter
     evaluator: Evaluator
-    probe: Probe
+    probe: ProbeSet
     pass_plan: PassPlan
     """How much is computed at once in each step."""
     sync_rules: RuleBook
@@ -197,5 +197,5 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
             in_use=lambda: used_checkpoints(set(places_of(run_dir.path))),
         ),
         evaluator=evaluator,
-        probe=Probe(evaluator=evaluator, reference=reference, prompts=probed),
+        probe=ProbeSet(evaluator=evaluator, reference=reference, prompts=probed),
     )

@@ -13,7 +13,7 @@ from grpo_core.evaluation.runner import Evaluator
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.reference import Reference
 from grpo_core.rewards.base import Reward
-from grpo_core.training.probe import Probe, position_bins
+from grpo_core.training.probe import ProbeSet, position_bins
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
@@ -43,7 +43,7 @@ def is_short(completions, **_):
 
 def probe_of(policy, reference, prompts=PROMPTS):
     verifier = Reward(fn="is_short", name="is_short", weight=1.0, args={}, function=is_short)
-    return Probe(
+    return ProbeSet(
         evaluator=Evaluator(policy=policy, verifier=verifier, config=CONFIG), reference=reference, prompts=tuple(prompts)
     )
 
