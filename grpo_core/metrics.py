@@ -1,23 +1,21 @@
 """The registry of metric keys: what each means, how it is computed, and what is healthy.
 
 A key that is not here cannot be journalled. `<name>` in a key stands for one part (a reward function, an evaluation set).
-The table in METRICS.md is generated from this file (`python -m grpo_core.metrics`) and a test holds the two together.
+The table in METRICS.md is generated from this file (`python -m grpo_core.pages.metrics`) and a test holds the two together.
 
 Adding one: an entry below, the figure in `training/measure.py` (or where the event happens), a hand-computed case in its test.
 """
 
 import re
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from grpo_core.errors import JournalError
-from grpo_core.plain_text import markdown_table
 
 When = Literal["step", "exact", "multi_update", "sync", "adapter_average", "probe", "filter", "eval", "server", "gpu"]
-
+_KL, _AS_FULL = "sum_v pi (log pi - log pi_0)", "as kl/probe/full_init"
 
 LAST_STEPS = 10
 """Steps at the end of a run over which a figure of every step is averaged where one figure stands for the run."""
@@ -95,17 +93,12 @@ def _drift(name: str, whom: str, healthy: str) -> tuple[Metric, ...]:
     )  # fmt: skip
 
 
+def _probed(name: str, meaning: str, formula: str = _KL, healthy: str = _AS_FULL, unit: str = "nats/token") -> Metric:
+    return _m(f"kl/probe/{name}", meaning, formula, unit, "mean over completion tokens", healthy, when="probe")
+
+
 def _time(key: str, meaning: str, unit: str = "s", reduction: str = "sum over the step", when: When = "step") -> Metric:
-    return Metric(
-        key=key,
-        meaning=meaning,
-        formula="-",
-        unit=unit,
-        reduction=reduction,
-        healthy=_BY_MACHINE,
-        deterministic=False,
-        when=when,
-    )
+    return replace(_m(key, meaning, "-", unit, reduction, _BY_MACHINE, when), deterministic=False)
 
 
 _TOKENS = "mean over loss tokens"
@@ -133,6 +126,23 @@ REGISTRY: tuple[Metric, ...] = (
        "well below kl/probe/full", when="probe"),
     _m("kl/probe/se_init", "standard error of kl/probe/full_init", "as kl/ref/k1_se", "nats/token", _CLUSTERS,
        "well below kl/probe/full_init", when="probe"),
+    _m("kl/probe/forward_init", "forward KL of completions from the initial policy, on its own of the probe prompts: predicts "
+       "forgetting", "sum_t sum_v pi_0 (log pi_0 - log pi)", "nats/completion", _ROWS, _BY_LENGTH, when="probe"),
+    _m("kl/probe/forward_init_se", "standard error of kl/probe/forward_init", "std / sqrt(P)", "nats/completion",
+       "over prompts", "well below kl/probe/forward_init", when="probe"),
+    _probed("forward_own_init", "forward KL to the initial policy on the policy's own completions",
+            "sum_v pi_0 (log pi_0 - log pi)", "as kl/probe/full_init; far above it: something was lost"),
+    _probed("tv_init", "total variation to the initial policy: the probability that has moved", "1/2 sum_v |pi - pi_0|",
+            "at most sqrt(kl/probe/full_init / 2)", "0..1"),
+    _probed("renyi_half_init", "Renyi divergence of order 1/2 to the initial policy", "-2 log sum_v sqrt(pi pi_0)",
+            "at most kl/probe/full_init"),
+    _probed("top1_changed_init", "positions whose most likely token is another one than the initial policy's",
+            "argmax pi != argmax pi_0", "rises slowly", "0..1"),
+    _probed("correct_init", "kl/probe/full_init over the completions that the verifier accepts; absent where there is none"),
+    _probed("wrong_init", "the same over those that it does not accept"),
+    _probed("init_at_<position>", "the same over the positions 0, 1, 2-3, 4-7, 8-15, ..., named by the first of each"),
+    _m("kl/probe/top_decile_share_init", "share of all nats to the initial policy that the tenth of prompts with most has",
+       "sum of the largest P/10 / sum", "0..1", "ratio of sums", "near 0.1: no prompt stands out", when="probe"),
     _m("kl/old/k3", "KL between the policy that made the rollouts and the policy during the updates on them",
        "rho - 1 - log rho", "nats/token", "mean over loss tokens and optimizer steps", "below 0.05", when="multi_update",
        alarm=0.05),
@@ -280,21 +290,3 @@ def check_registered(keys: Iterable[str]) -> None:
     unknown = sorted(key for key in keys if not is_registered(key))
     if unknown:
         raise JournalError(f"metric keys not in the registry (grpo_core/metrics.py): {', '.join(unknown)}")
-
-
-def metrics_page() -> str:
-    """Return METRICS.md: the table of the registry."""
-    head = ("Key", "Meaning", "Formula", "Unit", "Reduction", "When", "Deterministic", "Healthy", "Alarm")
-    rows = [
-        (f"`{metric.key}`", metric.meaning, metric.formula, metric.unit, metric.reduction, metric.when.replace("_", " "),
-         "yes" if metric.deterministic else "no", metric.healthy, "" if metric.alarm is None else f"{metric.alarm:g}")
-        for metric in REGISTRY
-    ]  # fmt: skip
-    return (
-        "# Metrics\n\nGenerated by `python -m grpo_core.metrics`; edit the registry, not this file.\n\n"
-        f"{markdown_table(head, rows)}\n"
-    )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(metrics_page())

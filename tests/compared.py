@@ -38,7 +38,17 @@ def step_figures(step: int, *, seed: int, beta: float, syncs: Sequence[int], pac
         "group/zero_std_frac": 0.25,
         "loss/total": 0.01 * step + beta,
         "time/step_seconds": 1.0 + seed / 7 + beta,
-    } | ({"kl/probe/full_init": drift * 1.1, "kl/probe/se_init": 0.001} if step % PROBE_EVERY == 0 else {})
+    } | (probe_figures_of(drift) if step % PROBE_EVERY == 0 else {})
+
+
+def probe_figures_of(drift: float) -> dict[str, float]:
+    """Return what a probe measures of a policy that has drifted so far: more at the later position."""
+    return {
+        "kl/probe/full_init": drift * 1.1,
+        "kl/probe/se_init": 0.001,
+        "kl/probe/init_at_0": drift,
+        "kl/probe/init_at_1": 1.2 * drift,
+    }
 
 
 def write_compared(

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grpo_core.algorithm.divergence import TokenDivergences, divergences
 from grpo_core.algorithm.kl import full_kl
 
 Result = TypeVar("Result")
@@ -74,6 +75,24 @@ def token_full_kl(
         return full_kl(_all_logps(states, head, temperature), ref_all_logps)
 
     return torch.cat(_in_chunks(chunk, hidden, ref_hidden, chunk_tokens))
+
+
+@torch.no_grad()
+def token_divergences(
+    hidden: Float[Tensor, "N H"],
+    head: Callable[[Tensor], Tensor],
+    other_hidden: Float[Tensor, "N H_other"],
+    other_head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float,
+    chunk_tokens: int | None = None,
+) -> TokenDivergences:
+    """Return [N] divergences of a policy from another one at each position; the arguments are those of `token_full_kl`."""
+
+    def chunk(states: Tensor, other_states: Tensor) -> TokenDivergences:
+        return divergences(_all_logps(states, head, temperature), _all_logps(other_states, other_head, temperature))
+
+    return TokenDivergences(*map(torch.cat, zip(*_in_chunks(chunk, hidden, other_hidden, chunk_tokens), strict=True)))
 
 
 def _in_chunks(

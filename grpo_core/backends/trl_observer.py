@@ -15,6 +15,7 @@ from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.loop import conclude
 from grpo_core.training.phases import Clock
+from grpo_core.training.probe import Probed
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import FRESH, Session
 from grpo_core.training.step import (
@@ -50,7 +51,7 @@ class Observer:
         self.batch: TrainingBatch
         self.logps: measure.StepLogps
         self._clock = Clock(self.session.policy.device)
-        self._probed: measure.Figures = {}
+        self._probed: Probed | None = None
         self._reports: list[OptimizerStep] = []
         self._passes: list[dict[str, Any]] = []
         self._distance: float | None = None
@@ -163,7 +164,15 @@ class Observer:
         session, reports = self.session, self._reports
         figures = figures_of_policy(session, self.batch, self.logps, reports, self._probed)
         result = conclude_step(
-            session, self.state, self.batch, reports, figures, sync=sync, distance=self._distance, clock=self._clock
+            session,
+            self.state,
+            self.batch,
+            reports,
+            figures,
+            sync=sync,
+            distance=self._distance,
+            probed=self._probed,
+            clock=self._clock,
         )
         with self._evaluating():
             self.state, self.saved_at = conclude(self.session, result, self.saved_at)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from grpo_core.compare.comparison import RunComparison
 from grpo_core.compare.page import render_comparison
+from grpo_core.compare.panels import PLACES
 from grpo_core.compare.tables import csv_tables
 from grpo_core.errors import FolderError, raised_as
 from grpo_core.machine.disk import write_whole
@@ -18,7 +19,7 @@ TABLES = (
     *("runs", "curves", "syncs", "settings", "first_differences"),
     *("paired_over_seeds", "paired_over_prompts"),
 )
-PICTURES = ("kl", "learning")
+PICTURES = ("kl", "learning", PLACES)
 NAME_CHARACTERS = 40
 
 
@@ -65,7 +66,9 @@ def write_comparison(
             from grpo_core.compare.pictures import save_pictures
 
             save_pictures(comparison, folder)
-        write_whole(place.page, render_comparison(comparison, reload_seconds))
+        drawn = folder / f"{PLACES}.png"
+        picture = drawn.read_bytes() if drawn.exists() else None
+        write_whole(place.page, render_comparison(comparison, reload_seconds, picture))
     return place.page
 
 

@@ -1,5 +1,6 @@
 """The page of a comparison: one HTML file with plotly and all figures inside, which needs no network and no server."""
 
+import base64
 import json
 from dataclasses import asdict
 from functools import cache
@@ -23,12 +24,15 @@ WORDS = (
 )
 
 
-def render_comparison(comparison: RunComparison, reload_seconds: float | None = None) -> str:
+def render_comparison(
+    comparison: RunComparison, reload_seconds: float | None = None, places_picture: bytes | None = None
+) -> str:
     """Return the page as HTML.
 
     Args:
         comparison: what it shows.
         reload_seconds: how often the page loads itself again, keeping zoom and hidden runs; None = never.
+        places_picture: PNG of where each run's drift is; None = no run was probed.
     """
     document = comparison.document
     drawing = {
@@ -45,6 +49,7 @@ def render_comparison(comparison: RunComparison, reload_seconds: float | None = 
         words=WORDS,
         sections=page_sections(comparison),
         reload_seconds=reload_seconds,
+        places=base64.b64encode(places_picture).decode() if places_picture else "",
         data=Markup(_for_script({"document": document, "drawing": drawing})),
         plotly=Markup(_plotly()),
     )

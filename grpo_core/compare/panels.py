@@ -5,7 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_core.compare.paired import ACCURACY
-from grpo_core.run.curves import CURVE_KINDS
+from grpo_core.run.curves import CURVE_KINDS, FORGETTING
+
+PLACES = "places"
+"""The picture of where each run's drift is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ PANELS = (
     _panel("kl/ref/drift"),
     _panel("kl/init/drift"),
     _panel("kl/probe/full_init"),
+    _panel(FORGETTING),
     _panel("reward/mean", smooth=True),
     _panel("completion/tokens/mean", smooth=True),
     _panel("eval/heldout_sample/greedy_accuracy", points=ACCURACY),

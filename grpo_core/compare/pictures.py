@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from grpo_core.compare.comparison import RunComparison
-from grpo_core.compare.panels import ComparisonPanel, Segment, panels_with, sync_segments
+from grpo_core.compare.panels import PLACES, ComparisonPanel, Segment, panels_with, sync_segments
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.plain_text import visible
 from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, Curve
 from grpo_core.run.figures import DPI, SMOOTHED, draw_band, draw_curve, start_kl_at_zero
+from grpo_core.run.probe_pictures import places_figure, read_places
 from grpo_core.sweep.report.files import take_literally
 
 STYLES: dict[str, Literal["-", "--", ":", "-."]] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -26,18 +27,29 @@ WIDTH, PANEL_HEIGHT, LEGEND_LINE = 10.0, 2.7, 0.2
 
 
 def save_pictures(comparison: RunComparison, folder: Path) -> None:
-    """Write kl.png and learning.png into a folder, each where there is something to be seen."""
+    """Write kl.png, learning.png and places.png into a folder, each where there is something to be seen."""
     panels = panels_with(key for key in CURVE_KINDS if comparison.has(key))
     pictures = {
         "kl": [panel for panel in panels if panel.is_kl],
         "learning": [panel for panel in panels if not panel.is_kl],
     }
-    for name, of_picture in pictures.items():
+    figures = {name: comparison_figure(comparison, found) if found else None for name, found in pictures.items()}
+    for name, figure in (figures | {PLACES: _places_of(comparison)}).items():
         path = folder / f"{name}.png"
-        if of_picture:
-            comparison_figure(comparison, of_picture).savefig(path, dpi=DPI)
+        if figure is not None:
+            figure.savefig(path, dpi=DPI)
         else:
             path.unlink(missing_ok=True)  # of an earlier comparison in this folder
+
+
+def _places_of(comparison: RunComparison) -> Figure | None:
+    read = [(_shortened(one.label), read_places(one.run.records)) for one in comparison.runs]
+    found = [(label, places) for label, places in read if places is not None]
+    if not found:
+        return None
+    figure = places_figure(found)
+    take_literally(figure)
+    return figure
 
 
 def comparison_figure(comparison: RunComparison, panels: Sequence[ComparisonPanel]) -> Figure:

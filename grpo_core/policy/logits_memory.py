@@ -8,6 +8,8 @@ KEPT_BYTES, CHUNK_BYTES = 2**30, 2**27
 FLOAT_BYTES = 4
 FULL_KL_COPIES = 4
 """Tensors as large as the logits that the exact KL keeps for the backward pass."""
+DIVERGENCE_COPIES = 5
+"""Tensors as large as the logits that the divergences of two policies have at once."""
 
 
 def tokens_at_once(num_tokens: int, vocabulary: int) -> int:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_core.algorithm.logprobs import token_full_kl, token_logps
+from grpo_core.algorithm.divergence import TokenDivergences
+from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token_logps
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
@@ -25,7 +26,7 @@ from grpo_core.policy.fused import EAGER, compiled
 from grpo_core.policy.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.lean_decoding import LeanDecoding
-from grpo_core.policy.logits_memory import FULL_KL_COPIES, tokens_at_once
+from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.offload import on_device, to_host
 from grpo_core.policy.packed import prepared_weights
 from grpo_core.policy.passes import Passes
@@ -231,6 +232,27 @@ class Policy:
         pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
         with self.ready(), contextlib.nullcontext() if reference is None else reference.ready():
             return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
+
+    @torch.no_grad()
+    def divergences(self, completions: SampledCompletions, other: "Policy") -> TokenDivergences:
+        """Return [B, T] how far it is from another policy at every completion token, given the tokens before; 0 elsewhere."""
+        pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
+        with self.ready(), other.ready():
+            parts = [self._divergences(completions, rows, other) for rows in pieces]
+        return TokenDivergences(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _divergences(self, completions: SampledCompletions, rows: Sequence[int], other: "Policy") -> TokenDivergences:
+        """Return those of some rows, in one pass of each policy."""
+        ids, mask = cut_rows(completions, rows)
+        with compute_in(self.dtype, ids.device):
+            hidden, other_hidden = self._hidden(completions, rows), other._hidden(completions, rows)
+            heads = vocabulary_head(self.model), vocabulary_head(other.model)
+            at_once = tokens_at_once(len(hidden), DIVERGENCE_COPIES * self.model.config.get_text_config().vocab_size)
+            found = token_divergences(
+                hidden, heads[0], other_hidden, heads[1], temperature=self.temperature, chunk_tokens=at_once
+            )
+        width = completions.completion_ids.shape[1]
+        return TokenDivergences(*(scatter(values, mask, width) for values in found))
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

@@ -20,6 +20,9 @@ AFTER_STEP = 0.5
 """A sync happens after its step and holds from the next one: its mark is half a step later."""
 
 
+FORGETTING = "kl/probe/forward_init"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CurveKind:
     """What one curve shows."""
@@ -45,6 +48,12 @@ CURVE_KINDS = {
         ),
         CurveKind(
             key="kl/probe/full", title="Exact KL to the reference, on the probe", unit="nats per token", error="kl/probe/se"
+        ),
+        CurveKind(
+            key=FORGETTING,
+            title="Forward KL from the initial policy, on its completions",
+            unit="nats per completion",
+            error=f"{FORGETTING}_se",
         ),
         CurveKind(key="reward/mean", title="Reward", unit="reward per completion"),
         CurveKind(key="completion/tokens/mean", title="Completion length", unit="tokens"),

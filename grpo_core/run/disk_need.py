@@ -30,6 +30,8 @@ BYTES_PER_TOKEN = 4
 """Of a completion's text."""
 BYTES_PER_ROW = 24
 """Figures of one completion, compressed."""
+BYTES_PER_PROBED_TOKEN = 24
+"""In a table of the probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,8 @@ def disk_need(config: RunConfig, weights: KeptWeights, *, from_step: int = 0, pr
     kept = config.training.keep_checkpoints + (config.evaluation.every_steps is not None)
     most, lasting = (min(count, len(present) + coming) * checkpoint for count in (kept + 1, kept))
     there = sum(present) if coming else lasting + checkpoint  # nothing is written any more
-    texts = _completions_bytes(config, from_step) + (JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)) + FEW_BYTES
+    tables = _completions_bytes(config, from_step) + _probe_bytes(config, from_step)
+    texts = tables + (JOURNAL_BYTES_PER_STEP * (config.training.steps - from_step)) + FEW_BYTES
     initial = 0 if present or not coming else BYTES_PER_WEIGHT * weights.policy
     policies = (1 + (config.evaluation.every_steps is not None)) if config.tracking.log_policy else 0
     return DiskNeed(
@@ -111,6 +114,11 @@ def _completions_bytes(config: RunConfig, from_step: int) -> int:
     a_row = BYTES_PER_ROW + BYTES_PER_TOKEN * rollout.max_completion_tokens
     prompts = BYTES_PER_TOKEN * rollout.num_prompts_per_step * rollout.max_prompt_tokens
     return (config.training.steps // every - from_step // every) * (rows * a_row + prompts)
+
+
+def _probe_bytes(config: RunConfig, from_step: int) -> int:
+    every, tokens = config.probe.every_steps, config.probe.num_prompts * config.rollout.max_completion_tokens
+    return 0 if every is None else (config.training.steps // every - from_step // every) * tokens * BYTES_PER_PROBED_TOKEN
 
 
 def sweep_need(needs: Sequence[DiskNeed], num_runs: int, concurrency: int) -> DiskNeed:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo_core.run.curves import Curve, RunCurves, SyncMarks, read_curves
+from grpo_core.run.curves import FORGETTING, Curve, RunCurves, SyncMarks, read_curves
 from grpo_core.run.journal import Record
 
 SMOOTHED = 5
@@ -44,7 +44,7 @@ def drift_figure(records: Sequence[Record], alarms: Collection[int] = ()) -> Fig
         draw_curve(
             top, run.get("kl/probe/full_init"), "the same, exact on the probe set", color="0.2", style=":o", markersize=3
         )
-        start_kl_at_zero(top, [curve for key, curve in run.curves.items() if key.startswith("kl/")])
+        start_kl_at_zero(top, [curve for key, curve in run.curves.items() if key.startswith("kl/") and key != FORGETTING])
         draw_curve(bottom, run.get("policy/entropy"), "entropy")
     return figure
 
@@ -67,9 +67,17 @@ def _panels(run: RunCurves, alarms: Collection[int], title: str, above: str, bel
 
 
 def save_figures(records: Sequence[Record], folder: Path, alarms: Collection[int] = ()) -> list[Path]:
-    """Write reward.png and kl.png into `folder`, the steps of alarms marked; return their paths."""
+    """Write reward.png and kl.png into `folder`, and of a probe panel.png and places.png; return their paths.
+
+    The steps of alarms are marked in the first two.
+    """
+    from grpo_core.run.probe_pictures import panel_figure, places_figure, read_places
+
     folder.mkdir(parents=True, exist_ok=True)
     figures = {folder / "reward.png": reward_figure(records, alarms), folder / "kl.png": drift_figure(records, alarms)}
+    places = read_places(records)
+    if places is not None:
+        figures |= {folder / "panel.png": panel_figure(records), folder / "places.png": places_figure([("", places)])}
     for path, figure in figures.items():
         figure.savefig(path, dpi=DPI)
     return list(figures)

@@ -1,7 +1,7 @@
 """The folder of one run: where each thing lies, and nothing else.
 
-.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  checkpoints/  eval/  report/
-original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
+.grpo-folder  config.json  origin.json  provenance.json  data/  journal.jsonl  completions/  probe/  checkpoints/  eval/
+report/  original/  alerts.jsonl  passes.json  tracking.json  process.json  flow_run  lock  train.log  STOP
 journal.damaged-<time>.jsonl (after a repair)
 """
 
@@ -52,6 +52,8 @@ class RunDir(FlowDir):
     """Frozen prompts."""
     completions = Place("completions", "folder")
     """One Parquet table a step."""
+    probe = Place("probe", "folder")
+    """One Parquet table a measurement of the probe set."""
     checkpoints = Place("checkpoints", "folder")
     """step_NNNNNN folders."""
     eval = Place("eval", "folder")
@@ -69,6 +71,10 @@ class RunDir(FlowDir):
     def completions_file(self, step: int) -> Path:
         """Completions of a step."""
         return self.completions / f"step_{step:06d}.parquet"
+
+    def probe_file(self, step: int) -> Path:
+        """Tokens of the probe set, as measured in a step."""
+        return self.probe / f"step_{step:06d}.parquet"
 
     def log_file(self, process: str) -> Path:
         """Output of a process of the run."""
@@ -123,7 +129,7 @@ class RunDir(FlowDir):
             )
         self.refuse_links()
         self.refuse_second_run()
-        for folder in (self.data, self.eval, self.report, self.completions, *others):
+        for folder in (self.data, self.eval, self.report, self.completions, self.probe, *others):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (
             self.provenance_file,

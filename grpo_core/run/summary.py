@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.errors import JournalError, ranges, shown
+from grpo_core.evaluation.changes import AnswerChanges, answer_changes
 from grpo_core.evaluation.results import HELD_OUT_SAMPLE, facts_file, read_estimates, table_file
 from grpo_core.evaluation.statistics import Estimate, paired_difference
 from grpo_core.machine.disk import read_regular
@@ -36,12 +37,14 @@ class BeforeAfter:
     after: Estimate
     difference: Estimate
     """Paired over prompts."""
+    changes: AnswerChanges
 
     def lines(self) -> list[str]:
         """Return it in words, with the step that it is of."""
         return [
             f"held-out greedy accuracy ({self.num_prompts} prompts): {self.before} -> {self.after} after step {self.step}",
             f"paired difference, 95 % interval: {self.difference}",
+            f"answers: {self.changes}",
         ]
 
 
@@ -74,12 +77,14 @@ def compare_evaluations(run_dir: RunDir) -> BeforeAfter | None:
         return None
     greedy = [table.query("sample == -1").set_index("prompt_id")["correct"] for table in tables]
     both = pandas.concat(greedy, axis=1, join="inner", keys=["before", "after"]).sort_index()
+    pair = [both[name].astype(bool).tolist() for name in ("before", "after")]
     return BeforeAfter(
         step=read_json(facts[-1])["step"],
         num_prompts=len(both),
         before=_greedy_accuracy(run_dir, "base"),
         after=_greedy_accuracy(run_dir, "final"),
-        difference=paired_difference(both["before"].astype(bool).tolist(), both["after"].astype(bool).tolist()),
+        difference=paired_difference(*pair),
+        changes=answer_changes(*pair),
     )
 
 

@@ -25,6 +25,7 @@ from grpo_core.run.journal import Kind, Record, read_journal
 from grpo_core.training.batch import write_completions
 from grpo_core.training.ending import is_over
 from grpo_core.training.phases import Clock
+from grpo_core.training.probe import write_probe
 from grpo_core.training.session import Session
 from grpo_core.training.step import StepResult, run_step
 
@@ -90,11 +91,15 @@ def save_last(session: Session, state: TrainingState, saved_at: int) -> None:
 
 
 def record(session: Session, result: StepResult) -> None:
-    """Journal a step, its sync event, and its completions table."""
+    """Journal a step and its sync event; write its completions table and that of the probe."""
     step = result.state.step
     if is_every(session.config.training.completions_every, step):
         write_completions(session.run_dir.completions_file(step), step, result.batch)
-    journal(session, "step", step, {"metrics": result.metrics, **judged_json(result.batch.rollouts.judged)})
+    judged = result.batch.rollouts.judged
+    if result.probed is not None:
+        write_probe(session.run_dir.probe_file(step), step, result.probed)
+        judged += result.probed.judged
+    journal(session, "step", step, {"metrics": result.metrics, **judged_json(judged)})
     for number, report in enumerate(result.reports, start=1):
         if not report.is_finite:
             what = f"update {number} of {len(result.reports)} was not applied"

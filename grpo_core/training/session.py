@@ -30,6 +30,7 @@ from grpo_core.run.rules import RuleBook
 from grpo_core.run.start_weights import config_here, find_model
 from grpo_core.run.used import places_of, used_checkpoints
 from grpo_core.training.optimizer import build_optimizer
+from grpo_core.training.probe import ProbeSet
 from grpo_core.training.saving import CheckpointWriter
 from grpo_core.training.signals import StopRequest
 from grpo_core.training.update import Updater
@@ -66,6 +67,7 @@ class Session:
     updater: Updater
     writer: CheckpointWriter
     evaluator: Evaluator
+    probe: ProbeSet
     pass_plan: PassPlan
     """How much is computed at once in each step."""
     sync_rules: RuleBook
@@ -171,6 +173,9 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
     reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
     live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
+    verifier = pick_verifier(rewards, config.evaluation.verifier)
+    evaluator = Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
+    probed = (eval_prompts or train_prompts)[: config.probe.num_prompts]
     return Session(
         config=config,
         run_dir=run_dir,
@@ -191,7 +196,6 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
             reference_moves=reference_moves(config),
             in_use=lambda: used_checkpoints(set(places_of(run_dir.path))),
         ),
-        evaluator=Evaluator(
-            policy=policy, verifier=pick_verifier(rewards, config.evaluation.verifier), config=config, verdicts=verdicts
-        ),
+        evaluator=evaluator,
+        probe=ProbeSet(evaluator=evaluator, reference=reference, prompts=probed),
     )

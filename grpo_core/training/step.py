@@ -14,7 +14,7 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.phases import Clock
-from grpo_core.training.probe import probe_figures
+from grpo_core.training.probe import Probed
 from grpo_core.training.rollout import explore
 from grpo_core.training.session import Session
 from grpo_core.training.update import OptimizerStep, UpdateResult
@@ -34,6 +34,8 @@ class StepResult:
     metrics: dict[str, float]
     reports: Sequence[OptimizerStep]
     """Of its optimizer steps."""
+    probed: Probed | None
+    """None where the probe was not due."""
 
 
 def prompts_for(session: Session, step: int) -> tuple[Prompt, ...]:
@@ -144,13 +146,10 @@ def sync_reference(
     )
 
 
-def probe(session: Session, step: int) -> measure.Figures:
-    """Return the exact KL on the fixed probe set, where `step` is due."""
-    settings = session.config.probe
-    if settings.every_steps is None or step % settings.every_steps:
-        return {}
-    prompts = (session.eval_prompts or session.train_prompts)[: settings.num_prompts]
-    return probe_figures(session.policy, session.reference, prompts, session.config)
+def probe(session: Session, step: int) -> Probed | None:
+    """Return the exact drift on the fixed probe set, where `step` is due."""
+    every = session.config.probe.every_steps
+    return None if every is None or step % every else session.probe.measure()
 
 
 def advance(
@@ -172,7 +171,7 @@ def advance(
 
 
 def figures_of_policy(
-    session: Session, batch: TrainingBatch, logps: measure.StepLogps, reports: Sequence[OptimizerStep], probed: measure.Figures
+    session: Session, batch: TrainingBatch, logps: measure.StepLogps, reports: Sequence[OptimizerStep], probed: Probed | None
 ) -> measure.Figures:
     """Return the figures of a step that are known before it decides on a sync."""
     rollouts = batch.rollouts
@@ -188,7 +187,7 @@ def figures_of_policy(
             rollouts.filtered,
             rollouts.figures,
             measure.update_figures(reports),
-            probed,
+            {} if probed is None else probed.figures,
         ]
     )
 
@@ -202,6 +201,7 @@ def conclude_step(
     *,
     sync: RefSync | None,
     distance: float | None,
+    probed: Probed | None,
     clock: Clock,
 ) -> StepResult:
     """Return the counters and every figure of the step after `before`, from what it left behind."""
@@ -214,7 +214,7 @@ def conclude_step(
             measure.time_figures(clock, batch.rollouts, session.config.loss.epochs_per_rollout),
         ]
     )
-    return StepResult(batch=batch, state=after, sync=sync, metrics=metrics, reports=reports)
+    return StepResult(batch=batch, state=after, sync=sync, metrics=metrics, reports=reports, probed=probed)
 
 
 def run_step(session: Session, state: TrainingState) -> StepResult:
@@ -229,4 +229,4 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     with clock("sync"), strictly_deterministic():
         distance = distance_from_reference(session, step, cause)
         sync = sync_reference(session, rollouts, logps.ref, distance, step, cause=cause)
-    return conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, clock=clock)
+    return conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock)

@@ -249,7 +249,7 @@ def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy:
     for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
         if file.exists():
             client.log_artifact(tracked.run_id, str(file))
-    for folder in (run_dir.completions, run_dir.eval, run_dir.report):
+    for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):
         if folder.exists():
             log_folder(client, tracked.run_id, folder, folder.name)
     for name, table in _tables(run_dir).items():

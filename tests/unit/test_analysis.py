@@ -188,6 +188,8 @@ def test_the_result_is_described_in_figures(run_dir: RunDir) -> None:
     assert lines[3].startswith("held-out greedy accuracy (2 prompts): 0.500 [")
     assert lines[3].endswith("after step 5")
     assert lines[4].startswith("paired difference, 95 % interval: 0.500 [")
+    assert lines[5].startswith("answers: of 1 right before, still right 1.000 [")
+    assert lines[5].endswith("; lost 0, gained 1 (McNemar's exact p 1)")
 
 
 def test_a_run_without_a_step_is_described_as_such(run_dir: RunDir) -> None:

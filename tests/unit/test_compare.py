@@ -1,5 +1,6 @@
 """Several runs side by side: names, colours, settings, first differences, paired differences, page, pictures and tables."""
 
+import base64
 import json
 import math
 import os
@@ -159,6 +160,21 @@ def test_each_sync_is_a_dotted_line_in_the_colour_of_its_run(sweep: list[Path]) 
     dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
     assert [line.get_xdata()[0] for line in dotted] == [5.5, 10.5]
     assert {line.get_color() for line in dotted} == {comparison.runs[1].colour}
+
+
+# Where the drift is
+
+
+def test_the_page_shows_where_the_drift_of_each_run_is_and_no_picture_of_runs_without_a_probe(
+    sweep: list[Path], tmp_path: Path
+) -> None:
+    page = write_comparison(compared(*sweep[:2]), tmp_path / "out")
+    picture = base64.b64encode((tmp_path / "out" / "places.png").read_bytes()).decode()
+    assert f'src="data:image/png;base64,{picture}"' in page.read_text()
+    short = [write_compared(tmp_path / name, steps=3).path for name in ("one", "two")]  # ended before their first probe
+    page = write_comparison(compared(*short), tmp_path / "out")
+    assert not (tmp_path / "out" / "places.png").exists()
+    assert 'id="places"' not in page.read_text()
 
 
 # First differences

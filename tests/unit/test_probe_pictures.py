@@ -1,0 +1,85 @@
+"""The heat map of a probe has the journal's figures in the right cells, and one scale for all runs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import pyplot
+
+from grpo_core.run.figures import save_figures
+from grpo_core.run.journal import Record
+from grpo_core.run.probe_pictures import panel_figure, places_figure, read_places
+
+TIME = "2026-11-26T00:00:00+00:00"
+PANEL = {
+    "kl/probe/full_init": 0.5,
+    "kl/probe/forward_own_init": 0.7,
+    "kl/probe/renyi_half_init": 0.2,
+    "kl/probe/tv_init": 0.3,
+    "kl/probe/top1_changed_init": 0.1,
+    "kl/probe/forward_init": 4.0,
+    "kl/probe/forward_init_se": 1.0,
+}
+
+
+def records_of(figures: Mapping[int, Mapping[str, float]]) -> Sequence[Record]:
+    return [
+        Record(seq=number, time=TIME, kind="step", step=step, data={"metrics": dict(values)})
+        for number, (step, values) in enumerate(figures.items())
+    ]
+
+
+def places(**nats: float) -> dict[str, float]:
+    return {f"kl/probe/init_at_{name.removeprefix('at')}": value for name, value in nats.items()}
+
+
+RUN = records_of({10: places(at0=0.1, at1=0.2, at2=0.3), 15: {}, 20: places(at0=0.4, at1=0.5, at2=0.6, at16=0.8)})
+OTHER = records_of({5: places(at0=1.6)})
+
+
+def test_each_cell_is_the_figure_of_its_position_and_step():
+    found = read_places(RUN)
+    assert (found.steps, found.bins) == ((10, 20), ("0", "1", "2-3", "16-31"))
+    np.testing.assert_array_equal(found.nats, [[0.1, 0.4], [0.2, 0.5], [0.3, 0.6], [np.nan, 0.8]])
+
+
+def test_the_picture_has_these_cells_and_all_runs_share_the_scale():
+    figure = places_figure([("one", read_places(RUN)), ("two", read_places(OTHER))])
+    drawn = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title(loc="left") for axes in drawn] == ["one", "two"]
+    image = drawn[0].images[0]
+    assert image.get_array().filled(np.nan)[3, 1] == 0.8
+    assert image.get_array().mask.tolist() == [[False, False], [False, False], [False, False], [True, False]]
+    assert image.origin == "lower"  # the first position is the lowest row
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == ["0", "1", "2-3", "16-31"]
+    assert [label.get_text() for label in drawn[0].get_xticklabels()] == ["10", "20"]
+    assert {axes.images[0].get_clim() for axes in drawn} == {(0.0, 1.6)}
+    pyplot.close(figure)
+
+
+def test_many_runs_share_rows_and_all_are_drawn():
+    figure = places_figure([(str(number), read_places(OTHER)) for number in range(11)])
+    assert sum(bool(axes.images) for axes in figure.axes) == 11
+    assert len({round(axes.get_position().x0, 2) for axes in figure.axes if axes.images}) == 4
+    pyplot.close(figure)
+
+
+def test_the_panel_draws_each_divergence():
+    figure = panel_figure(records_of({10: PANEL, 20: PANEL}))
+    drawn = [[list(line.get_ydata()) for line in axes.lines] for axes in figure.axes]
+    assert drawn == [[[0.5] * 2, [0.7] * 2, [0.2] * 2], [[0.3] * 2, [0.1] * 2], [[4.0] * 2]]
+    (band,) = figure.axes[2].collections
+    assert {float(y) for y in band.get_paths()[0].vertices[:, 1]} == {3.0, 5.0}
+    pyplot.close(figure)
+
+
+def test_a_run_with_a_probe_has_the_pictures_and_one_without_has_not(tmp_path):
+    for name, extra, files in (("with", PANEL | places(at0=0.1), 4), ("without", {}, 2)):
+        records = records_of({10: {"reward/mean": 0.5, "kl/ref/k3": 0.1, **extra}})
+        assert [path.name for path in save_figures(records, tmp_path / name)] == [
+            "reward.png",
+            "kl.png",
+            "panel.png",
+            "places.png",
+        ][:files]
+    assert read_places(records_of({1: {}})) is None
+    assert pyplot.get_fignums() == []
