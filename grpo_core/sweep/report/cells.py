@@ -19,10 +19,11 @@ from grpo_core.sweep.display import (
     plain,
 )
 from grpo_core.sweep.measures import MEASURES, Measure
-from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, Statement, mean_and_half_width
+from grpo_core.sweep.statistics.effects import mean_and_half_width
 from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure
 from grpo_core.sweep.statistics.interactions import Interaction
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
+from grpo_core.sweep.statistics.statements import Comparison, KnobEffects, Statement
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""

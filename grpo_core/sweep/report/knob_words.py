@@ -17,11 +17,11 @@ from grpo_core.sweep.display import (
     plain,
 )
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.effects import Association, Comparison
 from grpo_core.sweep.statistics.findings import Findings, drift_measure
 from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import PairedEstimate
 from grpo_core.sweep.statistics.runs import Level, SweepRuns
+from grpo_core.sweep.statistics.statements import Association, Comparison
 
 SAME_IN_EVERY_SEED = {
     "constant": ", the same in every seed (an interval of width 0, the t test's p is 0)",

@@ -102,7 +102,7 @@ def paired_estimate(differences: Sequence[float], *, scale: float = 1.0) -> Pair
     return PairedEstimate(seeds=count, mean=mean, low=low, high=high, p=p, family_p=p, spread="varies")
 
 
-def t_interval(values: Sequence[float] | np.ndarray, *, comparisons: int = 1) -> tuple[float, float]:
+def t_interval(values: Sequence[float] | np.ndarray, *, comparisons: float = 1) -> tuple[float, float]:
     """Return Student's 95 % interval of the mean; NaN for fewer than two values.
 
     Args:
@@ -155,7 +155,7 @@ def two_way_interval(scores: np.ndarray) -> tuple[float, float]:
 def moderated_p(families: Sequence[Sequence[float]]) -> list[float]:
     """Return the two-sided p-values of the moderated t of some differences over seeds; NaN where a variance is 0 or unknown.
 
-    Smyth 2004: the variance s_g^2 with d_g degrees of freedom is a draw of s_0^2 d_0 / chi^2(d_0) times chi^2(d_g) / d_g. By the
+    Smyth 2004: a variance s_g^2 with d_g degrees of freedom is a draw of s_0^2 d_0 / chi^2(d_0) times chi^2(d_g) / d_g. By the
     moments of e_g = log s_g^2 - digamma(d_g / 2) + log(d_g / 2): trigamma(d_0 / 2) = var(e) - mean trigamma(d_g / 2), no
     spread beyond chance is d_0 = infinity; log s_0^2 = mean(e) + digamma(d_0 / 2) - log(d_0 / 2). Then t = mean /
     sqrt((d_0 s_0^2 + d_g s_g^2) / (d_0 + d_g) / n) with d_0 + d_g degrees of freedom, at most those of all together.
@@ -208,8 +208,8 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
     share = {index: 1.0 if weights is None else weights[index] for index in known}
     left, largest, adjusted = math.fsum(share.values()), 0.0, [math.nan] * len(p_values)
     for index in sorted(known, key=lambda index: p_values[index] / share[index]):
-        largest = max(largest, min(1.0, p_values[index] * (left / share[index])))
-        adjusted[index], left = largest, left - share[index]
+        largest = max(largest, min(1.0, p_values[index] * max(1.0, left / share[index])))
+        adjusted[index], left = largest, max(0.0, left - share[index])
     return adjusted
 
 
