@@ -210,7 +210,8 @@ def test_the_table_of_arms(probes: dict[Key, float], tables: Tables) -> None:
         decimals = max(3, 1 - math.floor(math.log10(half)))  # two digits of what is uncertain
         cell = f"{fmean(of_arm):.{decimals}f} ± {half:.{decimals}f}"
         assert row["the same, exact"] == cell
-        assert row["drift"] == cell + (" (over)" if fmean(of_arm) > BOUND else "")
+        upper = fmean(of_arm) + stats.t.ppf(0.95, len(SEEDS) - 1) * stats.sem(of_arm)
+        assert row["drift"] == f"{cell}, at most {plain(upper)}" + (" (over)" if upper > BOUND else "")
 
 
 def test_the_words_the_effects_and_their_table(sweep_dir: SweepDir, probes: dict[Key, float], tables: Tables) -> None:

@@ -16,7 +16,6 @@ from grpo_core.sweep.display import (
     knob_name,
     level_name,
     p_words,
-    plain,
 )
 from grpo_core.sweep.measures import MEASURES
 from grpo_core.sweep.statistics.findings import Findings, drift_measure
@@ -26,6 +25,7 @@ from grpo_core.sweep.statistics.runs import Level, SweepRuns
 from grpo_core.sweep.statistics.statements import Association, Comparison, Difference
 
 ANSWERED = "answered by the question"
+NO_PAIR = "no matched pair of complete runs, so nothing can be compared"
 SAME_IN_EVERY_SEED = {
     "constant": ", the same in every seed (an interval of width 0, the t test's p is 0)",
     "identical": ", identical in every seed",
@@ -118,17 +118,15 @@ def drift_lines(findings: Findings) -> list[str]:
 
 def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool = False) -> str:
     effects, wording = findings.effects[outcome], HIGHER_IS_BETTER if outcome == "objective" else DRIFT
-    if knob not in findings.sweep.varied:
-        return "one level only, nothing to compare"
-    if (association := effects.association(knob)) is not None:
-        if association in findings.question and not question:
-            return ANSWERED
+    association = effects.association(knob)
+    of_knob = effects.of(knob) if association is None else [association]
+    asked = [found for found in of_knob if (found in findings.question) == question]
+    if not asked:
+        one = "one level only, nothing to compare" if knob not in findings.sweep.varied else NO_PAIR
+        return ANSWERED if of_knob and not question else one
+    if association is not None:
         return _association_words(association, "objective" if outcome == "objective" else "drift")
-    contrasts = sorted(_asked_about(findings, effects.of(knob), question), key=lambda found: -abs(found.estimate.mean))
-    if not contrasts and effects.of(knob) and not question:
-        return ANSWERED
-    if not contrasts:
-        return "no matched pair of complete runs, so nothing can be compared"
+    contrasts = sorted((found for found in asked if isinstance(found, Comparison)), key=lambda found: -abs(found.estimate.mean))
     tested = [found for found in contrasts if not math.isnan(found.p)]
     if not tested:
         return f"one seed shows no spread, so nothing is established (largest difference {_open_words(contrasts[0], wording)})"
@@ -147,14 +145,10 @@ def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool =
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
 
 
-def _asked_about(findings: Findings, contrasts: Sequence[Comparison], question: bool) -> list[Comparison]:
-    """Return the contrasts of a knob that are the question, or those that are not."""
-    return [one for one in contrasts if (one in findings.question) == question]
-
-
 def _stands(found: Comparison, wording: Wording) -> str:
-    at_least = found.together[0] if found.estimate.mean > 0 else -found.together[1]
-    surely = f", at least {plain(at_least)} with all comparisons at once" if at_least > 0 else ""
+    sign = 1 if found.estimate.mean > 0 else -1
+    at_least = bounds(found.estimate.mean, *found.together, sign)[1].strip("[]").split(",")[0]
+    surely = f", at least {at_least} with all comparisons at once" if min(sign * end for end in found.together) > 0 else ""
     return f"{_put(found, wording.claim)} (Holm {p_words(found.holm_p)}{surely})"
 
 

@@ -60,19 +60,10 @@ def _family_lines(findings: Findings) -> list[str]:
     size = len(_tested(findings.sentences))
     if size < 2 or findings.sweep.awaited[0]:
         return []
-    what = (
-        "the lines above but the question"
-        if findings.question
-        else "the lines above, no question having been named (`primary`),"
-    )
-    share = (
-        "of which 60 % are the question's"
-        if findings.question
-        else "shared evenly by knobs, interactions and arms, and in each"
-    )
+    asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
     return [
-        f"{what} are exploratory: {size} statements are one family, in which even one false claim has a chance of at most 5 %, "
-        f"{share}"
+        f"the lines above {asked}are exploratory: {size} statements are one family, in which the chance of even one false "
+        "claim is at most 5 %"
     ]
 
 
