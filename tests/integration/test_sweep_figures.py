@@ -19,6 +19,7 @@ from grpo_core.config import RunConfig
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, Outcome, arm_config, grid
+from grpo_core.sweep.display import plain
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
 from tasks.sweep.stages import report_again

@@ -88,7 +88,8 @@ def test_an_interaction_is_said_with_the_effect_at_each_level() -> None:
     assert found.family_size == pytest.approx(5)
     assert test.pvalue < 1e-4 / 5
     table = interaction_table(find(runs, OUTCOMES), "objective")
-    ((effect, between, difference, *_),) = table.rows
+    ((effect, between, at_never, at_5, difference, *_),) = table.rows
+    assert (at_never[:6], at_5[:6]) == tuple(f"-{fmean(gains[name]):.3f}" for name in ("sync=never", "sync=5"))
     # Later level minus earlier in the table: 4 - 0.1 is the effect of the words with the other sign.
     assert (effect, between) == ("β: 4 − 0.1", "sync period: never − 5")  # noqa: RUF001 - a minus between two numbers
     assert difference.startswith(f"-{fmean(apart):.3f} [-")

@@ -126,9 +126,7 @@ def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -
 
 def _drift_tables(findings: Findings) -> list[Table]:
     """Return what the answer says of the drift."""
-    effects = [
-        effects for outcome, effects in findings.effects.items() if outcome in findings.interactions and outcome != "objective"
-    ]
+    effects = [findings.effects[outcome] for outcome in findings.interactions if outcome != "objective"]
     return [
         table
         for one in effects

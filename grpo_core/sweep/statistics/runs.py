@@ -142,7 +142,7 @@ class SweepRuns:
         }
         texts = {key: runs[key].astype(object) if key in runs else None for key in TEXTS}
         self.facts, self.table = facts, runs.assign(**known, **texts).reset_index(drop=True)
-        self._by_prompt = by_prompt or {}
+        self._by_prompt, self._values = by_prompt or {}, dict[str, dict[int, dict[int, float]]]()
         rows = self.table.drop_duplicates("arm").sort_values("arm").to_dict("records")
         self.arms = tuple(
             Arm(number=int(row["arm"]), values={knob: as_level(row[knob]) for knob in facts.knobs}) for row in rows
@@ -163,10 +163,13 @@ class SweepRuns:
 
     def values(self, measure: str) -> dict[int, dict[int, float]]:
         """Return arm -> seed -> figure of the complete runs in which it is known."""
+        if measure in self._values:
+            return self._values[measure]
         found: dict[int, dict[int, float]] = {arm.number: {} for arm in self.arms}
         for arm, seed, value in self.complete[["arm", "seed", measure]].itertuples(index=False):
             if math.isfinite(value):
                 found[int(arm)][int(seed)] = float(value)
+        self._values[measure] = found
         return found
 
     @cached_property
