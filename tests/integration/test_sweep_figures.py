@@ -230,7 +230,10 @@ def test_the_words_the_effects_and_their_table(sweep_dir: SweepDir, probes: dict
     (bound,) = [text for text in answer if text.startswith("over the bound")]
     first = [probes[3, seed] for seed in SEEDS]
     assert f"(arm 3) with the highest objective 0.560 at {fmean(first):.3f} nats" in bound
-    assert any("exact KL to the initial policy" in row["outcome"] for row in tables.starting("What else the knobs change"))
+    for name in ("β", "sync period"):
+        (row,) = tables.starting(f"{name}: paired differences in the exact KL to the initial policy")
+        (said,) = [text for text in answer if text.startswith(f"drift by {name} (")]
+        assert f" by {row['difference [95 %]'].split(' [')[0].lstrip('-')} [" in said
 
 
 def test_the_figures_in_mlflow(sweep_dir: SweepDir, store: Store, probes: dict[Key, float]) -> None:
