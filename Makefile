@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm test-compose vllm bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm check format docs clean setup
+.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -75,6 +75,9 @@ gpu-check:  ## what this project does on the GPU here, in one report; needs torc
 
 torture-vllm: setup  ## every fault of a vLLM server: stale, half and broken weights, kills in each phase; with and without the proof
 	$(BIN)/pytest -m 'vllm and not slow' tests/vllm/test_faults.py tests/vllm/test_bfloat16.py tests/vllm/test_deaths.py tests/vllm/test_flow.py $(ARGS)
+
+coverage: setup  ## how often intervals cover, and how often a sweep with nothing to find makes a claim: simulations, 4 minutes on 2 cores
+	$(BIN)/python -m benchmarks.coverage $(ARGS)
 
 mutants: setup  ## planted mistakes in the algorithm, each killed by the unit tests (ARGS="-k NAME --hypothesis-seed 1")
 	$(BIN)/python -m tests.mutants $(ARGS)

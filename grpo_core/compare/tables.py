@@ -121,7 +121,7 @@ def _paired_section(comparison: RunComparison) -> ComparisonSection:
     seeds = Table(
         caption="Over seeds: differences at the end of what each pair of runs has done",
         head=("figure", "run", "against", "difference [95 %]", "p", "Holm p", "seeds"),
-        units=("", "", "", "per seed, paired", "paired t", "all rows of this figure", "n: which"),
+        units=("", "", "", "on these prompts", "paired t", "all rows of this figure", "n: which"),
         rows=tuple(
             (
                 f"{CURVE_KINDS[found.metric].title}, {CURVE_KINDS[found.metric].unit}",
@@ -138,7 +138,7 @@ def _paired_section(comparison: RunComparison) -> ComparisonSection:
     prompts = Table(
         caption="Over prompts: held-out accuracy of the final policies",
         head=("run", "against", "difference [95 %]", "prompts"),
-        units=("", "", "share of prompts, paired", "n"),
+        units=("", "", "share, on new prompts", "n"),
         rows=tuple(
             (found.label, found.against, _interval(found.estimate), str(found.num_prompts)) for found in comparison.over_prompts
         ),
@@ -227,11 +227,11 @@ PAIRED_NOTE = (
         "Runs are paired where they share their random numbers: the same seed and the same frozen prompts. Over seeds, the "
         f"seed is the unit: the figures are means over the last {LAST_STEPS} steps that both runs have done (of a probe the "
         "last one that both have), intervals and p-values those of the sweep report: Student's t over seeds, Holm's correction "
-        "within a figure. One seed has neither."
+        "within a figure. One seed has neither. They are for these prompts: what others would give is not in them."
     ),
     (
-        "Over prompts, the prompt is the unit: the interval says how sure the difference between these two policies is. What "
-        "another seed would give is not in it."
+        "Over prompts, the prompt is the unit: the interval says how sure the difference between these two policies is on new "
+        "prompts (Agresti & Min 2005). What another seed would give is not in it."
     ),
 )
 UNPAIRED_NOTE = "No two runs with different settings share seed and frozen prompts, so no difference is paired."

@@ -9,7 +9,7 @@ from typing import Any
 from grpo_core.config import RunConfig
 from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.evaluation.rewards import open_rewards
-from grpo_core.evaluation.statistics import Estimate, mean_estimate, pass_at_k, proportion
+from grpo_core.evaluation.statistics import Estimate, mean_estimate, mean_share, pass_at_k, proportion
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import choose_kernels, pin_threads
 from grpo_core.policy.opening import open_policy, require_positions
@@ -87,7 +87,7 @@ class Evaluator:
         of_prompts = [sampled[start : start + samples] for start in range(0, len(sampled), max(1, samples))]
         counts = [sum(row.correct for row in of_prompt) for of_prompt in of_prompts]
         for k in self.config.evaluation.k if samples else ():
-            estimates[f"{key}/pass_at_{k}"] = mean_estimate([pass_at_k(samples, count, k) for count in counts], 0.0, 1.0)
+            estimates[f"{key}/pass_at_{k}"] = mean_share([pass_at_k(samples, count, k) for count in counts])
         return EvalResult(num_prompts=len(prompts), estimates=estimates, completions=(*greedy, *sampled), judged=tuple(judged))
 
     def _complete(

@@ -23,47 +23,81 @@ class Estimate:
 
 
 def proportion(successes: int, total: int) -> Estimate:
-    """Return a share with its Wilson interval.
+    """Return a share with its score interval (Wilson 1927, JASA 22(158)).
 
     >>> print(proportion(5, 10))
     0.500 [0.237, 0.763]
     """
     from scipy import special  # not scipy.stats, whose import takes longer than most evaluations during a training
 
-    share = successes / total
-    z = float(special.ndtri(0.5 + CONFIDENCE / 2))
-    scale = 2 * (total + z**2)
-    centre = (2 * total * share + z**2) / scale
-    half = z / scale * math.sqrt(4 * total * share * (1 - share) + z**2)
-    low = 0.0 if successes == 0 else centre - half
-    return Estimate(value=share, low=low, high=1.0 if successes == total else centre + half)
+    return _score_interval(successes / total, total, float(special.ndtri(0.5 + CONFIDENCE / 2)))
 
 
-def mean_estimate(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> Estimate:
-    """Return the mean of one value per prompt with its t interval; all-equal values have an interval of width 0.
+def mean_share(shares: Sequence[float]) -> Estimate:
+    """Return the mean of one share per prompt, such as pass@k, with a score interval over prompts.
 
-    Args:
-        values: one per prompt.
-        least: value that there can be; the interval ends there.
-        most: as well.
+    Wilson's interval (1927, JASA 22(158)) of the mean with the quantile of Student's t of n - 1 degrees of freedom and, for the
+    n prompts, their effective number n p (1 - p) / s^2: a prompt is a cluster of its samples (Miller 2024, arXiv:2411.00640),
+    and s^2 is the variance between prompts, which is p (1 - p) where each is 0 or 1 and less elsewhere. To p and s^2 half a
+    prompt is added, a quarter right and a quarter wrong: where all prompts agree the others need not, so there it is Wilson's
+    of n prompts. Within 0.05..0.9 it has the width of the t interval to a few percent at 50 prompts and to 1 % at 200; near
+    0 and 1, where that one covers as little as 27 %, it covers 94 % and more (`make coverage`).
+
+    >>> print(mean_share([1.0] * 50))
+    1.000 [0.925, 1.000]
     """
+    array = np.asarray(shares, dtype=float)
+    centre, count = min(1.0, max(0.0, float(array.mean()))), len(array)
+    if count < 2:
+        return Estimate(value=centre, low=0.0, high=1.0)
+    middle = (float(array.sum()) + 0.25) / (count + 0.5)
+    variance = (float((array**2).sum()) + 0.25) / (count + 0.5) - middle**2
+    return _score_interval(centre, count * middle * (1 - middle) / variance, _student(count - 1))
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of one value per prompt with its t interval: all numbers for a single one, width 0 where all agree."""
     array = np.asarray(values, dtype=float)
     centre = float(array.mean())
     if len(array) < 2:
-        return Estimate(value=centre, low=least, high=most)
-    from scipy import special
-
-    half = float(special.stdtrit(len(array) - 1, 0.5 + CONFIDENCE / 2)) * float(array.std(ddof=1)) / math.sqrt(len(array))
-    return Estimate(value=centre, low=max(least, centre - half), high=min(most, centre + half))
+        return Estimate(value=centre, low=-math.inf, high=math.inf)
+    half = _student(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return Estimate(value=centre, low=centre - half, high=centre + half)
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """Return the mean of after - before over the same prompts with its t interval.
+    """Return the mean of after - before over the same prompts, both in [0, 1], with an interval that never has width 0.
+
+    Agresti & Min 2005 (Stat. Med. 24(5)): of binary outcomes, half a prompt is added to each of the four cells of before and
+    after, and the interval is the mean of these n + 2 prompts give or take q times its standard error; here q is Student's t
+    of n - 1 degrees of freedom. For shares (several samples a prompt) it is the paired t interval over prompts with the same
+    two prompts added, one of no change and one of half +1, half -1: where no prompt of n changed, it is about 0 +- 2 / n.
 
     Raises:
         ValueError: the two do not have the same length.
     """
-    return mean_estimate([later - earlier for earlier, later in zip(before, after, strict=True)])
+    changes = np.asarray([later - earlier for earlier, later in zip(before, after, strict=True)], dtype=float)
+    count, total = len(changes), len(changes) + 2
+    if count < 2:
+        return Estimate(value=float(changes.mean()), low=-1.0, high=1.0)
+    centre = float(changes.sum()) / total
+    half = _student(count - 1) * math.sqrt((float((changes**2).sum()) + 1) / total - centre**2) / math.sqrt(total)
+    return Estimate(value=float(changes.mean()), low=max(-1.0, centre - half), high=min(1.0, centre + half))
+
+
+def _student(freedom: int) -> float:
+    from scipy import special
+
+    return float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+
+
+def _score_interval(share: float, count: float, quantile: float) -> Estimate:
+    """Return a share with the values p at which it lies no more than `quantile` times sqrt(p (1 - p) / count) away."""
+    scale = 2 * (count + quantile**2)
+    centre = (2 * count * share + quantile**2) / scale
+    half = quantile / scale * math.sqrt(4 * count * share * (1 - share) + quantile**2)
+    low = 0.0 if share == 0 else centre - half
+    return Estimate(value=share, low=low, high=1.0 if share == 1 else centre + half)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

@@ -42,8 +42,9 @@ class BeforeAfter:
     def lines(self) -> list[str]:
         """Return it in words, with the step that it is of."""
         return [
-            f"held-out greedy accuracy ({self.num_prompts} prompts): {self.before} -> {self.after} after step {self.step}",
-            f"paired difference, 95 % interval: {self.difference}",
+            f"held-out greedy accuracy ({self.num_prompts} prompts): {self.before} -> {self.after} on new prompts, "
+            f"after step {self.step}",
+            f"paired difference on new prompts, this run alone, 95 % interval: {self.difference}",
             f"answers: {self.changes}",
         ]
 

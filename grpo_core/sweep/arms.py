@@ -49,6 +49,27 @@ def check_axes(sweep: SweepConfig) -> None:
             raise ConfigError(f"axes.{key}: {doubles[0]} is listed {written.count(doubles[0])} times; list it once")
 
 
+def check_primary(sweep: SweepConfig) -> None:
+    """Refuse a question that the arms cannot answer.
+
+    Raises:
+        ConfigError: names the key, what it says and what it could say.
+    """
+    primary = sweep.primary
+    if primary is None:
+        return
+    if primary.knob not in sweep.axes:
+        raise ConfigError(f"primary.knob: {primary.knob} is not swept; name one of {', '.join(sweep.axes)}")
+    axis = sweep.axes[primary.knob]
+    for name, value in (("first", primary.first), ("second", primary.second)) if primary.levels is not None else ():
+        if isinstance(axis, Range):
+            raise ConfigError(f"primary.{name}: {primary.knob} is a range, whose values are not known; name the knob alone")
+        if value not in axis:
+            raise ConfigError(
+                f"primary.{name}: {shown(value)} is not among the values of axes.{primary.knob}: {', '.join(map(shown, axis))}"
+            )
+
+
 def count_arms(sweep: SweepConfig) -> int:
     """Return how many arms the sweep has: the size of the grid, or the trials."""
     size = math.prod(len(axis) for axis in sweep.axes.values() if not isinstance(axis, Range))

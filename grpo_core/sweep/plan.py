@@ -15,7 +15,7 @@ from grpo_core.config.loading import explain, read_values
 from grpo_core.config.presets import find_sweep
 from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
-from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, count_arms, grid
+from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, check_primary, count_arms, grid
 from grpo_core.sweep.display import arm_name
 from grpo_core.sweep.measured import counted_arms, find_unmeasured
 from grpo_core.sweep.objective import check_objective, refuse_first, swept_units
@@ -75,6 +75,7 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     except ValidationError as error:
         raise ConfigError(listed(explain(error, SweepConfig))) from error
     check_axes(sweep)
+    check_primary(sweep)
     _check_keys(sweep)
     base_file = find_config(sweep.base)
     base = apply_overrides(read_values(base_file), sweep.overrides)

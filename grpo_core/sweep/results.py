@@ -1,8 +1,8 @@
 """What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas
@@ -17,7 +17,8 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_status
 from grpo_core.run.tables import step_table, sync_table
-from grpo_core.sweep.arms import Arm, Outcome, original_of
+from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
+from grpo_core.sweep.by_prompt import objective_by_prompt
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
 from grpo_core.sweep.measured import figure_at_end
@@ -43,6 +44,8 @@ class Results:
     """One row an arm, seed and reference sync."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know about the journals."""
+    by_prompt: Mapping[Key, pandas.Series] = field(default_factory=dict)
+    """(arm, seed) -> the objective prompt by prompt, of the finished runs of which it is known."""
 
     def statuses(self) -> dict[str, int]:
         """Return how many runs ended in which way."""
@@ -90,7 +93,13 @@ def collect(stored: StoredSweep) -> Results:
         for one in runs
         for note in one.notes
     }
+    by_prompt = {
+        (run.arm.number, run.seed): objective_by_prompt(run.folder, sweep.objective, row["objective"])
+        for run, row in zip(runs, rows, strict=True)
+        if row["status"] == "finished"
+    }
     return Results(
+        by_prompt={key: scores for key, scores in by_prompt.items() if scores is not None},
         runs=pandas.DataFrame(
             rows, columns=["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
         ),

@@ -87,6 +87,22 @@ class ObjectiveConfig(Section):
         return self.metric.startswith("eval/")
 
 
+class PrimaryConfig(Section):
+    """The question as one contrast in the objective, or all contrasts of one knob."""
+
+    knob: Text
+    """One of the axes."""
+    first: Any = None
+    """A value of it; as `second` = all of its values are compared."""
+    second: Any = None
+    """The value that is compared with `first`."""
+
+    @property
+    def levels(self) -> tuple[Any, Any] | None:
+        """The two values; None where all are compared."""
+        return None if self.first == self.second else (self.first, self.second)
+
+
 class BudgetConfig(Section):
     """When no further run begins; runs under way are finished."""
 
@@ -142,6 +158,9 @@ class SweepConfig(Section):
 
     question: str = Field(default="", max_length=10_000)
     """What the sweep is to answer, in words; shown first in its report."""
+    primary: PrimaryConfig | None = None
+    """The question as a contrast, chosen before the first run: its answer stands first, and 60 % of the chance of a false
+    claim are its own; what else the report says is exploratory. null = all of it is."""
     base: Text
     """Preset or file of which every arm is a variation."""
     overrides: PlainValues = Field(default={})

@@ -102,11 +102,17 @@ def sweep_of_runs(folder: Path) -> SweepDir | None:
 
 def _is_complete(stored: StoredSweep, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> bool:
     """Return whether every run that is wanted has ended, or the budget is spent."""
-    budget, sweep = stored.plan.sweep.budget, stored.plan.sweep
+    if is_budget_spent(stored, arms):
+        return True
+    return len(arms) >= stored.plan.num_arms and next_run(stored.plan.sweep, arms, outcomes, ()) is None
+
+
+def is_budget_spent(stored: StoredSweep, arms: Mapping[int, Arm]) -> bool:
+    """Return whether no further run begins because the sweep's hours or tokens are used up."""
+    budget = stored.plan.sweep.budget
     if budget.hours is not None and stored.dir.elapsed_seconds() >= 3600 * budget.hours:
         return True
-    if budget.tokens is not None:
-        journals = Journals(stored)
-        if sum(journals.of((number, seed)).tokens for number in arms for seed in sweep.seeds) >= budget.tokens:
-            return True
-    return len(arms) >= stored.plan.num_arms and next_run(sweep, arms, outcomes, ()) is None
+    if budget.tokens is None:
+        return False
+    journals = Journals(stored)
+    return sum(journals.of((number, seed)).tokens for number in arms for seed in stored.plan.sweep.seeds) >= budget.tokens

@@ -98,7 +98,7 @@ def test_the_figure_of_an_older_policy_is_never_that_of_the_run(died: RunDir) ->
     history = read_journal(died.journal_file)
     before, after = accuracy_of(history, 0), accuracy_of(history, 1)
     (line,) = [line for line in shown(died).splitlines() if "held-out greedy accuracy (" in line]
-    assert re.search(rf"{before:.3f} \[.*\] -> {after:.3f} \[.*\] after step 1$", line)
+    assert re.search(rf"{before:.3f} \[.*\] -> {after:.3f} \[.*\] on new prompts, after step 1$", line)
     assert line in describe_result(history, compare_evaluations(died))
     row = row_of(died)
     assert row["steps"] == len(steps_of(died)) > 1

@@ -19,6 +19,7 @@ from grpo_core.config import RunConfig
 from grpo_core.machine.jsonfile import write_json
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, Outcome, arm_config, grid
+from grpo_core.sweep.display import plain
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
 from tasks.sweep.stages import report_again
@@ -210,7 +211,8 @@ def test_the_table_of_arms(probes: dict[Key, float], tables: Tables) -> None:
         decimals = max(3, 1 - math.floor(math.log10(half)))  # two digits of what is uncertain
         cell = f"{fmean(of_arm):.{decimals}f} ± {half:.{decimals}f}"
         assert row["the same, exact"] == cell
-        assert row["drift"] == cell + (" (over)" if fmean(of_arm) > BOUND else "")
+        upper = fmean(of_arm) + stats.t.ppf(0.95, len(SEEDS) - 1) * stats.sem(of_arm)
+        assert row["drift"] == f"{cell}, at most {plain(upper)}" + (" (over)" if upper > BOUND else "")
 
 
 def test_the_words_the_effects_and_their_table(sweep_dir: SweepDir, probes: dict[Key, float], tables: Tables) -> None:
@@ -228,7 +230,10 @@ def test_the_words_the_effects_and_their_table(sweep_dir: SweepDir, probes: dict
     (bound,) = [text for text in answer if text.startswith("over the bound")]
     first = [probes[3, seed] for seed in SEEDS]
     assert f"(arm 3) with the highest objective 0.560 at {fmean(first):.3f} nats" in bound
-    assert any("exact KL to the initial policy" in row["outcome"] for row in tables.starting("What else the knobs change"))
+    for name in ("β", "sync period"):
+        (row,) = tables.starting(f"{name}: paired differences in the exact KL to the initial policy")
+        (said,) = [text for text in answer if text.startswith(f"drift by {name} (")]
+        assert f" by {row['difference [95 %]'].split(' [')[0].lstrip('-')} [" in said
 
 
 def test_the_figures_in_mlflow(sweep_dir: SweepDir, store: Store, probes: dict[Key, float]) -> None:

@@ -167,10 +167,10 @@ def test_evaluations_are_compared_prompt_by_prompt(run_dir: RunDir) -> None:
     assert comparison is not None
     assert comparison.num_prompts == 4
     assert (comparison.before.value, comparison.after.value) == (0.25, 0.75)
-    # Differences 1, 0, 0, 1: mean 0.5, std sqrt(1/3), t(0.975, 3) = 3.18245.
+    # Two of four gained; Agresti-Min: (2.5 - 0.5) / 6 - t(0.975, 3) sqrt(3 - 2^2 / 6) / 6, t = 3.18245.
     assert comparison.difference.value == 0.5
-    assert comparison.difference.high == pytest.approx(0.5 + 3.18245 * (1 / 3) ** 0.5 / 2, rel=1e-5)
-    assert comparison.difference.low == pytest.approx(0.5 - 3.18245 * (1 / 3) ** 0.5 / 2, rel=1e-5)
+    assert comparison.difference.low == pytest.approx(2 / 6 - 3.18245 * (3 - 4 / 6) ** 0.5 / 6, rel=1e-5)
+    assert comparison.difference.high == 1.0
 
 
 def test_one_evaluation_is_no_comparison(run_dir: RunDir) -> None:
@@ -187,7 +187,7 @@ def test_the_result_is_described_in_figures(run_dir: RunDir) -> None:
     assert lines[2] == "KL per token at the last step: 0.0500 to the reference, 0.1000 to the initial policy"
     assert lines[3].startswith("held-out greedy accuracy (2 prompts): 0.500 [")
     assert lines[3].endswith("after step 5")
-    assert lines[4].startswith("paired difference, 95 % interval: 0.500 [")
+    assert lines[4].startswith("paired difference on new prompts, this run alone, 95 % interval: 0.500 [")
     assert lines[5].startswith("answers: of 1 right before, still right 1.000 [")
     assert lines[5].endswith("; lost 0, gained 1 (McNemar's exact p 1)")
 

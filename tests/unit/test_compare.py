@@ -306,8 +306,9 @@ def test_accuracy_is_paired_over_prompts(sweep: list[Path]) -> None:
     found = {(one.label, one.against): one for one in comparison.over_prompts}
     one = found["β=0.1 sync=5 seed=1", "β=0 sync=never seed=1"]
     assert (one.num_prompts, one.estimate.value) == (4, 0.25)
-    half = stats.t.ppf(0.975, 3) * stats.sem([0, 1, 0, 0])
-    assert (one.estimate.low, one.estimate.high) == pytest.approx((0.25 - half, 0.25 + half))
+    # Agresti and Min: one of four gained, and half a prompt in each cell.
+    half = stats.t.ppf(0.975, 3) * math.sqrt(2 - 1 / 6) / 6
+    assert (one.estimate.low, one.estimate.high) == pytest.approx((1 / 6 - half, 1 / 6 + half))
 
 
 def test_an_evaluation_before_the_last_step_is_not_that_of_the_final_policy(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from grpo_core.data.frozen import load_frozen
 from grpo_core.evaluation.runner import is_correct, open_evaluator, pick_verifier
-from grpo_core.evaluation.statistics import mean_estimate, paired_difference, pass_at_k, proportion
+from grpo_core.evaluation.statistics import mean_estimate, mean_share, paired_difference, pass_at_k, proportion
 from grpo_core.rewards.base import load_rewards
 
 SETTINGS = settings(max_examples=40)
@@ -52,10 +52,33 @@ def test_a_mean_has_scipys_interval(values):
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((mean(values), low, high), rel=1e-9, abs=1e-9)
 
 
-def test_the_interval_of_a_mean_of_shares_holds_no_other_values():
-    shares = mean_estimate([1.0, 1.0, 0.0], 0.0, 1.0)
-    assert (shares.low, shares.high) == (0.0, 1.0)
-    one = mean_estimate([0.5], 0.0, 1.0)
+@SETTINGS
+@given(counts=st.tuples(st.integers(0, 300), st.integers(0, 300)).filter(lambda counts: sum(counts) > 1))
+def test_a_mean_of_binary_shares_is_wilsons_with_students_quantile(counts):
+    right, wrong = counts
+    estimate, total = mean_share([1.0] * right + [0.0] * wrong), right + wrong
+    confidence = 2 * stats.norm.cdf(stats.t.ppf(0.975, total - 1)) - 1
+    expected = stats.binomtest(right, total).proportion_ci(min(confidence, 1 - 1e-12), method="wilson")
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), abs=1e-4)
+
+
+@SETTINGS
+@given(shares=st.lists(st.integers(0, 16), min_size=2, max_size=30))
+def test_the_interval_of_a_mean_of_shares_has_a_width_and_stays_between_0_and_1(shares):
+    estimate = mean_share([share / 16 for share in shares])
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert estimate.high - estimate.low > 1 / (len(shares) + 10) / 4
+
+
+def test_inside_a_mean_of_shares_has_the_t_interval_to_a_percent():
+    shares = [share / 8 for share in (0, 1, 3, 5, 7, 8, 8, 8)] * 25
+    estimate, student = mean_share(shares), mean_estimate(shares)
+    assert estimate.high - estimate.low == pytest.approx(student.high - student.low, rel=0.01)
+    assert estimate.low == pytest.approx(student.low, abs=0.002)
+
+
+def test_one_prompt_says_nothing_of_a_share():
+    one = mean_share([0.5])
     assert (one.low, one.high) == (0.0, 1.0)
 
 
@@ -66,16 +89,27 @@ def test_equal_values_have_an_interval_of_width_0_and_one_value_an_infinite_one(
     assert (single.value, single.low, single.high) == (0.5, -math.inf, math.inf)
 
 
-@SETTINGS
-@given(pairs=st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=3, max_size=12))
-def test_a_paired_difference_excludes_0_exactly_where_the_paired_t_test_does(pairs):
-    before, after = ([float(value) for value in side] for side in zip(*pairs, strict=True))
+def test_a_paired_difference_is_agresti_and_mins_by_hand():
+    # 20 prompts, 5 gained, 1 lost; with half a prompt in each cell 5.5 and 1.5 of 22
+    before, after = [0] * 5 + [1] * 15, [1] * 5 + [0] + [1] * 14
     estimate = paired_difference(before, after)
-    assert estimate.value == pytest.approx(mean(after) - mean(before), abs=1e-12)
-    differences = [later - earlier for earlier, later in pairs]
-    if stdev(differences) > 0:
-        p_value = stats.ttest_rel(after, before).pvalue
-        assert (estimate.low <= 0 <= estimate.high) == (p_value >= 0.05)
+    half = stats.t.ppf(0.975, 19) * math.sqrt(7 - 4**2 / 22) / 22
+    assert estimate.value == 0.2
+    assert (estimate.low, estimate.high) == pytest.approx((4 / 22 - half, 4 / 22 + half), abs=1e-12)
+
+
+def test_a_paired_difference_where_nothing_changed_is_not_certain():
+    estimate = paired_difference([1.0] * 100, [1.0] * 100)
+    assert estimate.value == 0
+    assert (-estimate.low, estimate.high) == pytest.approx((1.98 / 102, 1.98 / 102), rel=0.01)
+
+
+@SETTINGS
+@given(pairs=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=100, max_size=120))
+def test_a_paired_difference_of_many_shares_is_nearly_the_paired_t_interval(pairs):
+    before, after = ([share / 4 for share in side] for side in zip(*pairs, strict=True))
+    estimate, student = paired_difference(before, after), mean_estimate([a - b for b, a in zip(before, after, strict=True)])
+    assert (estimate.low, estimate.high) == pytest.approx((student.low, student.high), abs=0.04)
 
 
 def test_a_paired_difference_needs_the_same_prompts():

@@ -80,6 +80,8 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ({"overrides": {"training.seed": 3}}, ["training.seed", "seeds"]),
         ({"axes": {"loss.beta": {"low": 0.0, "high": 1.0, "step": 5.0}}, "sampler": "random", "trials": 3}, ["step 5.0"]),
         ({"axes": {"loss.beta": {"low": False, "high": True}}, "sampler": "random", "trials": 3}, ["must be numbers"]),
+        ({"primary": {"knob": "optimizer.lr"}}, ["primary.knob: optimizer.lr", "name one of loss.beta"]),
+        ({"primary": {"knob": "loss.beta", "first": 0.01, "second": 7}}, ["primary.second: 7", "axes.loss.beta", "0.01"]),
         ({"base": "quickstrat"}, ["quickstrat", "did you mean quickstart"]),
     ],
 )
@@ -88,6 +90,17 @@ def test_a_sweep_that_makes_no_sense_is_refused_by_name(changes: dict[str, Any],
         make_plan({**ONE_AXIS, **changes})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_question_is_a_contrast_or_a_knob_also_with_null() -> None:
+    axes = {"reference.sync_steps": [None, 5]}
+    primary = {"knob": "reference.sync_steps", "first": None, "second": 5}
+    for asked, levels in ((primary, (None, 5)), ({"knob": "reference.sync_steps"}, None)):
+        sweep = make_plan({**ONE_AXIS, "axes": axes, "primary": asked}).sweep
+        again = make_plan(sweep.model_dump(mode="json")).sweep
+        assert sweep.primary is not None
+        assert again.primary is not None
+        assert sweep.primary.levels == again.primary.levels == levels
 
 
 @pytest.mark.parametrize("name", [file.stem for file in SWEEPS.glob("*.yaml")])

@@ -38,7 +38,7 @@ FACTS = SweepFacts(
     concurrency=2,
     elapsed_seconds=1000.0,
     notes=("a note of the plan",),
-    planned_runs=24,
+    planned_runs=None,
 )
 NOTHING = pandas.DataFrame()
 
@@ -158,13 +158,13 @@ def test_a_planted_null_is_no_difference_established() -> None:
 
 def test_a_difference_that_only_the_correction_hides_is_called_not_established() -> None:
     frame = grid()
-    effects = find(SweepRuns(FACTS, frame), ("objective",)).effects["objective"]
+    effects = find(SweepRuns(FACTS, frame), OUTCOMES).effects["objective"]
     (found,) = effects.of("reference.sync_steps")
     assert found.estimate.low > 0 or found.estimate.high < 0
     assert found.holm_p > 0.05
-    sentence = line(words_of(frame), "sync period: ")
+    sentence = line(words_of(frame), "sync period: not established after correction: 10 over never ")
     alone = f"(alone: {-found.estimate.mean:.4f} [{-found.estimate.high:.4f}, {-found.estimate.low:.4f}], "
-    assert sentence == f"sync period: not established after correction: 10 over never {alone}Holm {p_words(found.holm_p)})"
+    assert sentence.endswith(f" 10 over never {alone}Holm {p_words(found.holm_p)}); on these prompts")
 
 
 def test_the_best_arm_and_how_sure_it_is() -> None:
@@ -212,19 +212,22 @@ def test_an_arm_over_the_bound_on_the_drift_is_never_the_best(tmp_path: Path) ->
 
 def test_the_bound_is_on_the_mean_of_an_arm_and_an_unknown_drift_does_not_keep_it() -> None:
     frame = bounded()
-    frame.loc[frame["arm"] == 0, "drift"] = [2.0, 10.0, 18.0]
+    # Mean 6, upper end 6 + 2.92 x 1 / sqrt(3) = 7.7; of arm 7 the mean keeps the bound and the upper end, 13.0, does not.
+    frame.loc[frame["arm"] == 0, "drift"] = [5.0, 6.0, 7.0]
+    frame.loc[frame["arm"] == 7, "drift"] = [7.0, 8.0, 99.0]
     frame.loc[(frame["arm"] == 1) & (frame["seed"] == 2), "drift"] = math.nan
     # An incomplete run neither helps nor hurts.
     frame.loc[(frame["arm"] == 7) & (frame["seed"] == 2), ["status", "drift"]] = ["failed", 99.0]
     check = check_bound(SweepRuns(BOUNDED, frame))
-    assert [arm.number for arm in check.over] == [1, 2]
+    assert [arm.number for arm in check.over] == [1, 2, 7]
+    assert check.upper[0] == pytest.approx(6 + stats.t.ppf(0.95, 2) / math.sqrt(3))
     assert math.isnan(check.drifts[1])
-    assert [arm.number for arm in check.within] == [0, 3, 4, 5, 6, 7]
+    assert [arm.number for arm in check.within] == [0, 3, 4, 5, 6]
     assert len(check_bound(SweepRuns(FACTS, frame)).within) == 8
     words = words_of(frame, BOUNDED)
     assert words[0].startswith("best of 5 arms: β=0.01 G=4 sync=10 (arm 0): ")
     said = line(words, "over the bound")
-    assert "2 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
+    assert "3 arms, without changing which arm is the best; the drift of 1 arm is unknown, which counts as over it" in said
 
 
 def test_every_arm_over_the_bound_or_within_it_is_said(tmp_path: Path) -> None:
@@ -265,7 +268,7 @@ def test_arms_that_are_surely_worse_are_counted_out() -> None:
     facts = replace(FACTS, seeds=tuple(range(8)))
     words = words_of(pandas.DataFrame(rows), facts)
     assert words[1].startswith("arm by arm, after correction over 1 pair: better than the other arm, by 0.097 [0.094, 0.099]")
-    assert words[1].endswith(": β=0.5 G=8 sync=never (arm 1)")
+    assert words[1].endswith(": β=0.5 G=8 sync=never (arm 1); on these prompts")
     assert not [text for text in words[2:] if text.startswith("arm by arm")]
     assert line(words, "group size: ") == "group size: one level only, nothing to compare"
 
@@ -289,14 +292,15 @@ def test_the_page_says_why_the_other_seeds_of_a_pruned_arm_are_left_out(tmp_path
     page = report(tmp_path, frame).page.read_text()
     assert page.count("its arm was pruned at seed 1") == 2
     assert page.count("0 of 3 (pruned)") == 2
-    assert "23 finished of 24 planned" in page
+    assert "23 finished, 8 arms" in page
 
 
 def test_an_interrupted_run_is_incomplete_and_can_be_resumed(tmp_path: Path) -> None:
     frame = grid()
     frame.loc[(frame["arm"] == 3) & (frame["seed"] == 1), "status"] = "interrupted"
     written = report(tmp_path, frame, replace(FACTS, resume="grpo sweep --resume 'my sweep'"))
-    assert written.answer[0].startswith("best of 7 arms")
+    assert written.answer[0] == "interim: 2 of 3 seeds (1 run to come); no claims are made before all planned seeds are in"
+    assert written.answer[1].startswith("best of 7 arms")
     assert line(written.answer, "not in the statistics").endswith(
         "1 run (1 interrupted); interrupted runs are not running now; `grpo sweep --resume 'my sweep'` resumes them"
     )
@@ -310,7 +314,7 @@ def test_one_seed_ranks_nothing(tmp_path: Path) -> None:
         "β: one seed shows no spread, so nothing is established (largest difference 0.01 over 0.5 by 0."
     )
     assert not [text for text in written.answer if "±" in text or "seeds can show" in text or text.startswith("arm by arm")]
-    assert pandas.read_parquet(written.tables["effects"])[["low", "p", "holm_p"]].isna().all(axis=None)
+    assert pandas.read_parquet(written.tables["effects"])[["low", "p", "holm_p", "moderated_p"]].isna().all(axis=None)
 
 
 def test_identical_and_constant_differences_are_called_that() -> None:

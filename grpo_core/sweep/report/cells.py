@@ -19,13 +19,18 @@ from grpo_core.sweep.display import (
     plain,
 )
 from grpo_core.sweep.measures import MEASURES, Measure
-from grpo_core.sweep.statistics.effects import Comparison, KnobEffects, Statement, mean_and_half_width
-from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure
-from grpo_core.sweep.statistics.interactions import Interaction
+from grpo_core.sweep.report.knob_words import new_prompts_text
+from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure, shrunken_means
+from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
+from grpo_core.sweep.statistics.paired import ALPHA
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
+from grpo_core.sweep.statistics.statements import Comparison, Difference, KnobEffects, Statement
 
 MOST_DIFFERENCES = 40
 """Rows of the page's table of pairs of arms; the Parquet file has all."""
+DIFFERENCE_HEAD = ("difference [95 %]", "new prompts", "all at once", "p", "moderated p", "Holm p")
+DIFFERENCE_UNITS = ("unadjusted, these prompts", "95 %, unadjusted", "Bonferroni", "paired t", "Smyth's", "the report's family")
 
 
 def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
@@ -34,7 +39,16 @@ def outcome_table(sweep: SweepRuns, best: Best | None) -> Table:
     if sweep.facts.kl_bound is not None:
         unit = f"{sweep.facts.kl_metric}, at most {sweep.facts.kl_bound:g}"
         measures.append(_with_window(replace(MEASURES["drift"], unit=unit, metric=sweep.facts.kl_metric), sweep))
-    return _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures, best)
+    table = _arm_table(sweep, f"Arms: what they reached (means, {PLUS_MINUS.format(seeds='their')})", measures, best)
+    shrunken = shrunken_means(sweep, best.ranked) if best is not None else {}
+    if all(map(math.isnan, shrunken.values())):
+        return table
+    return replace(
+        table,
+        head=(*table.head, "objective, without luck"),
+        units=(*table.units, "shrunk to the mean of all ranked"),
+        rows=tuple((*row, plain(shrunken.get(arm.number, math.nan))) for row, arm in zip(table.rows, sweep.arms, strict=True)),
+    )
 
 
 def _with_window(measure: Measure, sweep: SweepRuns) -> Measure:
@@ -56,15 +70,12 @@ def contrast_table(effects: KnobEffects, knob: str) -> Table:
     found = effects.of(knob)
     return Table(
         caption=f"{knob_name(knob)}: paired differences in the {MEASURES[effects.outcome].outcome}",
-        head=("levels", "difference [95 %]", "all at once", "p", "Holm p", "seeds", "matched pairs"),
-        units=("", "unadjusted", "Bonferroni", "paired t", "all knobs", "", "of runs"),
+        head=("levels", *DIFFERENCE_HEAD, "seeds", "matched pairs"),
+        units=("", *DIFFERENCE_UNITS, "", "of runs"),
         rows=tuple(
             (
                 contrast.name,
-                estimate_text(contrast.estimate),
-                _together(contrast),
-                p_text(contrast.estimate.p),
-                p_text(contrast.holm_p),
+                *_difference_cells(contrast),
                 str(contrast.estimate.seeds),
                 f"{contrast.pairs} of {contrast.planned_pairs}",
             )
@@ -81,16 +92,14 @@ def interaction_table(findings: Findings, outcome: str) -> Table:
     some = f" (the first {len(shown)} of {len(found)}; all in interactions.parquet)" if len(found) > len(shown) else ""
     return Table(
         caption=f"Interactions in the {MEASURES[outcome].outcome}{some}",
-        head=("effect of", "between", "difference [95 %]", "all at once", "p", "Holm p", "matched fours"),
-        units=("", "", "unadjusted", "Bonferroni", "paired t", "interactions", "of runs"),
+        head=("effect of", "between", "effect at the one", "effect at the other", *DIFFERENCE_HEAD, "matched fours"),
+        units=("", "", "its second level", "its first level", *DIFFERENCE_UNITS, "of runs"),
         rows=tuple(
             (
                 f"{knob_name(one.knob)}: {level_name(one.knob, one.second)} − {level_name(one.knob, one.first)}",  # noqa: RUF001
                 f"{knob_name(one.other)}: {level_name(one.other, one.at_second)} − {level_name(one.other, one.at_first)}",  # noqa: RUF001
-                estimate_text(one.estimate),
-                _together(one),
-                p_text(one.estimate.p),
-                p_text(one.holm_p),
+                *_simple_cells(findings.sweep, one),
+                *_difference_cells(one),
                 f"{one.pairs} of {one.planned_pairs}",
             )
             for one in shown
@@ -104,7 +113,7 @@ def association_table(effects: KnobEffects) -> Table:
     return Table(
         caption=f"Rank correlation of knobs without matched arms with the {MEASURES[effects.outcome].outcome} (an association)",
         head=("knob", "Spearman's ρ", "p", "Holm p", "arms", "left out"),  # noqa: RUF001 - the letter rho
-        units=("", "-1 to 1", "permutation", "all knobs", "", "null"),
+        units=("", "-1 to 1", "permutation", "the report's family", "", "null"),
         rows=tuple(
             (
                 knob_title(found.knob),
@@ -121,9 +130,9 @@ def association_table(effects: KnobEffects) -> Table:
 
 
 def secondary_table(findings: Findings) -> Table:
-    """Return the contrasts in the other outcomes that stand after Holm's correction, each outcome its own family."""
+    """Return the contrasts in the other outcomes with p at most 0.05 after Holm's correction within their outcome."""
     return Table(
-        caption="What else the knobs change (differences that stand after Holm's correction within their outcome)",
+        caption="What else the knobs seem to change (corrected within each outcome alone, so no claims)",
         head=("outcome", "levels", "difference [95 %]", "Holm p"),
         units=("", "", "unadjusted", "per outcome"),
         rows=tuple(
@@ -134,9 +143,9 @@ def secondary_table(findings: Findings) -> Table:
                 p_text(found.holm_p),
             )
             for outcome, effects in findings.effects.items()
-            if outcome != "objective"
+            if outcome not in findings.interactions
             for found in effects.contrasts
-            if found.is_claim
+            if found.holm_p <= ALPHA
         ),
     )
 
@@ -149,12 +158,12 @@ def difference_table(findings: Findings, best: Best | None) -> Table:
     with_best.sort(key=lambda found: ranks.get(found.second if found.first == first else found.first, len(ranks)))
     others = sorted((found for found in findings.differences if found not in with_best), key=_p_or_last)
     shown = [*with_best, *others][:MOST_DIFFERENCES]
-    tested, total = sum(not math.isnan(found.holm_p) for found in findings.differences), len(findings.differences)
+    total = len(findings.differences)
     some = f" (the first {len(shown)} of {total}; all in differences.parquet)" if total > len(shown) else ""
     return Table(
         caption=f"Arms against each other: paired differences in the objective{some}",
-        head=("arm", "minus arm", "difference [95 %]", "all at once", "p", "Holm p", "seeds"),
-        units=("", "", "unadjusted", "Bonferroni", "paired t", f"{tested} pairs", ""),
+        head=("arm", "minus arm", *DIFFERENCE_HEAD, "seeds"),
+        units=("", "", *DIFFERENCE_UNITS, ""),
         rows=tuple(_difference_row(found, first) for found in shown),
         strong=_claims(shown),
     )
@@ -219,7 +228,8 @@ def _arm_table(sweep: SweepRuns, caption: str, measures: Sequence[Measure], best
 def _figure(arm: Arm, measure: Measure, known: Mapping[int, float], complete: int, check: BoundCheck) -> str:
     text = measure.text(*mean_and_half_width(known.values()))
     if measure.key == "drift":  # unknown in one run is unknown of the arm
-        known_text = UNKNOWN if math.isnan(check.drifts.get(arm.number, math.nan)) else text
+        upper = check.upper.get(arm.number, math.nan)
+        known_text = UNKNOWN if math.isnan(upper) else f"{text}, at most {plain(upper)}" if complete > 1 else text
         return f"{known_text} (over)" if arm in check.over else known_text
     # A mean over fewer seeds than the row has is another figure than the rest of the row.
     is_partial = measure.shown == "spread" and 0 < len(known) < complete
@@ -231,15 +241,30 @@ def _difference_row(found: Comparison, best: int) -> tuple[str, ...]:
     names = [f"{found.second}: {found.second_name}", f"{found.first}: {found.first_name}"]
     return (
         *names[::sign],
-        estimate_text(found.estimate, sign),
-        _together(found, sign),
-        p_text(found.estimate.p),
-        p_text(found.holm_p),
+        *_difference_cells(found, sign),
         str(found.estimate.seeds),
     )
 
 
-def _together(found: Comparison | Interaction, sign: int = 1) -> str:
+def _simple_cells(sweep: SweepRuns, found: Interaction) -> tuple[str, str]:
+    """Return the effect of an interaction's knob at the second and at the first level of the other one."""
+    effects = simple_effects(sweep, found)
+    second, first = (effects.get(level) for level in (found.at_second, found.at_first))
+    return (UNKNOWN if second is None else estimate_text(second), UNKNOWN if first is None else estimate_text(first))
+
+
+def _difference_cells(found: Difference, sign: int = 1) -> tuple[str, ...]:
+    """Return what `DIFFERENCE_HEAD` is about."""
+    p_values = (found.estimate.p, found.moderated_p, found.holm_p)
+    return (
+        estimate_text(found.estimate, sign),
+        new_prompts_text(found, sign),
+        _together(found, sign),
+        *(p_text(p) for p in p_values),
+    )
+
+
+def _together(found: Difference, sign: int = 1) -> str:
     return UNKNOWN if math.isnan(found.together[0]) else bounds(found.estimate.mean, *found.together, sign)[1]
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pandas
 
 from grpo_core.sweep.display import level_name
-from grpo_core.sweep.statistics.effects import Comparison, KnobEffects
 from grpo_core.sweep.statistics.interactions import Interaction
+from grpo_core.sweep.statistics.statements import Comparison, KnobEffects
 
 FIGURES = (
     "difference",
@@ -14,19 +14,21 @@ FIGURES = (
     "high",
     "together_low",
     "together_high",
+    "new_low",
+    "new_high",
     "p",
+    "moderated_p",
     "holm_p",
     "seeds",
     "pairs",
     "planned_pairs",
     "spread",
-    "method",
 )
-"""Columns of a comparison: b minus a; the unadjusted 95 % interval, the Bonferroni one, and so on."""
+"""Columns of a comparison: b minus a; the unadjusted 95 % interval, the Bonferroni one, the one for new prompts, and so on."""
 CONTRAST = ("kind", "outcome", "knob", "level_a", "level_b")
 PAIR = ("outcome", "arm_a", "arm_b", "setting_a", "setting_b")
 INTERACTION = ("outcome", "knob", "level_a", "level_b", "other_knob", "other_level_a", "other_level_b")
-TEXT_COLUMNS = (*INTERACTION, "kind", "setting_a", "setting_b", "spread", "method")
+TEXT_COLUMNS = (*INTERACTION, "kind", "setting_a", "setting_b", "spread")
 COUNT_COLUMNS = ("arm_a", "arm_b", "seeds", "pairs", "planned_pairs", "arms")
 
 
@@ -72,8 +74,9 @@ def interactions_table(interactions: Sequence[Interaction]) -> pandas.DataFrame:
 
 def _figures(found: Comparison | Interaction) -> tuple[object, ...]:
     estimate = found.estimate
-    numbers = (estimate.mean, estimate.low, estimate.high, *found.together, estimate.p, found.holm_p, estimate.seeds)
-    return (*numbers, found.pairs, found.planned_pairs, estimate.spread, estimate.method)
+    intervals = (estimate.low, estimate.high, *found.together, *found.new_prompts)
+    p_values = (estimate.p, found.moderated_p, found.holm_p)
+    return (estimate.mean, *intervals, *p_values, estimate.seeds, found.pairs, found.planned_pairs, estimate.spread)
 
 
 def _typed(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> pandas.DataFrame:

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
 from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.arms import total_runs
+from grpo_core.sweep.arms import Key, total_runs
 from grpo_core.sweep.display import knob_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
@@ -26,7 +26,8 @@ from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
 from grpo_core.sweep.statistics.effects import MAX_LEVELS
 from grpo_core.sweep.statistics.findings import Findings, find
-from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
+from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
+from grpo_core.sweep.status import is_budget_spent
 
 DPI = 130
 Drawing = tuple[str, str, str, Callable[[], Figure | None]]
@@ -70,6 +71,7 @@ def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Res
         results.syncs,
         folder=stored.dir.report,
         comparison=comparison,
+        by_prompt=results.by_prompt,
     )
 
 
@@ -86,6 +88,8 @@ def _storable(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
     plan, sweep, objective = stored.plan, stored.plan.sweep, stored.plan.sweep.objective
+    arms, asked = stored.dir.read_arms(), sweep.primary
+    levels = None if asked is None or asked.levels is None else (as_level(asked.first), as_level(asked.second))
     price = f" - {objective.kl_penalty:g} x {objective.kl_metric}" if objective.kl_penalty is not None else ""
     bound = f", where {objective.kl_metric} is at most {objective.kl_bound:g}" if objective.kl_bound is not None else ""
     return SweepFacts(
@@ -99,11 +103,13 @@ def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
         concurrency=sweep.runs.concurrency,
         elapsed_seconds=stored.dir.elapsed_seconds() or None,
         notes=(*plan.notes, *notes),
-        planned_runs=total_runs(plan.num_arms, sweep, stored.dir.read_arms()),
+        planned_runs=total_runs(plan.num_arms, sweep, arms),
         kl_bound=objective.kl_bound,
         kl_metric=objective.kl_metric,
         last_steps=objective.last_steps,
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
+        primary=None if asked is None else Primary(knob=asked.knob, levels=levels),
+        budget_spent=is_budget_spent(stored, arms),
     )
 
 
@@ -115,6 +121,7 @@ def write_report(
     folder: Path,
     *,
     comparison: str | None = None,
+    by_prompt: Mapping[Key, pandas.Series] | None = None,
 ) -> SweepReport:
     """Write report.html, its pictures, effects.parquet, interactions.parquet and differences.parquet into `folder`.
 
@@ -126,11 +133,12 @@ def write_report(
         syncs: a row per arm, seed and reference sync, as `sync_table` gives it.
         folder: made if it is not there; files of the same names are replaced.
         comparison: page of the comparison of the runs, relative to `folder`; None = there is none.
+        by_prompt: as in `Results`; None = nothing is said of new prompts.
 
     Raises:
         ValueError: `runs` lacks a required column, or holds a seed of an arm twice.
     """
-    findings = find(SweepRuns(facts, runs), OUTCOMES)
+    findings = find(SweepRuns(facts, runs, by_prompt), OUTCOMES)
     words = answer(findings)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_save(folder, drawing) for drawing in _drawings(findings, steps, syncs)]

@@ -7,22 +7,25 @@ from itertools import groupby
 
 from grpo_core.sweep.display import (
     MOST_LISTED,
+    UNKNOWN,
     arm_name,
+    bounds,
     counted,
     estimate_text,
     first_few,
     knob_name,
     level_name,
     p_words,
-    plain,
 )
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.effects import Association, Comparison
 from grpo_core.sweep.statistics.findings import Findings, drift_measure
 from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import PairedEstimate
 from grpo_core.sweep.statistics.runs import Level, SweepRuns
+from grpo_core.sweep.statistics.statements import Association, Comparison, Difference
 
+ANSWERED = "answered by the question"
+NO_PAIR = "no matched pair of complete runs, so nothing can be compared"
 SAME_IN_EVERY_SEED = {
     "constant": ", the same in every seed (an interval of width 0, the t test's p is 0)",
     "identical": ", identical in every seed",
@@ -42,11 +45,26 @@ HIGHER_IS_BETTER = Wording(claim="{high} beats {low} by {amount}", pair="{high} 
 DRIFT = Wording(claim="{low} has lower drift than {high} by {amount}", pair="{low} lower than {high}")
 
 
-def amount(found: Comparison) -> str:
-    """Return the difference, positive, with its interval."""
-    return estimate_text(found.estimate, -1 if found.estimate.mean < 0 else 1) + SAME_IN_EVERY_SEED.get(
-        found.estimate.spread, ""
-    )
+def amount(found: Difference, sign: int | None = None) -> str:
+    """Return the difference, positive or turned round for `sign` -1, with its interval, and that for new prompts."""
+    sign = sign or (-1 if found.estimate.mean < 0 else 1)
+    new = "" if math.isnan(found.new_prompts[0]) else f" (on new prompts {new_prompts_text(found, sign)})"
+    return estimate_text(found.estimate, sign) + SAME_IN_EVERY_SEED.get(found.estimate.spread, "") + new
+
+
+def new_prompts_text(found: Difference, sign: int = 1) -> str:
+    """Return the interval of a difference for other seeds and other prompts."""
+    return UNKNOWN if math.isnan(found.new_prompts[0]) else bounds(found.estimate.mean, *found.new_prompts, sign)[1]
+
+
+def on_these_prompts(sweep: SweepRuns, text: str) -> str:
+    """Return a line of the answer with the prompts that its intervals are about, where it has any."""
+    return f"{text}; on {sweep.prompts}" if " [" in text or "±" in text else text
+
+
+def not_established(sweep: SweepRuns) -> str:
+    """Return why a difference whose own interval excludes 0 is not claimed."""
+    return "not claimed while interim" if sweep.awaited[0] else "not established after correction"
 
 
 def _put(found: Comparison, template: str) -> str:
@@ -63,9 +81,22 @@ def _open_words(found: Comparison, wording: Wording) -> str:
 def knob_lines(findings: Findings) -> list[str]:
     """Return a line a knob about the objective, and one for each two knobs that seem to depend on each other."""
     return [
-        *(f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}" for knob in findings.facts.knobs),
+        *(
+            on_these_prompts(findings.sweep, f"{knob_name(knob)}: {_knob_words(findings, knob, 'objective')}")
+            for knob in findings.facts.knobs
+        ),
         *_interaction_lines(findings, "objective", "interaction of"),
     ]
+
+
+def question_lines(findings: Findings) -> list[str]:
+    """Return the answer to the question that the sweep named; nothing where it named none."""
+    asked = findings.facts.primary
+    if asked is None:
+        return []
+    between = "" if asked.levels is None else " " + " or ".join(level_name(asked.knob, level) for level in asked.levels)
+    words = _knob_words(findings, asked.knob, "objective", question=True)
+    return [on_these_prompts(findings.sweep, f"the question, {knob_name(asked.knob)}{between}: {words}")]
 
 
 def drift_lines(findings: Findings) -> list[str]:
@@ -77,20 +108,25 @@ def drift_lines(findings: Findings) -> list[str]:
     partly = "" if known == runs else f", known for {known} of {counted(runs, 'complete run')}"
     unit = f"KL to the initial policy, {MEASURES[measure].drift}{partly}"
     return [
-        *(f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}" for knob in findings.sweep.varied),
+        *(
+            on_these_prompts(findings.sweep, f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}")
+            for knob in findings.sweep.varied
+        ),
         *_interaction_lines(findings, measure, "drift, interaction of"),
     ]
 
 
-def _knob_words(findings: Findings, knob: str, outcome: str) -> str:
+def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool = False) -> str:
     effects, wording = findings.effects[outcome], HIGHER_IS_BETTER if outcome == "objective" else DRIFT
-    if knob not in findings.sweep.varied:
-        return "one level only, nothing to compare"
-    if (association := effects.association(knob)) is not None:
+    association = effects.association(knob)
+    of_knob = effects.of(knob) if association is None else [association]
+    asked = [found for found in of_knob if (found in findings.question) == question]
+    if not asked:
+        one = "one level only, nothing to compare" if knob not in findings.sweep.varied else NO_PAIR
+        return ANSWERED if of_knob and not question else one
+    if association is not None:
         return _association_words(association, "objective" if outcome == "objective" else "drift")
-    contrasts = sorted(effects.of(knob), key=lambda found: -abs(found.estimate.mean))
-    if not contrasts:
-        return "no matched pair of complete runs, so nothing can be compared"
+    contrasts = sorted((found for found in asked if isinstance(found, Comparison)), key=lambda found: -abs(found.estimate.mean))
     tested = [found for found in contrasts if not math.isnan(found.p)]
     if not tested:
         return f"one seed shows no spread, so nothing is established (largest difference {_open_words(contrasts[0], wording)})"
@@ -104,14 +140,15 @@ def _knob_words(findings: Findings, knob: str, outcome: str) -> str:
         if found.is_alone
     ]
     if alone:
-        texts.append("not established after correction: " + first_few(alone))
+        texts.append(f"{not_established(findings.sweep)}: {first_few(alone)}")
     rest = [found for found in tested if not found.is_claim and not found.is_alone]
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
 
 
 def _stands(found: Comparison, wording: Wording) -> str:
-    at_least = found.together[0] if found.estimate.mean > 0 else -found.together[1]
-    surely = f", at least {plain(at_least)} with all comparisons at once" if at_least > 0 else ""
+    sign = 1 if found.estimate.mean > 0 else -1
+    at_least = bounds(found.estimate.mean, *found.together, sign)[1].strip("[]").split(",")[0]
+    surely = f", at least {at_least} with all comparisons at once" if min(sign * end for end in found.together) > 0 else ""
     return f"{_put(found, wording.claim)} (Holm {p_words(found.holm_p)}{surely})"
 
 
@@ -144,6 +181,7 @@ def _association_words(found: Association, what: str) -> str:
 
 def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str]:
     """Return a line for each two knobs whose strongest interaction matters to what is written about either of them."""
+    sweep = findings.sweep
     known = [found for found in findings.interactions.get(outcome, ()) if not math.isnan(found.estimate.p)]
     # They are in the order of their knobs.
     strongest = [
@@ -151,7 +189,9 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
         for _, of_knobs in groupby(known, key=lambda found: (found.knob, found.other))
     ]
     return [
-        f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(findings.sweep, found)}"
+        on_these_prompts(
+            sweep, f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(sweep, found)}"
+        )
         for found in strongest
         if found.is_claim or found.is_alone or _hides(findings, found)
     ]
@@ -182,12 +222,12 @@ def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
         _at(found, level) for level in (found.at_first, found.at_second)[:: 1 if sign * found.estimate.mean > 0 else -1]
     )
     larger = f"larger at {more} than at {less}"
-    difference = estimate_text(found.estimate, 1 if found.estimate.mean > 0 else -1)
+    difference = amount(found)
     holm_p = f"Holm {p_words(found.holm_p)}"
     if found.is_claim:
         sure = f"the effect is {larger} by {difference} ({holm_p})"
     elif found.is_alone:
-        sure = f"that it is {larger} is not established after correction (alone: by {difference}, {holm_p})"
+        sure = f"that it is {larger} is {not_established(sweep)} (alone: by {difference}, {holm_p})"
     else:
         sure = f"that it is {larger} by {difference} is not established, but more than the mean effect: read each level"
     return f"{knob_name(found.knob)} {high} minus {low} is {', '.join(at_levels)}; {sure}"

@@ -16,9 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.typing import FillStyleType
 
 from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
-from grpo_core.sweep.statistics.effects import MAX_LEVELS, Comparison, arm_points, mean_and_half_width
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, arm_points, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, is_number
+from grpo_core.sweep.statistics.statements import Comparison
 
 MARKERS = "osD^vP*X"
 FILLS = ("full", "none", "bottom")

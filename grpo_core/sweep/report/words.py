@@ -7,11 +7,12 @@ from statistics import median
 
 from grpo_core.sweep.arms import GROUP_SIZE
 from grpo_core.sweep.display import PLUS_MINUS, arm_names, arms_of, counted, kl_lines, plain, significant, with_half_width
-from grpo_core.sweep.report.knob_words import amount, drift_lines, knob_lines
-from grpo_core.sweep.statistics.effects import Comparison, mean_and_half_width
-from grpo_core.sweep.statistics.findings import Best, Findings, Rival, best_arm, check_bound, rank
+from grpo_core.sweep.report.knob_words import amount, drift_lines, knob_lines, not_established, on_these_prompts, question_lines
+from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.findings import Best, Findings, Rival, best_arm, check_bound, rank, shrunken_means
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepRuns
+from grpo_core.sweep.statistics.statements import AnyStatement
 
 FEW_SEEDS = 4
 """Up to so many seeds the answer says what they can show: how large a difference has to be is set by them, not by the arms."""
@@ -33,14 +34,37 @@ def answer(findings: Findings) -> tuple[str, ...]:
         return (_nothing_words(sweep), *_left_out_lines(sweep))
     best = best_arm(findings)
     return (
+        *interim_lines(sweep),
+        *question_lines(findings),
         *(best_lines(findings, best) if best is not None else ()),
         *bound_lines(sweep, best),
         *seeds_lines(findings),
         *knob_lines(findings),
         *drift_lines(findings),
+        *_family_lines(findings),
         *_confound_lines(findings),
         *_left_out_lines(sweep),
     )
+
+
+def interim_lines(sweep: SweepRuns) -> list[str]:
+    """Return that nothing is claimed yet, and how far the sweep is; nothing where every planned run is in."""
+    awaited, seeds = sweep.awaited
+    planned = counted(len(sweep.facts.seeds), "seed")
+    still = f"{counted(awaited, 'run')} to come"
+    return [f"interim: {seeds} of {planned} ({still}); no claims are made before all planned seeds are in"] if awaited else []
+
+
+def _family_lines(findings: Findings) -> list[str]:
+    """Return what the lines above are together: exploratory, but for the question."""
+    size = len(_tested(findings.sentences))
+    if size < 2 or findings.sweep.awaited[0]:
+        return []
+    asked = "but the question, which has 60 % of it, " if findings.question else "(the sweep names no question, `primary`) "
+    return [
+        f"the lines above {asked}are exploratory: {size} statements are one family, in which the chance of even one false "
+        "claim is at most 5 %"
+    ]
 
 
 def _nothing_words(sweep: SweepRuns) -> str:
@@ -89,7 +113,10 @@ def best_lines(findings: Findings, best: Best) -> list[str]:
     """Return the best arm, which arms it is better than after the correction, by its own interval alone, and not at all."""
     score = with_half_width(*mean_and_half_width(findings.sweep.values("objective")[best.arm.number].values()))
     spread = f" ({PLUS_MINUS.format(seeds=best.seeds)})" if best.seeds > 1 else ""
-    head = f"best of {counted(len(best.ranked), 'arm')}: {best.arm.name} (arm {best.arm.number}): {score}{spread}"
+    shrunken = shrunken_means(findings.sweep, best.ranked)[best.arm.number]
+    luck = "" if math.isnan(shrunken) else f"; {plain(shrunken)} without the luck of being the best of {len(best.ranked)}"
+    name = f"best of {counted(len(best.ranked), 'arm')}: {best.arm.name} (arm {best.arm.number})"
+    head = on_these_prompts(findings.sweep, f"{name}: {score}{spread}{luck}")
     if best.seeds == 1:
         lines = [f"{head}; one seed shows no spread, so it ranks no arms"]
     elif not best.rivals:
@@ -108,9 +135,11 @@ def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
     same = [rival for rival in rivals if rival not in beaten and rival not in alone]
     total, pairs = len(rivals), counted(len(_tested(findings.differences)), "pair")
     lines = [f"arm by arm, after correction over {pairs}: better than {arms_of(len(beaten), total)}{_by_amount(beaten)}"]
+    if findings.sweep.awaited[0]:
+        lines = []
     if alone:
         lines.append(
-            f"arm by arm, not established after correction (alone: the pair's own 95 % interval excludes 0): better than "
+            f"arm by arm, {not_established(findings.sweep)} (alone: the pair's own 95 % interval excludes 0): better than "
             f"{arms_of(len(alone), total)}{_by_amount(alone)}"
         )
     if same:
@@ -118,7 +147,7 @@ def _rival_lines(findings: Findings, rivals: Sequence[Rival]) -> list[str]:
             f"arm by arm, no difference established, not even alone: {arms_of(len(same), total)}: "
             f"{arm_names([rival.arm for rival in same])}"
         )
-    return lines
+    return [on_these_prompts(findings.sweep, line) for line in lines]
 
 
 def _by_amount(rivals: Sequence[Rival]) -> str:
@@ -140,9 +169,9 @@ def seeds_lines(findings: Findings) -> list[str]:
     for what, found in (("between levels", levels), ("between arms", arms)):
         errors = [standard_error(one.differences) for one in found if one.estimate.spread == "varies"]
         if errors:
-            error, family = median(errors), found[0].family_size
+            error, family = median(errors), max(one.family_size for one in found)
             needed = plain(smallest_t(seeds, family) * error)
-            corrected = f", and of {needed} to stand after correction over {family}" if family > 1 else ""
+            corrected = f", and of {needed} to stand after correction" if family > 1 else ""
             needs.append(f"{what} that is typically a difference of {plain(alone * error)}{corrected}")
     two = (
         "; with 1 degree of freedom an interval excludes 0 only where the differences of the two seeds lie within "
@@ -161,7 +190,8 @@ def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
         return [f"within {bound}: all {counted(len(check.drifts), 'arm')}"]
     first = rank(sweep, [*check.within, *check.over])[0][0]
     score, drift = mean_and_half_width(sweep.values("objective")[first.number].values())[0], check.drifts[first.number]
-    at = "an unknown drift" if math.isnan(drift) else f"{plain(drift)} nats"
+    upper = f", at most {plain(check.upper[first.number])} at 95 %" if check.upper[first.number] > drift else ""
+    at = "an unknown drift" if math.isnan(drift) else f"{plain(drift)} nats{upper}"
     name = f"{first.name} (arm {first.number}) with the highest objective {plain(score)} at {at}"
     if best is None:
         return [f"every arm is over {bound}, so none is the best; otherwise it would have been {name}"]
@@ -173,8 +203,8 @@ def bound_lines(sweep: SweepRuns, best: Best | None) -> list[str]:
     ]
 
 
-def _tested(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    return [found for found in comparisons if not math.isnan(found.p)]
+def _tested(statements: Sequence[AnyStatement]) -> list[AnyStatement]:
+    return [found for found in statements if not math.isnan(found.p)]
 
 
 def held_words(sweep: SweepRuns) -> str:

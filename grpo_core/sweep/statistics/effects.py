@@ -7,27 +7,26 @@ enter, so that a pruned or failed run takes its partner with it and not the fair
 A knob has no contrasts where no two arms agree in all other knobs, or where a sampler drew more than 8 numbers for it. Then its
 effect is an association over sampled arms: Spearman's rank correlation between the knob and the arms' means.
 
-Claims are Holm-adjusted within a family: all statements about knobs (contrasts and correlations together) for one outcome, all
-interactions for one outcome (`interactions.py`), and all pairs of arms.
+Statements about knobs for one outcome, interactions for one outcome (`interactions.py`) and pairs of arms are a group each:
+their variances are moderated within it, and here they are Holm-adjusted as if the group stood alone. What a report says of them
+in sentences is adjusted over all groups (`findings.py`).
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
-from typing import TypedDict, TypeVar
+from typing import TypedDict
+
+import numpy as np
 
 from grpo_core.sweep.display import level_name
 from grpo_core.sweep.statistics.paired import (
-    ALPHA,
     ROUNDING,
     PairedEstimate,
-    RankCorrelation,
-    holm,
     paired_estimate,
     rank_correlation,
     t_interval,
+    two_way_interval,
 )
 from grpo_core.sweep.statistics.runs import (
     Level,
@@ -40,109 +39,10 @@ from grpo_core.sweep.statistics.runs import (
     matched,
     mean,
 )
+from grpo_core.sweep.statistics.statements import Association, Comparison, KnobEffects, as_family
 
 MAX_LEVELS = 8
 """A knob with more numeric levels than this is treated as continuous where a sampler drew them; a grid's levels were chosen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Statement:
-    """Something about an outcome that is tested, in a family of such statements."""
-
-    outcome: str
-    p: float
-    """The p-value by itself: of the paired t test, or of permutations; NaN where nothing is tested."""
-    family_p: float
-    """The p-value that enters Holm's correction: as `p`, but of the sign test where every seed shows the same difference."""
-    holm_p: float = math.nan
-    """After Holm's correction in its family; NaN where nothing is tested."""
-    family_size: int = 1
-    """Statements of the family that are tested."""
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether it stands after Holm's correction."""
-        return self.holm_p <= ALPHA
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it would stand by itself although it does not after the correction: neither a result nor nothing."""
-        return not self.is_claim and self.p <= ALPHA
-
-
-AnyStatement = TypeVar("AnyStatement", bound=Statement)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference(Statement):
-    """A paired difference of an outcome."""
-
-    first: Level
-    second: Level
-    differences: tuple[float, ...]
-    """One per seed."""
-    estimate: PairedEstimate
-    pairs: int
-    """Pairs of runs, or sets of four, that entered."""
-    planned_pairs: int
-    """Those that would have entered had every run been complete."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether its own interval excludes 0 although it does not stand after the correction."""
-        return not self.is_claim and self.estimate.excludes_zero
-
-    @cached_property
-    def together(self) -> tuple[float, float]:
-        """Bonferroni interval, which holds with those of the whole family at once."""
-        if self.estimate.spread == "varies":
-            return t_interval(self.differences, comparisons=self.family_size)
-        # Two seeds that agree to the last digit bound nothing, unless they agree on 0.
-        return (0.0, 0.0) if self.estimate.spread == "identical" else (math.nan, math.nan)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison(Difference):
-    """Two levels of a knob, or two arms: `second` minus `first`."""
-
-    knob: str | None
-    """None: two arms, `first` and `second` are their numbers."""
-    first_name: str
-    second_name: str
-
-    @property
-    def name(self) -> str:
-        """Both, as a table of levels has them: `0.1 − 0.04`."""  # noqa: RUF002 - a minus between two numbers
-        return f"{self.second_name} − {self.first_name}"  # noqa: RUF001
-
-
-@dataclass(frozen=True, kw_only=True)
-class Association(Statement):
-    """A sampled knob and an outcome over arm means."""
-
-    knob: str
-    correlation: RankCorrelation
-    left_out: int
-    """Arms whose level is not a number: null, except a sync period that is never, which ranks as the longest."""
-    reason: str
-    """Why levels are not compared in matched pairs, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnobEffects:
-    """All statements about knobs for one outcome: one family."""
-
-    outcome: str
-    contrasts: tuple[Comparison, ...]
-    associations: tuple[Association, ...]
-
-    def of(self, knob: str) -> list[Comparison]:
-        """Return the contrasts of one knob."""
-        return [contrast for contrast in self.contrasts if contrast.knob == knob]
-
-    def association(self, knob: str) -> Association | None:
-        """Return the association of a sampled knob; None for a knob with contrasts or one level."""
-        return next((found for found in self.associations if found.knob == knob), None)
 
 
 def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
@@ -160,9 +60,10 @@ def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
     )
 
 
-def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Comparison, ...]:
-    """Return every pair of arms that share a complete seed, the later arm minus the earlier, adjusted over all pairs."""
-    values = sweep.values(outcome)
+def arm_differences(sweep: SweepRuns) -> tuple[Comparison, ...]:
+    """Return every pair of arms that share a complete seed, in the objective, the later arm minus the earlier, adjusted."""
+    outcome = "objective"
+    values, prompts = sweep.values(outcome), sweep.by_prompt
     shared = (
         (first, second, sorted(values[first.number].keys() & values[second.number].keys()))
         for first, second in combinations(sweep.arms, 2)
@@ -177,19 +78,15 @@ def arm_differences(sweep: SweepRuns, outcome: str = "objective") -> tuple[Compa
                 first_name=first.name,
                 second_name=second.name,
                 planned_pairs=max(len(sweep.facts.seeds), len(seeds)),
-                **paired([[(values[first.number][seed], values[second.number][seed])] for seed in seeds]),
+                **paired(
+                    [[(values[first.number][seed], values[second.number][seed])] for seed in seeds],
+                    [[(prompts[first.number][seed], prompts[second.number][seed])] for seed in seeds if prompts[first.number]],
+                ),
             )
             for first, second, seeds in shared
             if seeds
         ]
     )
-
-
-def as_family(found: Sequence[AnyStatement]) -> tuple[AnyStatement, ...]:
-    """Return statements with the p-values and intervals that they have as one family."""
-    adjusted = holm([one.family_p for one in found])
-    size = sum(not math.isnan(p) for p in adjusted)
-    return tuple(replace(one, holm_p=p, family_size=size) for one, p in zip(found, adjusted, strict=True))
 
 
 def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
@@ -204,6 +101,7 @@ def mean_and_half_width(values: Iterable[float]) -> tuple[float, float]:
 def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: Values) -> list[Comparison]:
     settings = sweep.settings([knob])
     cells = cells_by_seed(settings, values)
+    of_prompts = cells_by_seed(settings, sweep.by_prompt) if outcome == "objective" else []
     found = ((first, second, matched(cells, [(first,), (second,)])) for first, second in combinations(sweep.levels(knob), 2))
     return [
         Comparison(
@@ -214,7 +112,7 @@ def _contrasts(sweep: SweepRuns, knob: str, outcome: str, values: Values) -> lis
             first_name=level_name(knob, first),
             second_name=level_name(knob, second),
             planned_pairs=planned_pairs(sweep, settings, [(first,), (second,)], pairs),
-            **paired(pairs),
+            **paired(pairs, matched(of_prompts, [(first,), (second,)])),
         )
         for first, second, pairs in found
         if pairs
@@ -256,24 +154,32 @@ class _Paired(TypedDict):
     p: float
     family_p: float
     pairs: int
+    new_prompts: tuple[float, float]
 
 
-def paired(pairs: Sequence[Sequence[tuple[float, ...]]], scale: float | None = None) -> _Paired:
+def paired(
+    pairs: Sequence[Sequence[tuple[float, ...]]],
+    by_prompt: Sequence[Sequence[tuple[np.ndarray, ...]]] = (),
+    scale: float | None = None,
+) -> _Paired:
     """Return the differences of matched pairs, averaged within each seed, and what they show together.
 
     Args:
         pairs: for each seed, (first, second) figures.
+        by_prompt: the same pairs prompt by prompt; empty where they are not known.
         scale: size of the figures that rounding is measured against; of the pairs themselves if left out.
     """
     differences = tuple(mean(second - first for first, second in of_seed) for of_seed in pairs)
     largest = max(abs(value) for of_seed in pairs for pair in of_seed for value in pair)
     estimate = paired_estimate(differences, scale=largest if scale is None else scale)
+    scores = np.array([mean(second - first for first, second in of_seed) for of_seed in by_prompt])
     return {
         "differences": differences,
         "estimate": estimate,
         "p": estimate.p,
         "family_p": estimate.family_p,
         "pairs": sum(map(len, pairs)),
+        "new_prompts": two_way_interval(scores) if len(scores) else (math.nan, math.nan),
     }
 
 

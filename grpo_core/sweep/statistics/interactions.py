@@ -3,17 +3,17 @@
 Of two levels of a knob and two of another: the difference between the knob's levels at the second level of the other one, minus
 the same difference at the first. Within a seed it is taken at each setting of the remaining knobs where all four cells are
 complete and averaged over them; the seeds are the sample of the same paired t as everywhere. All interactions for one outcome
-are a family of their own under Holm's correction: looking for them makes no effect of a single knob less sure, and the chance
-of even one false interaction is at most 5 % as well. Knobs without matched arms have none.
+are a group of their own, with a share of the report's family that is theirs. Knobs without matched arms have none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from grpo_core.sweep.statistics.effects import Difference, as_family, paired, planned_pairs, unmatched_reason
+from grpo_core.sweep.statistics.effects import paired, planned_pairs, unmatched_reason
 from grpo_core.sweep.statistics.paired import PairedEstimate
-from grpo_core.sweep.statistics.runs import Level, SweepRuns, cells_by_seed, matched
+from grpo_core.sweep.statistics.runs import Figure, Level, SweepRuns, cells_by_seed, matched
+from grpo_core.sweep.statistics.statements import Difference, as_family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ def simple_effects(sweep: SweepRuns, found: Interaction) -> dict[Level, PairedEs
 def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Interaction]:
     values, settings = sweep.values(outcome), sweep.settings([knob, other])
     cells = cells_by_seed(settings, values)
+    of_prompts = cells_by_seed(settings, sweep.by_prompt) if outcome == "objective" else []
     scale = max((abs(value) for of_arm in values.values() for value in of_arm.values()), default=0.0)
     found = []
     for (first, second), (at_first, at_second) in product(*(combinations(sweep.levels(one), 2) for one in (knob, other))):
@@ -57,13 +58,13 @@ def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Int
                     at_first=at_first,
                     at_second=at_second,
                     planned_pairs=planned_pairs(sweep, settings, four, known),
-                    **paired(known, scale),
+                    **paired(known, [[_effects(one) for one in of_seed] for of_seed in matched(of_prompts, four)], scale),
                 )
             )
     return found
 
 
-def _effects(four: Sequence[float]) -> tuple[float, float]:
+def _effects(four: Sequence[Figure]) -> tuple[Figure, Figure]:
     """Return the effect of the knob at the first and at the second level of the other one."""
     low_first, low_second, high_first, high_second = four
     return low_second - low_first, high_second - high_first

@@ -6,10 +6,10 @@ every complete run enters.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar, cast
 
 import numpy as np
 import pandas
@@ -17,21 +17,32 @@ import pandas
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.statistics.left_out import PENDING, LeftOut, left_out_run
 
 Level = float | int | str | bool | None
 """A value of a knob; None where the configuration says null."""
 Levels = tuple[Level, ...]
 Settings = Sequence[Mapping[Levels, Sequence[int]]]
 """For each setting of the other knobs: levels of some knobs -> arms."""
-Values = Mapping[int, Mapping[int, float]]
+Figure = TypeVar("Figure", float, np.ndarray)
+"""Of a run: one number, or one for each prompt."""
+FiguresByRun = Mapping[int, Mapping[int, Figure]]
 """arm -> seed -> figure, as `SweepRuns.values` returns it."""
-Cells = Sequence[Mapping[Levels, float]]
+Values = FiguresByRun[float]
+Cells = Sequence[Mapping[Levels, Figure]]
 """For each setting of the other knobs, in one seed: levels of some knobs -> mean."""
 
-INTERRUPTED = "begun, not ended, and not running now; a resumed sweep continues it"
-NO_OBJECTIVE = "finished, but its objective is unknown"
 TEXTS = ("cause", "run_dir", "mlflow_run_id")
 REQUIRED = ("arm", "seed", "status", "objective")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Primary:
+    """What the sweep was made to compare, named before its first run."""
+
+    knob: str
+    levels: tuple[Level, Level] | None = None
+    """None: all levels of the knob."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,10 @@ class SweepFacts:
     """Over which figures of every step are means."""
     resume: str | None = None
     """The command that resumes the sweep; None where it has no folder."""
+    primary: Primary | None = None
+    """The question as a contrast in the objective; None where none was named: then every sentence is exploratory."""
+    budget_spent: bool = False
+    """Whether its budget is spent, so that runs that were not begun will not be."""
 
 
 def as_level(value: Any) -> Level:
@@ -91,17 +106,6 @@ def level_order(level: Level) -> tuple[int, float, str]:
     return (2, 0.0, "") if level is None else (1, 0.0, str(level))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A run that does not enter the statistics."""
-
-    arm: Arm
-    seed: int
-    reason: str
-    kind: str
-    """The reason in a word or a few, for counting."""
-
-
 class SweepRuns:
     """The runs of a sweep and what is asked of them again and again.
 
@@ -110,13 +114,17 @@ class SweepRuns:
     all its runs: the seeds that finished are those that the pruner let through.
     """
 
-    def __init__(self, facts: SweepFacts, runs: pandas.DataFrame) -> None:
+    def __init__(
+        self, facts: SweepFacts, runs: pandas.DataFrame, by_prompt: Mapping[tuple[int, int], pandas.Series] | None = None
+    ) -> None:
         """Take the runs of a sweep.
 
         Args:
             facts: names the knobs.
             runs: one row per arm and seed, with at least `REQUIRED` and the knobs; a frame without rows (no run has been begun)
                 may lack columns.
+            by_prompt: (arm, seed) -> the objective of that run prompt by prompt, of which the objective is the mean; None or
+                a run without it: nothing is said of new prompts.
 
         Raises:
             ValueError: a column is missing, or an arm has a seed twice.
@@ -134,6 +142,7 @@ class SweepRuns:
         }
         texts = {key: runs[key].astype(object) if key in runs else None for key in TEXTS}
         self.facts, self.table = facts, runs.assign(**known, **texts).reset_index(drop=True)
+        self._by_prompt, self._values = by_prompt or {}, dict[str, dict[int, dict[int, float]]]()
         rows = self.table.drop_duplicates("arm").sort_values("arm").to_dict("records")
         self.arms = tuple(
             Arm(number=int(row["arm"]), values={knob: as_level(row[knob]) for knob in facts.knobs}) for row in rows
@@ -154,11 +163,44 @@ class SweepRuns:
 
     def values(self, measure: str) -> dict[int, dict[int, float]]:
         """Return arm -> seed -> figure of the complete runs in which it is known."""
+        if measure in self._values:
+            return self._values[measure]
         found: dict[int, dict[int, float]] = {arm.number: {} for arm in self.arms}
         for arm, seed, value in self.complete[["arm", "seed", measure]].itertuples(index=False):
             if math.isfinite(value):
                 found[int(arm)][int(seed)] = float(value)
+        self._values[measure] = found
         return found
+
+    @cached_property
+    def by_prompt(self) -> FiguresByRun[np.ndarray]:
+        """Arm -> seed -> objective of each prompt; empty unless all complete runs have it of the same two prompts or more."""
+        keys = [(int(arm), int(seed)) for arm, seed in self.complete[["arm", "seed"]].itertuples(index=False)]
+        known = [self._by_prompt[key] for key in keys if key in self._by_prompt]
+        if len(known) < len(keys) or any(len(one) < 2 or not one.index.equals(known[0].index) for one in known):
+            return {arm.number: {} for arm in self.arms}
+        return {
+            arm.number: {
+                seed: one.to_numpy(float) for (number, seed), one in zip(keys, known, strict=True) if number == arm.number
+            }
+            for arm in self.arms
+        }
+
+    @property
+    def prompts(self) -> str:
+        """The prompts that an interval over seeds is about, in words: `these 200 prompts`."""
+        counts = {len(one) for of_arm in self.by_prompt.values() for one in of_arm.values()}
+        return f"these {counts.pop()} prompts" if counts else "these prompts"
+
+    @cached_property
+    def awaited(self) -> tuple[int, int]:
+        """Planned runs that are still to come, and the planned seeds of which none is; (0, all of them) once all are in."""
+        kinds = {"running"} if self.facts.budget_spent else PENDING
+        coming = [run for run in self.left_out() if run.kind in kinds and run.arm.number not in self.pruned]
+        begun = len(self.arms) * len(self.facts.seeds)
+        unchosen = 0 if self.facts.budget_spent else max(0, (self.facts.planned_runs or 0) - begun)
+        seeds = set() if unchosen else set(self.facts.seeds) - {run.seed for run in coming}
+        return len(coming) + unchosen, len(seeds)
 
     def levels(self, knob: str) -> list[Level]:
         """Return the values that a knob took, in order."""
@@ -182,7 +224,7 @@ class SweepRuns:
         rows = {(int(row["arm"]), int(row["seed"])): row for row in self.table.to_dict("records")}
         complete = set(zip(self.complete["arm"].tolist(), self.complete["seed"].tolist(), strict=True))
         return [
-            _left_out(arm, seed, rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
+            left_out_run(arm, seed, rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
             for arm in self.arms
             for seed in dict.fromkeys([*self.facts.seeds, *(seed for number, seed in rows if number == arm.number)])
             if (arm.number, seed) not in complete
@@ -213,27 +255,28 @@ def balanced_runs(sweep: SweepRuns, knobs: Sequence[str]) -> dict[Levels, list[t
     }
 
 
-def cells_by_seed(settings: Settings, values: Values) -> list[Cells]:
+def cells_by_seed(settings: Settings, values: FiguresByRun[Figure]) -> list[Cells[Figure]]:
     """Return the mean of each cell's arms, seed by seed; cells of which no arm is known are left out."""
     seeds = sorted({seed for of_arm in values.values() for seed in of_arm})
     return [[cell_means(arms, values, seed) for arms in settings] for seed in seeds]
 
 
-def matched(by_seed: Iterable[Cells], keys: Sequence[Levels]) -> list[list[tuple[float, ...]]]:
+def matched(by_seed: Iterable[Cells[Figure]], keys: Sequence[Levels]) -> list[list[tuple[Figure, ...]]]:
     """Return, for each seed with any, the figures of some cells at each setting of the other knobs that holds all of them."""
     found = [[tuple(cell[key] for key in keys) for cell in cells if all(key in cell for key in keys)] for cells in by_seed]
     return [of_seed for of_seed in found if of_seed]
 
 
-def cell_means(arms: Mapping[Levels, Sequence[int]], values: Values, seed: int) -> dict[Levels, float]:
+def cell_means(arms: Mapping[Levels, Sequence[int]], values: FiguresByRun[Figure], seed: int) -> dict[Levels, Figure]:
     """Return the mean of each cell's arms in a seed; cells of which no arm is known are left out."""
     return {key: mean(values[arm][seed] for arm in known) for key, known in _known(arms, values, seed).items()}
 
 
-def mean(values: Iterable[float]) -> float:
-    """Return the mean; NaN of nothing."""
-    array = np.fromiter(values, dtype=float)
-    return float(array.mean()) if len(array) else math.nan
+def mean(values: Iterable[Figure]) -> Figure:
+    """Return the mean, of figures by prompt that of each prompt; NaN of nothing."""
+    array = np.array(list(values), dtype=float)
+    middle = array.mean(axis=0) if len(array) else math.nan
+    return cast("Figure", middle if array.ndim > 1 else float(middle))
 
 
 def _keys(sweep: SweepRuns, knobs: Sequence[str]) -> list[Levels]:
@@ -249,18 +292,6 @@ def _balanced(sweep: SweepRuns, knobs: Sequence[str], values: Values) -> dict[in
     return complete if any(complete.values()) else by_seed
 
 
-def _known(arms: Mapping[Levels, Sequence[int]], values: Values, seed: int) -> dict[Levels, list[int]]:
+def _known(arms: Mapping[Levels, Sequence[int]], values: Mapping[int, Mapping[int, Any]], seed: int) -> dict[Levels, list[int]]:
     known = {key: [arm for arm in numbers if seed in values[arm]] for key, numbers in arms.items()}
     return {key: found for key, found in known.items() if found}
-
-
-def _left_out(arm: Arm, seed: int, row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> LeftOut:
-    """Return a run that is not complete with the reason, given its row and the seeds at which its arm was pruned."""
-    status = "missing" if row is None else str(row["status"])
-    of_arm = f"its arm was pruned at seed {', '.join(map(str, pruned_at))}" if pruned_at else ""
-    if status == "finished":
-        kind, reason = ("finished in a pruned arm", of_arm) if of_arm else ("without an objective", NO_OBJECTIVE)
-        return LeftOut(arm=arm, seed=seed, kind=kind, reason=reason)
-    of_status = {"missing": of_arm, "interrupted": INTERRUPTED}.get(status)
-    why = of_status or "the plan has it, the runs do not" if row is None else as_level(row["cause"]) or of_status
-    return LeftOut(arm=arm, seed=seed, kind=status, reason=f"{status}: {why}" if why else status)
