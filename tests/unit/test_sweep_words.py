@@ -216,8 +216,8 @@ def test_a_mean_over_fewer_seeds_than_its_row_says_so() -> None:
     table = outcome_table(known, None)
     column = table.head.index("the same, exact")
     assert [row[column] for row in table.rows] == ["0.200 ± 0.000", "0.200 ± 0.000 (2 of 3)", "0.200 ± 0.000", "0.200 ± 0.000"]
-    # The drift of all runs is known in k3 alone, so that is the drift of the answer.
-    assert any(text.startswith("drift by β (KL to the initial policy, nats per completion, k3)") for text in words(known))
+    # The drift of all runs is known per completion alone, so that is the drift of the answer.
+    assert any(text.startswith("drift by β (KL to the initial policy, nats per completion)") for text in words(known))
 
 
 # Words and tables
