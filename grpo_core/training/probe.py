@@ -28,6 +28,5 @@ def probe_figures(policy: Policy, reference: Reference, prompts: Sequence[Prompt
 
 def _exact_kl(policy: Policy, other: Policy, completions: SampledCompletions) -> tuple[float, float]:
     """Return the mean over completion tokens of KL(policy || other), in nats, and its standard error."""
-    per_token, mask = policy.measure(completions, other).full_kl, completions.completion_mask
-    assert per_token is not None
+    per_token, mask = policy.exact_kl(completions, other), completions.completion_mask
     return masked_mean(per_token, mask), clustered_standard_error(per_token, mask, completions.clusters())

@@ -86,11 +86,11 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
     settings, reference, policy = session.config.reference, session.reference, session.policy
     if settings.kl_full_every is None or step % settings.kl_full_every:
         return None, None
-    to_reference = None if session.updater.gives_full_kl else policy.measure(rollouts, reference.policy).full_kl
+    to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.policy)
     if reference.initial is None:
         return to_reference, to_reference
     is_due = step % settings.kl_init_every == 0
-    return to_reference, policy.measure(rollouts, reference.initial).full_kl if is_due else None
+    return to_reference, policy.exact_kl(rollouts, reference.initial) if is_due else None
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
