@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_core.algorithm.kl import k1, k3, kl_term
+from grpo_core.algorithm.kl import k3, kl_term
 from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_weights
 from grpo_core.errors import TrainingError
 from grpo_core.interop.trl.batches import updates_per_step
@@ -150,7 +150,7 @@ class Observer:
             if is_due:
                 reference.keep_initial()
                 policy_logps = session.policy.logps(self.rollouts)
-                self._pending = policy_logps, self._mean_k1(self.logps.ref, policy_logps)
+                self._pending = policy_logps, self._drift(policy_logps, self.logps.ref)
 
     def end_update(self, figures: dict[str, float]) -> bool:
         """End an optimizer step with TRL's figures of it, and the step with its last one; return whether to stop."""
@@ -211,12 +211,12 @@ class Observer:
             alpha=session.config.reference.mixup_alpha,
             sync_count=session.reference.sync_count,
             kl_before=kl_before,
-            kl_after=self._mean_k1(synced, policy_logps),
+            kl_after=self._drift(policy_logps, synced),
             param_distance=self._distance,
         )
 
-    def _mean_k1(self, ref_logps: Tensor, policy_logps: Tensor) -> float:
-        return measure.masked_mean(k1(ref_logps - policy_logps), self.rollouts.completion_mask)
+    def _drift(self, policy_logps: Tensor, ref_logps: Tensor) -> float:
+        return measure.drift_after_update(policy_logps, ref_logps, self.logps.old, self.rollouts.completion_mask)
 
 
 def as_trl_prompt(content: str | Conversation) -> str | list[dict[str, Any]]:

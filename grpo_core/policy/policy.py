@@ -202,21 +202,33 @@ class Policy:
         """
         ids, mask = cut_rows(completions, rows)
         head, width = vocabulary_head(self.model), completions.completion_ids.shape[1]
-        exact = None
         with compute_in(self.dtype, ids.device):
             hidden = self._hidden(completions, rows)
-            copies = 1 if reference is None else FULL_KL_COPIES
-            at_once = tokens_at_once(len(hidden), copies * self.model.config.get_text_config().vocab_size)
+            at_once = self._at_once(len(hidden), 1 if reference is None else FULL_KL_COPIES)
             logps, entropy = token_logps(hidden, head, ids[mask], self.temperature, at_once)
-            if reference is not None:
-                with torch.no_grad():
-                    ref_hidden = reference._hidden(completions, rows)
-                ref_head = vocabulary_head(reference.model)
-                per_token = token_full_kl(
-                    hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once
-                )
-                exact = scatter(per_token, mask, width)
+            exact = None if reference is None else self._exact(hidden, completions, rows, reference)
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
+
+    def _at_once(self, tokens: int, copies: int) -> int:
+        return tokens_at_once(tokens, copies * self.model.config.get_text_config().vocab_size)
+
+    def _exact(
+        self, hidden: Float[Tensor, "N H"], completions: SampledCompletions, rows: Sequence[int], reference: "Policy"
+    ) -> Float[Tensor, "b T"]:
+        """Return the exact KL to the reference, given the policy's hidden states."""
+        at_once, head = self._at_once(len(hidden), FULL_KL_COPIES), vocabulary_head(self.model)
+        with torch.no_grad():
+            ref_hidden = reference._hidden(completions, rows)
+        ref_head = vocabulary_head(reference.model)
+        per_token = token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once)
+        return scatter(per_token, completions.completion_mask[list(rows)], completions.completion_ids.shape[1])
+
+    @torch.no_grad()
+    def exact_kl(self, completions: SampledCompletions, reference: "Policy") -> Float[Tensor, "B T"]:
+        """Return what `measure` gives as `full_kl`, without the rest, which is a fifth of its time."""
+        pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
+        with self.ready(), reference.ready(), compute_in(self.dtype, completions.completion_ids.device):
+            return torch.cat([self._exact(self._hidden(completions, rows), completions, rows, reference) for rows in pieces])
 
     def _hidden(self, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:
         """Return the hidden states that predict the rows' completion tokens."""

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo_core.algorithm.advantages import group_std, teaching_groups
-from grpo_core.algorithm.kl import k1, k2, k3
+from grpo_core.algorithm.kl import k1, k2, k3, kl_term
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.batch import Rollouts, TrainingBatch
@@ -81,6 +81,22 @@ def drift_figures(
         "drift_se": figures[f"{best}_se"],
         "seq": per_row_mean(estimates[best], mask),
     }
+
+
+def drift_after_update(
+    policy: Float[Tensor, "B T"], other: Float[Tensor, "B T"], old: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> float:
+    """Return the mean KL(policy || other) on tokens that the policy before its update has drawn, k1 weighted by their ratio.
+
+    Without it k1 would be lower by KL(old || policy): below 0 where `other` is the old policy.
+
+    Args:
+        policy: its log-probabilities.
+        other: those of the other policy.
+        old: those of the policy that drew the tokens.
+        mask: the sampled tokens.
+    """
+    return masked_mean(kl_term(other - policy, policy - old, "k1", "importance"), mask)
 
 
 def reward_figures(rollouts: Rollouts, correct: Sequence[bool]) -> Figures:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_core.algorithm.kl import k1
 from grpo_core.data.prompts import prompts_of_step
 from grpo_core.evaluation.runner import is_correct
 from grpo_core.policy.device import strictly_deterministic
@@ -89,11 +88,11 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
     settings, reference, policy = session.config.reference, session.reference, session.policy
     if settings.kl_full_every is None or step % settings.kl_full_every:
         return None, None
-    to_reference = None if session.updater.gives_full_kl else policy.measure(rollouts, reference.policy).full_kl
+    to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.policy)
     if reference.initial is None:
         return to_reference, to_reference
     is_due = step % settings.kl_init_every == 0
-    return to_reference, policy.measure(rollouts, reference.initial).full_kl if is_due else None
+    return to_reference, policy.exact_kl(rollouts, reference.initial) if is_due else None
 
 
 def why_synced(session: Session, step: int, figures: measure.Figures) -> str | None:
@@ -118,7 +117,7 @@ def distance_from_reference(session: Session, step: int, cause: str | None) -> f
 def sync_reference(
     session: Session,
     rollouts: Rollouts,
-    ref_logps: Float[Tensor, "B T"],
+    logps: measure.StepLogps,
     distance: float | None,
     step: int,
     *,
@@ -129,7 +128,7 @@ def sync_reference(
         return None
     assert distance is not None, "it is measured before every sync"
     reference, settings = session.reference, session.config.reference
-    policy_logps, mask = session.policy.logps(rollouts), rollouts.completion_mask
+    policy_logps, old, mask = session.policy.logps(rollouts), logps.old, rollouts.completion_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
     # A hard copy is the policy, whose log-probabilities are known.
     synced_logps = policy_logps if settings.mixup_alpha == 1 else reference.policy.logps(rollouts)
@@ -137,8 +136,8 @@ def sync_reference(
         step=step,
         alpha=settings.mixup_alpha,
         sync_count=reference.sync_count,
-        kl_before=measure.masked_mean(k1(ref_logps - policy_logps), mask),
-        kl_after=measure.masked_mean(k1(synced_logps - policy_logps), mask),
+        kl_before=measure.drift_after_update(policy_logps, logps.ref, old, mask),
+        kl_after=measure.drift_after_update(policy_logps, synced_logps, old, mask),
         param_distance=distance,
         compression_error=reference.dropped,
         compression_bound=None if reference.dropped is None else reference.error_bound,
@@ -228,5 +227,5 @@ def run_step(session: Session, state: TrainingState) -> StepResult:
     cause = why_synced(session, step, figures)
     with clock("sync"), strictly_deterministic():
         distance = distance_from_reference(session, step, cause)
-        sync = sync_reference(session, rollouts, logps.ref, distance, step, cause=cause)
+        sync = sync_reference(session, rollouts, logps, distance, step, cause=cause)
     return conclude_step(session, state, batch, result.steps, figures, sync=sync, distance=distance, probed=probed, clock=clock)

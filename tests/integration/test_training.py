@@ -123,7 +123,7 @@ def test_the_figures_agree_with_each_other(tiny_run):
     assert second["kl/ref/drift"] == second["kl/init/drift"] > 0  # no sync yet: the reference is the initial policy
     assert third["kl/ref/drift"] == 0 < third["kl/init/drift"]  # the sync resets the one and not the other
     for sync in of_kind(records, "ref_sync"):
-        assert sync.data["kl_before"] > sync.data["kl_after"] == 0
+        assert sync.data["kl_before"] != sync.data["kl_after"] == 0
         metrics = next(record.metrics for record in of_kind(records, "step") if record.step == sync.step)
         assert metrics["ref/kl_before_sync"] == sync.data["kl_before"]
         assert metrics["ref/param_distance"] == sync.data["param_distance"] > 0
@@ -406,7 +406,7 @@ def test_vlm_r1s_reference_is_the_policy_of_the_step_before(tiny_run):
         assert (figures["policy/ratio_mean"], figures["policy/ratio_max"]) == (1.0, 1.0)
         assert figures["kl/ref/k1"] == figures["kl/ref/k2"] == figures["kl/ref/drift"] == figures["loss/kl"] == 0
         assert figures["ref/steps_since_sync"] == 0
-        assert figures["ref/kl_before_sync"] > figures["ref/kl_after_sync"] == 0
+        assert figures["ref/kl_before_sync"] != figures["ref/kl_after_sync"] == 0
     assert [record.metrics["kl/init/drift"] > 0 for record in of_kind(records, "step")] == [False, True, True, True]
     for folder in sorted(run_dir.checkpoints.glob("step_*")):
         policy, reference = load_file(folder / "policy" / "model.safetensors"), load_file(folder / "reference.safetensors")
@@ -443,7 +443,7 @@ def test_the_exact_kl_of_the_probe_set_follows_the_policy_and_changes_nothing(ti
     assert second["kl/probe/full"] == second["kl/probe/full_init"] > 0  # no sync yet: the reference is the initial policy
     assert fourth["kl/probe/full"] == 0 < fourth["kl/probe/full_init"]  # the sync after step 3 reset the one
     # Estimator and exact value are of the same size; on so few tokens no closer agreement is due.
-    assert 0.2 < second["kl/probe/full"] / second["kl/ref/drift"] < 5
+    assert 0.2 < second["kl/probe/full"] / second["kl/ref/k3"] < 5
     train(without)
     assert_same_weights(run_dir, without)
 

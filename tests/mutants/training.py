@@ -241,7 +241,7 @@ MUTATIONS = (
     Mutation(
         "exact-kl-without-temperature",
         POLICY,
-        "Policy.forward",
+        "Policy._exact",
         "temperature=self.temperature",
         "temperature=1.0",
         ("test_update",),
@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         "exact-kl-policies-exchanged",
         POLICY,
-        "Policy.forward",
+        "Policy._exact",
         "token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once)",
         "token_full_kl(ref_hidden, ref_head, hidden, head, temperature=self.temperature, chunk_tokens=at_once)",
         ("test_update",),

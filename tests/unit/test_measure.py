@@ -79,6 +79,15 @@ def test_kl_figures_by_hand():
     assert low < middle < high
 
 
+def test_a_drift_on_stale_tokens_is_weighted_by_their_ratio():
+    # Two tokens, drawn in their expected numbers from (1/4, 3/4) by now (1/2, 1/2), to (1/4, 3/4): KL = log(2/sqrt 3).
+    old, policy = (float64([[math.log(one)] for one in chances]) for chances in ([1 / 4] + [3 / 4] * 3, [1 / 2] * 4))
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    assert measure.drift_after_update(policy, old, old, mask) == close(math.log(2 / math.sqrt(3)))
+    assert measure.masked_mean(old - policy, mask) > 0  # k1 alone: -KL(old || policy)
+    assert measure.drift_after_update(policy, policy, old, mask) == 0.0
+
+
 def test_the_drift_is_the_exact_sum_where_the_step_has_one():
     zeros, exact = float64([[0.0, 0.0], [0.0, 0.0]]), float64([[1.0, 2.0], [6.0, 9.0]])
     figures = kl_figures(float64([[LOG2, -LOG2], [-1.0, 5.0]]), initial=zeros, full_ref=exact, full_init=None)

@@ -162,7 +162,8 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_
     result = updater.update(updater.prepare(rollouts, ref_logps, None), 1)
     first = result.first
     logps = StepLogps(old=first.logps, ref=ref_logps, initial=None, entropy=first.entropy)
-    panel = {key: value for key, value in kl_figures(logps, rollouts).items() if "sampler" not in key}
+    left_out = ("kl/sampler/k3", "kl/ref/seq")  # no sampler; k1 again, times the length, which no k2 a token is a scale of
+    panel = {key: value for key, value in kl_figures(logps, rollouts).items() if key not in left_out}
     (report,) = result.steps
     return Update(
         logps=torch.stack([first.logps, ref_logps]).detach().cpu().double(),
