@@ -153,10 +153,8 @@ def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) ->
     paired = compare_evaluations(run_dir)
     lines = _evaluation_table(evaluations, step)
     if paired is not None and paired.step == step:
-        lines += [
-            "",
-            f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}; {paired.changes}.",
-        ]
+        lines += ["", f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}."]
+        lines += ["", f"Greedy answers: {paired.changes}."]
     return [*lines, "", "In brackets: 95 % intervals over prompts."]
 
 

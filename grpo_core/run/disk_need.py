@@ -30,8 +30,8 @@ BYTES_PER_TOKEN = 4
 """Of a completion's text."""
 BYTES_PER_ROW = 24
 """Figures of one completion, compressed."""
-BYTES_PER_PROBED_TOKEN = 24
-"""In a table of the probe."""
+BYTES_PER_PROBE, BYTES_PER_PROBED_TOKEN = 6_000, 24
+"""Of a table of the probe: what it has without a row, and each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,8 @@ def _completions_bytes(config: RunConfig, from_step: int) -> int:
 
 def _probe_bytes(config: RunConfig, from_step: int) -> int:
     every, tokens = config.probe.every_steps, config.probe.num_prompts * config.rollout.max_completion_tokens
-    return 0 if every is None else (config.training.steps // every - from_step // every) * tokens * BYTES_PER_PROBED_TOKEN
+    a_table = BYTES_PER_PROBE + tokens * BYTES_PER_PROBED_TOKEN
+    return 0 if every is None else (config.training.steps // every - from_step // every) * a_table
 
 
 def sweep_need(needs: Sequence[DiskNeed], num_runs: int, concurrency: int) -> DiskNeed:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import yaml
@@ -383,6 +384,12 @@ def test_the_card_has_every_figure_of_this_step_and_none_of_another(full: RunDir
         ("kl/probe/full", "kl/probe/se"),
     ):
         assert re.search(rf"`{key}` \|.*\| {re.escape(f'{last[key]:.4g}')} \| {re.escape(f'{last[error]:.2g}')} \| 3 \|", text)
+    base, final = (pandas.read_parquet(full.eval / f"{name}.parquet").query("sample == -1") for name in ("base", "final"))
+    both = base.merge(final, on="prompt_id")
+    lost, gained = (
+        int((both[one] & ~both[other]).sum()) for one, other in (("correct_x", "correct_y"), ("correct_y", "correct_x"))
+    )
+    assert f"; lost {lost}, gained {gained} (McNemar's exact p " in text
     early = export_policy(full, ExportWish(step=2), tmp_path / "early")
     rows = [line for line in text_of(early).splitlines() if line.startswith("| `heldout` ")]
     assert rows

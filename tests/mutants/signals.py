@@ -3,6 +3,7 @@
 from tests.mutants.mutation import Mutation
 
 MASKING = "grpo_core/algorithm/masking.py"
+DIVERGENCE = "grpo_core/algorithm/divergence.py"
 LOGPROBS = "grpo_core/algorithm/logprobs.py"
 MISMATCH = "grpo_core/algorithm/mismatch.py"
 SHAPING = "grpo_core/algorithm/shaping.py"
@@ -91,6 +92,25 @@ MUTATIONS = (
         "_all_logps(ref_states, ref_head, 1.0)",
         ("test_logprobs",),
         "The exact KL of equal policies would not be 0.",
+    ),
+    # Divergences of the probe
+    Mutation(
+        "forward-kl-is-the-reverse",
+        DIVERGENCE,
+        "divergences",
+        "full_kl(other_all_logps, all_logps)",
+        "full_kl(all_logps, other_all_logps)",
+        ("test_divergence",),
+        "What the policy has given up would stay unseen.",
+    ),
+    Mutation(
+        "total-variation-twice",
+        DIVERGENCE,
+        "divergences",
+        "(all_logps.exp() - other_all_logps.exp()).abs().sum(dim=-1) / 2",
+        "(all_logps.exp() - other_all_logps.exp()).abs().sum(dim=-1)",
+        ("test_divergence",),
+        "Up to 2 of 1 would have moved.",
     ),
     # Sampler mismatch
     Mutation(

@@ -12,10 +12,30 @@ DERIVED = "grpo_core/config/derived.py"
 DELTA = "grpo_core/policy/lora/delta.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
+PROBE = "grpo_core/training/probe.py"
 MEASURED = "grpo_core/sweep/measured.py"
 INTERACTIONS = "grpo_core/sweep/statistics/interactions.py"
 
 MUTATIONS = (
+    # Probe
+    Mutation(
+        "forgetting-on-the-policys-completions",
+        PROBE,
+        "ProbeSet._of_initial",
+        "self._completed_by(self.reference.start)",
+        "self._completed_by(self.evaluator.policy)",
+        ("test_probe",),
+        "The forward KL would be of prefixes that another policy draws at each step.",
+    ),
+    Mutation(
+        "right-and-wrong-exchanged",
+        PROBE,
+        "_place_figures",
+        "mask & accepted",
+        "mask & ~accepted",
+        ("test_probe",),
+        "Right completions would have the drift of the wrong ones.",
+    ),
     # Reference
     Mutation(
         "alpha-of-the-reference",

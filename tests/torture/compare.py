@@ -65,13 +65,16 @@ def raw_records(path: Path) -> list[Record]:
 
 
 def table_differences(witness: RunDir, other: RunDir) -> list[str]:
-    """Compare the completions tables."""
-    names = sorted(path.name for path in witness.completions.iterdir())
-    found = sorted(path.name for path in other.completions.iterdir())
+    """Compare the tables of completions and of the probe."""
+    return [line for folder in ("completions", "probe") for line in _tables_in(folder, witness, other)]
+
+
+def _tables_in(folder: str, witness: RunDir, other: RunDir) -> list[str]:
+    names, found = (sorted(path.name for path in (run.path / folder).glob("*")) for run in (witness, other))
     if names != found:
-        return [f"completions: {found} instead of {names}"]
-    tables = ((name, *(pandas.read_parquet(run.completions / name) for run in (witness, other))) for name in names)
-    return [f"completions/{name} differs" for name, left, right in tables if not left.equals(right)]
+        return [f"{folder}: {found} instead of {names}"]
+    tables = ((name, *(pandas.read_parquet(run.path / folder / name) for run in (witness, other))) for name in names)
+    return [f"{folder}/{name} differs" for name, left, right in tables if not left.equals(right)]
 
 
 def checkpoint_differences(witness: Path, other: Path) -> list[str]:

@@ -124,7 +124,11 @@ def test_every_pass_of_the_reference_is_between_its_arrival_and_its_leaving(offl
     policy, reference = offloaded()
     seen, _ = visits
     rollouts = rollouts_of(policy)
-    for use in (lambda: reference.policy.logps(rollouts), lambda: policy.measure(rollouts, reference.policy)):
+    for use in (
+        lambda: reference.policy.logps(rollouts),
+        lambda: policy.measure(rollouts, reference.policy),
+        lambda: policy.divergences(rollouts, reference.policy),
+    ):
         seen.clear()
         use()
         assert seen[0] == "ready"

@@ -12,7 +12,7 @@ from grpo_core.errors import ConfigError, JournalError
 from grpo_core.run.curves import read_curve, read_curves
 from grpo_core.run.journal import Journal, read_journal
 from grpo_core.run.opened import Run
-from tests.compared import PROBE_EVERY, STEPS, step_figures, write_compared
+from tests.compared import PROBE_EVERY, STEPS, probe_figures_of, step_figures, write_compared
 
 SYNCED = {"reference.sync_steps": 5, "training.seed": 3, "training.steps": STEPS}
 
@@ -47,7 +47,7 @@ def test_syncs_probes_and_evaluations_are_tables(folder: Path) -> None:
     run = Run(folder)
     assert run.syncs[["step", "kl_before", "kl_after"]].to_numpy().tolist() == [[5, 0.2, 0.0], [10, 0.2, 0.0]]
     assert run.probes["step"].tolist() == [4, 8, 12]
-    assert list(run.probes.columns) == ["step", "kl/probe/full_init", "kl/probe/se_init"]
+    assert list(run.probes.columns) == ["step", *probe_figures_of(0.0)]
     key = "eval/heldout/greedy_accuracy"
     shown = run.evaluations[["step", "set", "policy", "num_prompts", key, f"{key}/low", f"{key}/high"]]
     assert shown.to_numpy().tolist() == [[0, "heldout", "base", 4, 0.0, 0.0, 0.2], [12, "heldout", "final", 4, 0.5, 0.3, 0.7]]
