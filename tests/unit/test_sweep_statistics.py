@@ -180,6 +180,12 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
+def test_weighted_holm_by_hand() -> None:
+    # p / w: 0.02 / 0.6 is the smallest, then 0.03 / 0.3 of what is left, 0.4, then 0.04 / 0.1 of 0.1, not below the one before.
+    assert holm([0.04, 0.02, 0.03], [0.1, 0.6, 0.3]) == pytest.approx([0.04, 0.02 / 0.6, 0.03 / 0.3 * 0.4])
+    assert holm([0.01, 0.04, math.nan], [0.2, 0.2, 0.6]) == pytest.approx([0.02, 0.04, math.nan], nan_ok=True)
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_lies_between_no_correction_and_bonferronis(p_values: list[float]) -> None:
     adjusted = holm(p_values)
