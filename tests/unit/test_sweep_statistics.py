@@ -111,16 +111,18 @@ def test_what_has_no_mean_is_refused(values: list[float]) -> None:
 
 
 def limma(families: list[list[float]]) -> list[float]:
-    """Return the moderated p-values as limma's fitFDist and eBayes have them, the prior's degrees of freedom by bisection."""
+    """Return the moderated p-values by limma's formulas (fitFDist, eBayes), the prior's freedom by bisection and bounded."""
     freedom = np.array([len(one) - 1 for one in families])
     variance = np.array([np.var(one, ddof=1) for one in families])
     logs = np.log(variance) - special.psi(freedom / 2) + np.log(freedom / 2)
     excess = logs.var(ddof=1) - special.polygamma(1, freedom / 2).mean()
-    prior, scale = math.inf, math.exp(logs.mean())
-    if excess > 0:
-        prior = 2 * optimize.brentq(lambda half: float(special.polygamma(1, half)) - excess, 1e-6, 1e12)
-        scale = math.exp(logs.mean() + special.psi(prior / 2) - math.log(prior / 2))
-    posterior = variance * 0 + scale if math.isinf(prior) else (prior * scale + freedom * variance) / (prior + freedom)
+    bound = 2 * freedom.mean()
+    if special.polygamma(1, bound / 2) < excess:
+        prior = 2 * optimize.brentq(lambda half: float(special.polygamma(1, half)) - excess, 1e-6, bound)
+    else:
+        prior = bound
+    scale = math.exp(logs.mean() + special.psi(prior / 2) - math.log(prior / 2))
+    posterior = (prior * scale + freedom * variance) / (prior + freedom)
     t = np.array([np.mean(one) * math.sqrt(len(one)) for one in families]) / np.sqrt(posterior)
     return [2 * stats.t.sf(abs(x), min(prior + d, freedom.sum())) for x, d in zip(t, freedom, strict=True)]
 
