@@ -155,7 +155,7 @@ def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) ->
     if paired is not None and paired.step == step:
         lines += ["", f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}."]
         lines += ["", f"Greedy answers: {paired.changes}."]
-    return [*lines, "", "In brackets: 95 % intervals over prompts."]
+    return [*lines, "", "In brackets: 95 % intervals over prompts, for new ones."]
 
 
 def _evaluation_table(evaluations: Sequence[Evaluated], step: int) -> list[str]:

@@ -111,16 +111,18 @@ def test_what_has_no_mean_is_refused(values: list[float]) -> None:
 
 
 def limma(families: list[list[float]]) -> list[float]:
-    """Return the moderated p-values as limma's fitFDist and eBayes have them, the prior's degrees of freedom by bisection."""
+    """Return the moderated p-values by limma's formulas (fitFDist, eBayes), the prior's freedom by bisection and bounded."""
     freedom = np.array([len(one) - 1 for one in families])
     variance = np.array([np.var(one, ddof=1) for one in families])
     logs = np.log(variance) - special.psi(freedom / 2) + np.log(freedom / 2)
     excess = logs.var(ddof=1) - special.polygamma(1, freedom / 2).mean()
-    prior, scale = math.inf, math.exp(logs.mean())
-    if excess > 0:
-        prior = 2 * optimize.brentq(lambda half: float(special.polygamma(1, half)) - excess, 1e-6, 1e12)
-        scale = math.exp(logs.mean() + special.psi(prior / 2) - math.log(prior / 2))
-    posterior = variance * 0 + scale if math.isinf(prior) else (prior * scale + freedom * variance) / (prior + freedom)
+    bound = 2 * freedom.mean()
+    if special.polygamma(1, bound / 2) < excess:
+        prior = 2 * optimize.brentq(lambda half: float(special.polygamma(1, half)) - excess, 1e-6, bound)
+    else:
+        prior = bound
+    scale = math.exp(logs.mean() + special.psi(prior / 2) - math.log(prior / 2))
+    posterior = (prior * scale + freedom * variance) / (prior + freedom)
     t = np.array([np.mean(one) * math.sqrt(len(one)) for one in families]) / np.sqrt(posterior)
     return [2 * stats.t.sf(abs(x), min(prior + d, freedom.sum())) for x, d in zip(t, freedom, strict=True)]
 
@@ -178,6 +180,12 @@ def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, math.nan, 0.02])[::2] == pytest.approx([0.5, 0.04])
     assert holm([]) == []
+
+
+def test_weighted_holm_by_hand() -> None:
+    # p / w: 0.02 / 0.6 is the smallest, then 0.03 / 0.3 of what is left, 0.4, then 0.04 / 0.1 of 0.1, not below the one before.
+    assert holm([0.04, 0.02, 0.03], [0.1, 0.6, 0.3]) == pytest.approx([0.04, 0.02 / 0.6, 0.03 / 0.3 * 0.4])
+    assert holm([0.01, 0.04, math.nan], [0.2, 0.2, 0.6]) == pytest.approx([0.02, 0.04, math.nan], nan_ok=True)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

@@ -57,9 +57,10 @@ def new_prompts_text(found: Difference, sign: int = 1) -> str:
     return UNKNOWN if math.isnan(found.new_prompts[0]) else bounds(found.estimate.mean, *found.new_prompts, sign)[1]
 
 
-def on_these_prompts(sweep: SweepRuns, text: str) -> str:
-    """Return a line of the answer with the prompts that its intervals are about, where it has any."""
-    return f"{text}; on {sweep.prompts}" if " [" in text or "±" in text else text
+def on_these_prompts(sweep: SweepRuns, text: str, outcome: str = "objective") -> str:
+    """Return a line of the answer with the prompts that its intervals are about, where it has any; the drift has its own."""
+    prompts = sweep.prompts if outcome == "objective" else "these prompts"
+    return f"{text}; on {prompts}" if " [" in text or "±" in text else text
 
 
 def not_established(sweep: SweepRuns) -> str:
@@ -109,7 +110,9 @@ def drift_lines(findings: Findings) -> list[str]:
     unit = f"KL to the initial policy, {MEASURES[measure].drift}{partly}"
     return [
         *(
-            on_these_prompts(findings.sweep, f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}")
+            on_these_prompts(
+                findings.sweep, f"drift by {knob_name(knob)} ({unit}): {_knob_words(findings, knob, measure)}", measure
+            )
             for knob in findings.sweep.varied
         ),
         *_interaction_lines(findings, measure, "drift, interaction of"),
@@ -190,7 +193,7 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
     ]
     return [
         on_these_prompts(
-            sweep, f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(sweep, found)}"
+            sweep, f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(sweep, found)}", outcome
         )
         for found in strongest
         if found.is_claim or found.is_alone or _hides(findings, found)
