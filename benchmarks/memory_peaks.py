@@ -54,6 +54,7 @@ class Work:
                 "evaluation.samples": 1,
                 "evaluation.k": [1],
                 "probe.every_steps": None,
+                "reference.kl_full_every": None,
                 "model.lora": None if self.rank is None else {"rank": self.rank, "target_modules": self.targets},
             },
         )

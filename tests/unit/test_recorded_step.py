@@ -11,7 +11,6 @@ from grpo_core.training.measure import clustered_standard_error, masked_mean
 
 FILE = Path(__file__).parents[1] / "data" / "quickstart_step50.npz"
 PROMPTS, COMPLETIONS, STEPS = 12, 6, 500
-pytestmark = pytest.mark.skipif(not FILE.exists(), reason=f"{FILE.name} is not there")
 
 
 @pytest.fixture(scope="module")
@@ -54,5 +53,5 @@ def test_what_is_reported_as_drift_is_near_the_truth_and_its_interval_covers(rec
 
 def test_k3_is_no_measure_of_it(recorded: dict[str, np.ndarray]) -> None:
     error, coverage = error_and_coverage(recorded, "k3")
-    assert error > 0.5
-    assert coverage < 0.9
+    assert error > 4 * error_and_coverage(recorded, "k1")[0]
+    assert coverage < 0.5
