@@ -16,11 +16,14 @@ from functools import partial
 
 import numpy as np
 import pandas
+import torch
+from scipy import special
 
 from grpo_core.evaluation.statistics import Estimate, mean_share, paired_difference, pass_at_k, proportion
 from grpo_core.sweep.statistics.findings import find
 from grpo_core.sweep.statistics.paired import paired_estimate, two_way_interval
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns
+from grpo_core.training.measure import clustered_standard_error, masked_mean
 
 COVERS, FALSE = (0.92, 0.98), (0.0, 0.06)
 """Bounds of the coverage of a 95 % interval, and of the share of null sweeps with any false sentence."""
@@ -111,6 +114,27 @@ def over_prompts() -> Iterable[Regime]:
         yield Regime(interval="before/after, Agresti-Min", name=f"{prompts}: {up:.0%} up, {down:.0%} down", draw=draw)
     draw = partial(_before_after_shares, prompts=100, samples=4)
     yield Regime(interval="before/after of pass@1", name="100 x 4, no change", draw=draw)
+
+
+def _step_drift(random: np.random.Generator, *, prompts: int, noise: float) -> bool:
+    """Tokens of a prompt share its drift; `noise` is that of a sampled token, 0 = exact."""
+    group, most = 6, 8
+    of_prompt = np.repeat(random.lognormal(0.0, 0.5, prompts), group)[:, None]
+    values = of_prompt * random.lognormal(0.0, 0.3, (prompts * group, most)) + noise * random.normal(
+        size=(prompts * group, most)
+    )
+    lengths = random.integers(3, most + 1, prompts * group)[:, None]
+    tokens, mask = torch.from_numpy(values), torch.from_numpy(np.arange(most) < lengths)
+    error = clustered_standard_error(tokens, mask, torch.arange(prompts).repeat_interleave(group))
+    truth = math.exp(0.5 * (0.5**2 + 0.3**2))
+    return bool(abs(masked_mean(tokens, mask) - truth) <= special.stdtrit(prompts - 1, 0.975) * error)
+
+
+def over_a_step() -> Iterable[Regime]:
+    """Return the regimes of the drift of one step, with prompts as clusters."""
+    for (estimator, noise), prompts in itertools.product((("exact", 0.0), ("k1", 2.0)), (12, 64)):
+        draw = partial(_step_drift, prompts=prompts, noise=noise)
+        yield Regime(interval=f"drift of a step, {estimator}", name=f"{prompts} x 6", draw=draw)
 
 
 # Over seeds
@@ -211,8 +235,8 @@ def whole_reports() -> Iterable[Regime]:
 
 
 def regimes() -> list[Regime]:
-    """Return all of them; the drift of a policy, with prompts as clusters, is to be one more function here."""
-    return [*over_prompts(), *over_seeds(), *whole_reports()]
+    """Return all of them."""
+    return [*over_prompts(), *over_a_step(), *over_seeds(), *whole_reports()]
 
 
 def _measured(index: int) -> float:
