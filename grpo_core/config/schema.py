@@ -167,8 +167,7 @@ class LossConfig(Section):
     kl_placement: Literal["loss", "reward"] = "loss"
     """`reward`: k1 of each token is subtracted from the advantages as return-to-go, after their normalisation."""
     kl_correction: Literal["none", "importance"] = "importance"
-    """`importance`: the KL of a sampled token is weighted by its ratio, which makes the gradient of k1 and k3 that of the KL.
-    `full` samples no token, and in the reward KL has the surrogate's ratio: neither is weighted."""
+    """`importance`: a sampled token's KL in the loss is weighted by its ratio: the gradient of k1 and k3 is then the KL's."""
     ratio: Literal["token", "sequence"] = "token"
     """Importance ratio of the surrogate: of each token, or of the completion (GSPO)."""
     clip_eps: float | None = Field(default=0.2, gt=0, lt=1)
