@@ -60,7 +60,7 @@ def test_no_concrete_key_belongs_to_two_entries() -> None:
 
 def test_the_documented_table_is_the_registry() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "grpo_core.metrics"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "grpo_core.pages.metrics"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "METRICS.md").read_text() == printed
 
