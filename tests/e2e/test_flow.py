@@ -44,7 +44,7 @@ def test_prints_progress_the_paired_result_and_how_to_open_the_uis(finished_run:
     assert f"step {STEPS}/{STEPS}  reward " in output
     assert "reference synchronised (alpha 1)" in output
     assert "held-out greedy accuracy (10 prompts)" in output
-    assert "paired difference, 95 % interval" in output
+    assert "paired difference on new prompts, this run alone, 95 % interval" in output
     assert "mlflow ui --backend-store-uri sqlite:///" in output
     assert f"Prefect   {prefect_api.removesuffix('/api')}" in output
     assert "Traceback" not in output + finished_run[1].stderr

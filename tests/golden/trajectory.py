@@ -27,6 +27,7 @@ BASE = {
     "optimizer.lr": 1e-3,
     "training.steps": STEPS,
     "evaluation.samples": 0,
+    "reference.kl_full_every": 10,
 }
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "DeepSeekMath, hard copies": {"loss.kl_correction": "none", "reference.sync_steps": 4},

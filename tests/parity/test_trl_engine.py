@@ -148,6 +148,7 @@ RUNS = {
     "sequence ratio, batch scale, schedule": {
         "loss.epochs_per_rollout": 2,
         "loss.ratio": "sequence",
+        "loss.kl_correction": "none",
         "loss.clip_eps": 0.001,
         "advantage.scale": "batch_std",
         "optimizer.schedule": "linear",

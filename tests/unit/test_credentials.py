@@ -17,7 +17,7 @@ from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
 from grpo_core.redaction import has_credentials, kept_uri, redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import load_sweep
-from tasks.credentials import move_credentials
+from tasks.credentials import OWNER_VARIABLE, move_credentials
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-canary"
@@ -49,6 +49,12 @@ HARMLESS = (
     "postgresql://***@host/db",
     "C:\\runs",
 )
+
+
+@pytest.fixture(autouse=True)
+def no_address_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow that ran in this process has left the address that the login is for."""
+    monkeypatch.delenv(OWNER_VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -190,7 +196,6 @@ def test_a_server_gets_the_password_and_the_run_keeps_the_bare_address(
 def test_another_server_does_not_get_the_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.exceptions import MlflowException
 
-    from tasks.credentials import OWNER_VARIABLE, move_credentials
     from tasks.tracking.store import make_client
 
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", OWNER_VARIABLE):
@@ -313,8 +318,6 @@ def test_a_password_that_is_not_encoded_is_refused_without_any_part_of_it(
 
 
 def test_a_user_without_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.credentials import move_credentials
-
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"https://{SECRET}@host")
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI https://host: holds a user or a token without") as refused:
         move_credentials()
