@@ -109,7 +109,7 @@ def test_the_figure_of_an_older_policy_is_never_that_of_the_run(died: RunDir) ->
     assert main([str(died.path), EVALUATE]) == 0
     history = read_journal(died.journal_file)
     assert f"-> {accuracy_of(history, STEPS):.3f} [" in shown(died)
-    assert f"] after step {STEPS}\n" in shown(died)
+    assert f"] on new prompts, after step {STEPS}\n" in shown(died)
     assert row_of(died)["accuracy"] == row_of(died)["objective"] == accuracy_of(history, STEPS)
 
 
