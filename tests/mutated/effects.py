@@ -16,6 +16,7 @@ EVERYTHING = {
     "evaluation.every_steps": 2,
     "evaluation.every_num_prompts": 5,
     "training.checkpoint_every": 1,
+    "reference.kl_full_every": 2,
 }
 """What is on in every base, so that its keys have something to change."""
 BASES: dict[str, dict[str, Any]] = {
