@@ -43,6 +43,7 @@ CHANGE_NO_FIGURE = {
     "rollout.max_prompt_tokens": "a bound on the data",
     "evaluation.pass_score": "a bound on scores, of which there are few different ones",
     "optimizer.max_grad_norm": "a bound on gradients",
+    "training.keep_checkpoints": "a bound on checkpoints, beside which the best is kept whatever it is",
     "training.max_skipped_updates": "a bound on updates that are not finite",
 }
 """Keys, or beginnings of keys, that are not drawn -> why."""
