@@ -209,7 +209,7 @@ class ReferenceConfig(Section):
     """ref <- alpha * policy + (1 - alpha) * ref, in float32; 1 = hard copy."""
     kl_init_every: Steps = 1
     """After the first sync, the drift from the initial policy is measured every so many steps (an extra forward pass)."""
-    kl_full_every: Steps | None = 20
+    kl_full_every: Steps | None = 50
     """Every so many steps a step's drift is the exact sum over the vocabulary (2 more passes, after a sync 4), else k1."""
     distance_every: Steps = 1
     """||theta - theta_ref|| is measured every so many steps, and before every sync (it reads all weights of both)."""

@@ -72,7 +72,7 @@ def test_the_last_steps_are_those_that_the_run_reached() -> None:
         ("kl/probe/full_init", {}, 70),
         ("kl/probe/full_init", {"probe.every_steps": 40}, 40),
         ("kl/probe/full_init", {"probe.every_steps": None}, 0),
-        ("kl/ref/full", {}, 60),
+        ("kl/ref/full", {}, 50),
         ("kl/ref/full", {"reference.kl_full_every": None}, 0),
         ("kl/ref/full", {"reference.kl_full_every": None, "loss.kl_estimator": "full"}, 70),
         ("kl/init/full", {"reference.kl_full_every": 25, "reference.kl_init_every": 10}, 50),
