@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,6 +26,8 @@ SHARES = {
 AT_POSITION = re.compile(r"kl/probe/init_at_(\d+)")
 WIDTH, MAP_HEIGHT = 9.0, 2.6
 """In inches."""
+TITLE_LETTERS = 110
+"""What fits above a row of maps."""
 MOST_TICKS = 12
 """Steps that are written below a row of maps."""
 
@@ -82,9 +85,10 @@ def places_figure(named: Sequence[tuple[str, DriftPlaces]]) -> Figure:
         shown = range(0, len(places.steps), -(-len(places.steps) * columns // MOST_TICKS))
         axes.set_xticks(list(shown), labels=[str(places.steps[index]) for index in shown])
         axes.set_ylabel("position" if number % columns == 0 else "")
-        axes.set_title(name, loc="left", fontsize="medium", fontweight="bold")
+        small = {} if columns == 1 else {"fontsize": "x-small"}
+        axes.set_title(fill(name, TITLE_LETTERS // columns), loc="left", **{"fontsize": "medium", "fontweight": "bold"} | small)
     figure.supxlabel("step of the probe", fontsize="medium")
-    figure.colorbar(image, ax=list(grid), label="nats per token")
+    figure.colorbar(image, ax=list(grid), label="nats per token", fraction=0.05)
     figure.suptitle("Where the drift is: exact KL to the initial policy on the probe, by position in the completion")
     return figure
 

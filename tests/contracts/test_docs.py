@@ -12,6 +12,7 @@ from grpo_core.config.trl_limits import FIXED, FIXED_KL
 from grpo_core.interop import tables
 from grpo_core.interop.detection import SYSTEMS
 from grpo_core.interop.trl.keys import GRPO_CONFIG
+from tests.unit.test_gradients import NOISE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
@@ -31,6 +32,11 @@ def test_a_table_is_the_codes(name: str) -> None:
     found = segment(name).search(PAGE.read_text())
     assert found is not None
     assert found[2] == wanted
+
+
+def test_the_noise_of_gradients_is_what_the_test_of_gradients_measures() -> None:
+    for estimator, correction, plain, sharpened in NOISE:
+        assert f"| `{estimator}` | `{correction}` | {plain:g} | {sharpened:g} |\n" in PAGE.read_text()
 
 
 def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_project() -> None:
