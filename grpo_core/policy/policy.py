@@ -210,6 +210,7 @@ class Policy:
         return TokenFigures(logps=scatter(logps, mask, width), entropy=scatter(entropy, mask, width), full_kl=exact)
 
     def _at_once(self, tokens: int, copies: int) -> int:
+        """Return how many tokens are projected to the vocabulary at once, where each holds so many copies of its logits."""
         return tokens_at_once(tokens, copies * self.model.config.get_text_config().vocab_size)
 
     def _exact(
@@ -259,7 +260,7 @@ class Policy:
         with compute_in(self.dtype, ids.device):
             hidden, other_hidden = self._hidden(completions, rows), other._hidden(completions, rows)
             heads = vocabulary_head(self.model), vocabulary_head(other.model)
-            at_once = tokens_at_once(len(hidden), DIVERGENCE_COPIES * self.model.config.get_text_config().vocab_size)
+            at_once = self._at_once(len(hidden), DIVERGENCE_COPIES)
             found = token_divergences(
                 hidden, heads[0], other_hidden, heads[1], temperature=self.temperature, chunk_tokens=at_once
             )
