@@ -54,9 +54,10 @@ class JudgeProcess:
     def __init__(self, judges: Mapping[str, Judge]) -> None:
         """Fork it."""
         self.connection, theirs = Pipe()
+        pool = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _work(theirs, judges)
+            _work(theirs, judges, pool)
         theirs.close()
         self.row = -1
         self._began = self._seen = 0.0
@@ -159,9 +160,10 @@ class Pool:
         self._workers.clear()
 
 
-def _work(requests: Connection, judges: Mapping[str, Judge]) -> None:
+def _work(requests: Connection, judges: Mapping[str, Judge], pool: int) -> None:
     """Judge rows until the pool is gone."""
     try:
+        _die_with(pool)
         # A hostile row must not reach the pool's input and output, nor the other workers.
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(2, 1)
@@ -184,10 +186,16 @@ def _reply(judges: Mapping[str, Judge], row: list[Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _confine() -> None:
-    """Bound the memory of this worker, and let it die with the pool."""
+def _die_with(pool: int) -> None:
+    """Let the kernel kill this worker when the pool ends; it says nothing of a pool that ended before it was asked."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != pool:
+        os._exit(0)
+
+
+def _confine() -> None:
+    """Bound the memory of this worker."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     bound = pages * os.sysconf("SC_PAGE_SIZE") + WORKER_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

@@ -387,6 +387,21 @@ def test_no_worker_outlives_who_needs_it(victim: str) -> None:
         time.sleep(0.05)
 
 
+LATE = """
+import os
+from multiprocessing import Pipe
+from grpo_core.rewards.pool import _work
+ours, theirs = Pipe()
+if (worker := os.fork()) == 0:
+    _work(theirs, {}, pool=os.getppid() + 1)  # as after the pool's end, which gives the worker another parent
+print(os.waitpid(worker, 0)[1])
+"""
+
+
+def test_a_worker_whose_pool_ended_before_the_kernel_was_asked_ends_too() -> None:
+    assert run_script(LATE).communicate(timeout=30)[0] == "0\n"
+
+
 BURNS = "while True: pass"
 
 
