@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for package in ("grpo_core", "tasks", "flows") for path in (ROOT / package).rglob("*.py"))
 MAX_FUNCTION_LINES = 45
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 400
 MAX_LOOSE_FILES = 6
 """Of `grpo_core`, which belong to no folder of it."""
 
