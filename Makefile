@@ -67,11 +67,8 @@ bench-scaling: setup  ## seconds of a step against the group size and the model'
 bench-sampling: setup  ## tokens per second: embedded sampler, transformers, vLLM; `make vllm` first (ARGS="--dtype bfloat16 --threads 1 ...")
 	$(BIN)/python -m benchmarks.sampling $(ARGS)
 
-# The environment of `setup` where it is there; else, or with PYTHON=..., one with torch and what grpo_core needs.
-GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
-
-gpu-check:  ## what this project does on the GPU here, in one report; needs torch and grpo_core's base install alone (ONLY="bitwise peaks", PYTHON=..., ARGS="--dry-run --model FOLDER --data FILE ...")
-	$(GPU_PYTHON) -m benchmarks.gpu_check $(if $(ONLY),--only $(ONLY)) $(ARGS)
+gpu-check:  ## the checks that need a GPU (tests/gpu), with their figures, and build/gpu_check.xml (PYTHON=..., ARGS="-k memory"; `-m 'gpu and vllm'` adds vLLM)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -n0 -m 'gpu and not vllm' --junitxml=build/gpu_check.xml tests/gpu $(ARGS)
 
 torture-vllm: setup  ## every fault of a vLLM server: stale, half and broken weights, kills in each phase; with and without the proof
 	$(BIN)/pytest -m 'vllm and not slow' tests/vllm/test_faults.py tests/vllm/test_bfloat16.py tests/vllm/test_deaths.py tests/vllm/test_flow.py $(ARGS)

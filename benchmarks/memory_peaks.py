@@ -1,4 +1,4 @@
-"""Shapes of models whose phases are measured against the estimates of memory: on a CPU by a test, on a GPU by `gpu_check`."""
+"""Shapes of models whose phases are measured against the estimates of memory: on a CPU by a test, on a GPU by tests/gpu."""
 
 import gc
 from collections.abc import Callable, Iterator

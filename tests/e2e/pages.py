@@ -39,7 +39,7 @@ RULES = (
     Rule(pattern=r"make (test|test-all|test-slow|check|format|mutants|torture)", not_run=LONG),
     Rule(pattern=r"make (vllm|test-vllm|torture-vllm).*", not_run=VLLM),
     Rule(pattern=r"make pictures.*", not_run=LONG),
-    Rule(pattern=r"make gpu-check.*", not_run="tests/integration/test_gpu_check.py runs its module"),
+    Rule(pattern=r"(GRPO_\S+ )*make gpu-check.*", not_run=LONG),
     Rule(pattern=r"grpo train .*rollout\.engine=vllm.*", not_run=VLLM),
     Rule(pattern=r"grpo train --resume \S+", phrase="report +runs/stopped/report/report.md", instead={RUN: STOPPED}),
     Rule(pattern=r"grpo train --resume \S+ --repair .*", phrase="report +runs/damaged/report", instead={RUN: DAMAGED}),

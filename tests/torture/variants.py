@@ -147,7 +147,7 @@ class Variant:
 
 def build_variant(name: str, model: Path) -> Variant:
     """Return a variant that trains the model in a folder."""
-    from tests.conftest import build_values  # `make gpu-check` takes Variant where pytest is not installed
+    from tests.conftest import build_values
 
     values = {"training.steps": STEPS, "evaluation.every_num_prompts": 6, **OVERRIDES[name]}
     return Variant(name=name, config=validate_config(apply_overrides(build_values(model), values)))

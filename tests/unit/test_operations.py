@@ -10,12 +10,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.gpu_check.operations import CountedOperations
 from grpo_core.generation import torch_sampler
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.forward import encode_prompts, expand_prefix
 from grpo_core.policy.lean_decoding import LeanDecoding
 from grpo_core.types import Prompt
+from tests.gpu.operations import CountedOperations
 from tests.policies import policy_of
 
 SIZES = {

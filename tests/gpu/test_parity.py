@@ -1,16 +1,16 @@
-"""Part `parity`: figures and gradients of one update on the device, against the CPU's.
+"""Figures and gradients of one update on the device, against the CPU's.
 
 Weights and completions are the same, made on the CPU. The witness there runs padded and in fp32; the same in fp64 says how much
 of a difference is rounding. TF32, or a mask that a kernel does not heed, would be far outside of the bounds.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
-from benchmarks.gpu_check.part import Context, Figure, Result, Table
-from benchmarks.gpu_check.timing import opened_device
 from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, load_config
@@ -26,7 +26,9 @@ from grpo_core.training.measure import StepLogps, kl_figures
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt
+from tests.gpu.conftest import Check, Figure
 
+CPU = torch.device("cpu")
 GROUP = 8
 BOUND = 1e-4
 """Largest relative difference of a figure and of all gradients, and largest difference of a log-probability, from the CPU."""
@@ -56,39 +58,41 @@ class Inputs:
     shape: Shape
 
 
-def run(context: Context) -> Result:
-    """Compare the device with the CPU, and each with the CPU in fp64."""
-    inputs = _inputs(TINY if context.small else MEDIUM, *((2, 24) if context.small else (4, 64)))
-    exact = updated(inputs, torch.device("cpu"), torch.float64, padded_because="asked for")
-    cpu = updated(inputs, torch.device("cpu"), torch.float32, padded_because="asked for")
-    with opened_device(context) as device:
-        here = updated(inputs, device, torch.float32, padded_because=why_padded(_on(inputs.policy, device), "float32"))
-        mismatch = _mismatch(inputs, device)
-    found = {"from the CPU": (here, cpu), "from fp64": (here, exact), "the CPU from fp64": (cpu, exact)}
-    figures: dict[str, Figure] = {}
-    for title, (one, other) in found.items():
-        figures |= {f"{title}: {name}": value for name, value in differences(one, other).items()}
-    failed = [
-        f"{name} {figures[f'from the CPU: {name}']:.3g}, most {bound:g}"
-        for name, bound in BOUNDS.items()
-        if not float(figures[f"from the CPU: {name}"] or 0) <= bound
-    ]
-    rows = tuple((key, here.figures[key], cpu.figures[key], exact.figures[key]) for key in exact.figures)
-    largest = figures["from the CPU: gradients, relative"]
-    return Result(
-        verdict="failed" if failed else "passed",
-        text="; ".join(failed) or f"gradients differ by {largest:.2g} of their norm, figures by {_most(here, cpu):.2g}",
-        figures={**figures, "sampler's log-probabilities from the trainer's, most": mismatch},
-        tables=(Table(title="Figures of one update", head=("figure", context.device, "CPU", "CPU, fp64"), rows=rows),),
-    )
-
-
 BOUNDS = {
     "log-probabilities, most": BOUND,
     "figures, relative, most": BOUND,
     "gradients, relative": BOUND,
     "gradients of a matrix, relative, most": WORST_BOUND,
 }
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_an_update_is_that_of_the_cpu(check: Check, figure: Callable[[str, Figure], None]) -> None:
+    inputs = _inputs(TINY if check.small else MEDIUM, *((2, 24) if check.small else (4, 64)))
+    exact = updated(inputs, CPU, torch.float64, padded_because="asked for")
+    cpu = updated(inputs, CPU, torch.float32, padded_because="asked for")
+    with check.held() as device:
+        here = updated(inputs, device, torch.float32, padded_because=why_padded(_on(inputs.policy, device), "float32"))
+        figure("sampler's log-probabilities from the trainer's, most", _mismatch(inputs, device))
+    for title, (one, other) in {"from the CPU": (here, cpu), "from fp64": (here, exact), "CPU from fp64": (cpu, exact)}.items():
+        for name, value in differences(one, other).items():
+            figure(f"{title}: {name}", value)
+    found = differences(here, cpu)
+    assert {name: value for name, value in found.items() if not value <= BOUNDS[name]} == {}
+    assert found["gradients, relative"] > 0  # two ways to compute, not one
+
+
+def test_products_of_ten_bits_are_outside_of_the_bounds() -> None:
+    """As TF32 would round the inputs of products: here the weights alone."""
+    inputs = _inputs(TINY, 2, 24)
+    exact = updated(inputs, CPU, torch.float32, padded_because="asked for")
+    with torch.no_grad():
+        for parameter in [*inputs.policy.parameters(), *inputs.reference.parameters()]:
+            parameter.copy_(((parameter.view(torch.int32) + 2**12) >> 13 << 13).view(torch.float32))
+    found = differences(updated(inputs, CPU, torch.float32, padded_because="asked for"), exact)
+    assert found["gradients, relative"] > BOUND
+    assert found["figures, relative, most"] > BOUND
 
 
 def differences(one: Update, other: Update) -> dict[str, float]:

@@ -1,1 +1,0 @@
-"""What the parts of `catalogue.py` run: a module each, with `run(context) -> Result`."""
