@@ -188,7 +188,7 @@ def table_figures(folder: Path, pattern: str) -> Iterator[tuple[str, Any]]:
         for column in table.columns:
             if not LEFT_OUT.search(column) or find_metric(column):
                 values = table[column].tolist()
-                yield f"{path.stem} {column}", [None if pandas.isna(value) else value for value in values]
+                yield f"{path.parent.name}/{path.stem} {column}", [None if pandas.isna(value) else value for value in values]
 
 
 def run_commands(folder: Path) -> tuple[Any, Any]:
@@ -212,20 +212,32 @@ def collect(folder: Path, report: Any, comparison: Any) -> dict[str, Any]:
     """Return {file: its content} of what was made in a folder and printed."""
     run, sweep = folder / "runs" / "one", folder / "runs" / "sweep"
     with (run / "journal.jsonl").open() as journal:
-        figures = dict(journal_figures(journal))
+        figures = [*journal_figures(journal)]
     tables = [*table_figures(run, "completions/*"), *table_figures(run, "eval/*.parquet"), *table_figures(run, "probe/*")]
     facts = markdown_facts((run / "report" / "report.md").read_text())
     page = Tables((sweep / "report" / "report.html").read_text())
     results = [*table_figures(sweep, "results/runs.parquet"), *table_figures(sweep, "results/syncs.parquet")]
     return {
         "machine": machine(),
-        "run": {**figures, **dict(tables)},
+        "run": keyed([*figures, *tables]),
         "run_report": clean_facts(folder, facts),
-        "sweep": {"answer": report["answer"], **dict([*results, *table_figures(sweep, "report/*.parquet")])},
+        "sweep": {"answer": report["answer"], **keyed([*results, *table_figures(sweep, "report/*.parquet")])},
         "sweep_report": clean_facts(folder, page.facts),
         "comparison": dict(flat(comparison)),
         "card": clean_facts(folder, markdown_facts((folder / "runs" / "exports" / "one" / "README.md").read_text())),
     }
+
+
+def keyed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return {key: value}; no key may hide another.
+
+    Raises:
+        ValueError: a key is there twice.
+    """
+    twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(f"there twice: {', '.join(twice)}")
+    return dict(pairs)
 
 
 def machine() -> dict[str, str]:
