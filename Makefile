@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm check format docs clean setup
+.PHONY: help train up down pictures test test-proof test-all test-slow test-vllm test-compose vllm coverage bench bench-scaling bench-sampling gpu-check mutants torture torture-vllm witness check format docs clean setup
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -82,6 +82,9 @@ mutants: setup  ## planted mistakes in the algorithm, each killed by the unit te
 torture: setup  ## SIGKILL for trainings, monitors, flows and an MLflow server; nothing may differ, be missing or be there twice (ARGS="--runs 24 --jobs 2 ...")
 	$(BIN)/python -m tests.torture $(ARGS)
 	$(BIN)/python -m tests.torture.tracking
+
+witness: setup  ## make a run, a sweep of 8, a comparison and an export again and compare them with tests/witness/data: 3 minutes on 2 cores (ARGS="--write FOLDER")
+	$(BIN)/python -m tests.witness $(ARGS)
 
 check: setup  ## format, lint, types, import contracts, Dockerfile
 	$(BIN)/ruff format --check .
