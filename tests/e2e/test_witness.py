@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.witness.__main__ import DATA, ROOT, differences, read
+from tests.witness.__main__ import DATA, ROOT, differences, machine, read
 
 
 def test_a_last_bit_a_word_and_a_fact_of_a_card_are_told():
@@ -25,8 +25,10 @@ def test_a_last_bit_a_word_and_a_fact_of_a_card_are_told():
     assert differences(recorded, copy.deepcopy(recorded)) == []
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_everything_is_made_again_as_it_was():
+    if read(DATA)["machine"] != machine():
+        pytest.skip("recorded on another kind of machine, where the tiny model is another one; record again before a change")
     done = subprocess.run([sys.executable, "-m", "tests.witness"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
