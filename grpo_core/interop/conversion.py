@@ -7,8 +7,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from grpo_core.config.consistency import check_consistency
 from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
@@ -17,7 +15,7 @@ from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_so
 from grpo_core.interop.files import Unresolved, flatten_sections, read_text, read_values, resolve_references
 from grpo_core.interop.launch import Start, is_script, read_script
 from grpo_core.interop.rewards import is_missing
-from grpo_core.interop.rules import Entry, Fate, Settings, System, dead, no_counterpart
+from grpo_core.interop.rules import Entry, Fate, Settings, System, Texts, dead, no_counterpart
 from grpo_core.interop.trl import as_of
 
 DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
@@ -145,19 +143,12 @@ def _stray_commas(start: Start, system: System) -> Iterator[str]:
         items = value if isinstance(value, list) else [value]
         stray = [repr(item) for item in items if isinstance(item, str) and item.strip(",") != item]
         if not stray and rule and isinstance(value, str) and "," in value and value.replace(",", "").isidentifier():
-            stray = [repr(value)] if _takes_list(rule.kind) else []
+            stray = [repr(value)] if rule.kind in (Texts, Texts | None) else []
         if stray:
             yield (
                 f"{key}: in {', '.join(stray)} the comma is part of the value, since a shell separates values by blanks alone: "
                 "that run had no value without it. If it was to separate, correct the value here"
             )
-
-
-def _takes_list(kind: Any) -> bool:
-    try:
-        return isinstance(TypeAdapter(kind).validate_python("a"), list)
-    except ValidationError:
-        return False
 
 
 def _conclude(name: str, value: Any, settings: Settings) -> Entry:

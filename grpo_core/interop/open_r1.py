@@ -112,7 +112,6 @@ OPEN_R1 = System(
     rules=with_defaults(TRL.rules, defaults_of((0, 18)), *OWN),
     ignored={**TRL.ignored, **OWN_IGNORED},
     dead=TRL.dead,
-    always=TRL.always,
     assumptions=TRL.assumptions,
     aliases=TRL.aliases,
 )

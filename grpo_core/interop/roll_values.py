@@ -50,7 +50,8 @@ def data_parallel(settings: Settings) -> int | None:
     if settings.processes is not None or not devices:
         return settings.processes
     sizes = MEGATRON_SIZES if settings[STRATEGY] == "megatron_train" else (ULYSSES,)
-    return max(devices // math.prod(settings[key] or 1 for key in sizes), 1)
+    split: int = math.prod(settings[key] or 1 for key in sizes)
+    return max(devices // split, 1)
 
 
 def assumed_data_parallel(settings: Settings) -> tuple[str, ...]:
@@ -75,18 +76,15 @@ def minibatches(settings: Settings, _key: str) -> Entry:
     return mapped({"loss.minibatches": count}, remark, differs="rounded" in remark)
 
 
-def warm_up(settings: Settings, key: str) -> Entry:
+def warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up: optimizer steps, or a share of all of them where these are 0."""
-    updates, ratio = settings[f"{ARGS}.warmup_steps"], settings[f"{ARGS}.warmup_ratio"]
+    steps, share = settings[f"{ARGS}.warmup_steps"], min(settings[f"{ARGS}.warmup_ratio"], 0.999999)
     is_ignored = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
-    is_by_ratio = updates <= 0 < ratio
-    if is_by_ratio != key.endswith("ratio") and (updates or ratio):
-        return dead("warmup_steps overrides warmup_ratio, unless it is 0")
     total = settings["max_steps"] * settings["ppo_epochs"] * read_minibatches(settings)[0]
-    return warmup(min(ratio, 0.999999) if is_by_ratio else int(updates), total, is_ignored=is_ignored)
+    return warmup(int(steps) if steps > 0 else share, total, is_ignored=is_ignored)
 
 
-def lengths(settings: Settings, key: str) -> Entry:
+def lengths(settings: Settings, _key: str) -> Entry:
     """Convert the longest completion: `sequence_length` - `prompt_length` where given, else `response_length`.
 
     Raises:
@@ -95,13 +93,10 @@ def lengths(settings: Settings, key: str) -> Entry:
     whole, response, prompt = settings["sequence_length"], settings["response_length"], settings["prompt_length"]
     if whole is None and response is None:
         return no_counterpart("ROLL needs response_length or sequence_length; set rollout.max_completion_tokens", differs=True)
-    if whole is None:
-        return mapped({"rollout.max_completion_tokens": response})
-    if whole <= prompt:
+    if whole is not None and whole <= prompt:
         raise settings.refuse(f"sequence_length: {whole} leaves nothing for the completion beyond prompt_length {prompt}")
-    if key == "response_length":
-        return dead("sequence_length overrides it")
-    return mapped({"rollout.max_completion_tokens": whole - prompt}, f"{whole} - prompt_length {prompt}")
+    longest = response if whole is None else whole - prompt
+    return mapped({"rollout.max_completion_tokens": longest}, "sequence_length - prompt_length, else response_length")
 
 
 def engine(settings: Settings, key: str) -> Entry:
@@ -157,17 +152,11 @@ def reward_clip(settings: Settings, key: str) -> Entry:
     return mapped({"advantage.advantage_clip": clipped}, "ROLL clips normalised rewards, which are the advantages")
 
 
-def clip(settings: Settings, key: str) -> Entry:
+def clip(settings: Settings, _key: str) -> dict[str, Any]:
     """Convert the bounds of the ratio, and the dual clip: 1 + 2 pg_clip there, whatever the range."""
-    half, is_range, is_dual = settings["pg_clip"], settings["use_pg_clip_range"], settings["dual_clip_loss"]
-    dual = round(1 + 2 * half, 12) if is_dual else None
-    if key == "dual_clip_loss":
-        return mapped({"loss.dual_clip": dual}, "1 + 2 x pg_clip" if is_dual else "")
-    if not is_range:
-        return mapped({"loss.clip_eps": half})
-    if key == "use_pg_clip_range":
-        return mapped({"loss.clip_eps": settings["pg_clip_low"], "loss.clip_eps_high": settings["pg_clip_high"]})
-    return mapped({"loss.dual_clip": dual}) if is_dual else dead("use_pg_clip_range replaces it")
+    low, high, middle = settings["pg_clip_low"], settings["pg_clip_high"], settings["pg_clip"]
+    bounds = {"loss.clip_eps": low, "loss.clip_eps_high": high} if settings["use_pg_clip_range"] else {"loss.clip_eps": middle}
+    return {**bounds, "loss.dual_clip": round(1 + 2 * middle, 12) if settings["dual_clip_loss"] else None}
 
 
 def loss_agg_mode(settings: Settings, key: str) -> Entry:
@@ -177,43 +166,23 @@ def loss_agg_mode(settings: Settings, key: str) -> Entry:
     return mapped({"loss.aggregation": settings[key]}, remark, differs=differs)
 
 
-def _has_token_kl(settings: Settings) -> bool:
-    has_kl_loss = settings["use_kl_loss"] and settings["kl_loss_coef"] > 0
-    is_k1 = settings["kl_penalty"] == "kl" and settings["init_kl_coef"] > 0
-    return bool(settings["add_token_level_kl"] and is_k1 and not has_kl_loss)
-
-
-def kl_loss(settings: Settings, _key: str) -> Entry:
-    """Convert the KL term of the loss."""
-    if _has_token_kl(settings):
-        return mapped({"loss.beta": settings["init_kl_coef"]}, "the KL is in the reward: add_token_level_kl")
+def kl(settings: Settings, _key: str) -> Entry:
+    """Convert the KL term: that of the loss, else the one in the reward, which is k1 here."""
     beta = settings["kl_loss_coef"] if settings["use_kl_loss"] else 0.0
-    correction = {"loss.kl_correction": "none"} if beta else {}
-    return mapped({"loss.beta": beta, **correction}, "k3 of each token, which ROLL clamps to ±10" if beta else "")
+    in_reward, is_k1 = settings["add_token_level_kl"], settings["kl_penalty"] == "kl" and settings["init_kl_coef"] > 0
+    if in_reward and is_k1 and beta <= 0:
+        targets = {"loss.kl_placement": "reward", "loss.kl_estimator": "k1", "loss.beta": settings["init_kl_coef"]}
+        return mapped(targets, "ROLL clips token rewards once more at reward_clip, which is left out here")
+    remark = "one KL term here; in the reward only with kl_penalty kl and init_kl_coef above 0" if in_reward else ""
+    targets = {"loss.kl_placement": "loss", "loss.beta": beta, **({"loss.kl_correction": "none"} if beta else {})}
+    return mapped(targets, remark or "k3 of each token, which ROLL clamps to ±10", differs=in_reward)
 
 
-def token_kl(settings: Settings, key: str) -> Entry:
-    """Convert the KL in the reward: whether there is one, its coefficient and its estimator."""
-    if not settings["add_token_level_kl"]:
-        return mapped({"loss.kl_placement": "loss"})
-    if not _has_token_kl(settings):
-        reason = "one KL term here, that of use_kl_loss before it; in the reward it is k1 (kl_penalty kl, init_kl_coef above 0)"
-        return no_counterpart(reason, differs=True)
-    targets = {
-        "add_token_level_kl": {"loss.kl_placement": "reward"},
-        "init_kl_coef": {"loss.beta": settings["init_kl_coef"]},
-        "kl_penalty": {"loss.kl_estimator": "k1"},
-    }
-    return mapped(targets[key], "ROLL clips token rewards once more at reward_clip, which is left out here")
-
-
-def model(settings: Settings, key: str) -> Entry:
+def model(settings: Settings, _key: str) -> Entry:
     """Convert the model: `pretrain` counts unless all three roles name their own."""
     own = [settings.given.get(f"{role}.model_args.model_name_or_path") for role in ("actor_train", "actor_infer", "reference")]
-    counted = f"{MODEL}.model_name_or_path" if all(own) else "pretrain"
-    if settings[counted] is None:
-        return no_counterpart("names no model; set model.source")
-    return mapped({"model.source": settings[counted]}) if key == counted else dead(f"{counted} overrides it")
+    counted = own[0] if all(own) else settings["pretrain"]
+    return mapped({"model.source": counted}) if counted else no_counterpart("set model.source: pretrain names no model")
 
 
 def lora_target(settings: Settings, key: str) -> Entry:

@@ -156,8 +156,6 @@ class System:
     """{key or pattern without a counterpart: why, or what to use instead}."""
     dead: Mapping[str, str]
     """{key that the system ships or documents and does not read: why}."""
-    always: Mapping[str, str]
-    """{our key: what the system does in any case, without a key for it}."""
     assumptions: Callable[[Settings], tuple[str, ...]]
     """What the conversion had to assume about a file."""
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -14,14 +14,13 @@ from grpo_core.interop.trl import TRL
 from grpo_core.plain_text import markdown_table
 
 SECTIONS = ("rollout", "advantage", "filtering", "loss", "reference", "probe", "optimizer")
-NONE = "—"
 
 
 def render_names() -> str:
     """Return what every key of ours that has a counterpart is called in each system."""
     tables = (TRL.rules, open_r1.OWN, ROLL.rules, vlm_r1.OWN)
     ours = dict.fromkeys(key for rules in tables for rule in rules for key in rule.ours.split(", ") if key)
-    rows = [(f"`{key}`", *(_names(key, rules) or NONE for rules in tables)) for key in ours]
+    rows = [(f"`{key}`", *(_names(key, rules) or "—" for rules in tables)) for key in ours]
     return markdown_table(("Key here", "TRL", "open-r1's own", "ROLL", "VLM-R1's own"), rows)
 
 
@@ -41,23 +40,13 @@ def algorithm_keys() -> dict[str, FieldInfo]:
 
 def render_options() -> str:
     """Return the option table."""
-    head = ("Key", "Default", "Values", "Meaning", "TRL", "ROLL", "VLM-R1")
-    return markdown_table(head, (_option(key, field) for key, field in algorithm_keys().items()))
-
-
-def names_elsewhere(key: str) -> tuple[str, str, str]:
-    """Return what TRL, ROLL and VLM-R1 call a key of ours; without backticks: what they always do."""
-    systems = (TRL, ROLL, vlm_r1.VLM_R1)
-    trl, roll, vlm = (
-        "; ".join(filter(None, (_names(key, system.rules), system.always.get(key)))) or NONE for system in systems
-    )
-    return trl, roll, vlm
+    return markdown_table(("Key", "Default", "Values", "Meaning"), (_option(*item) for item in algorithm_keys().items()))
 
 
 def _option(key: str, field: FieldInfo) -> tuple[str, ...]:
     default = list(field.default) if isinstance(field.default, tuple) else field.default
     text = {"None": "null", "True": "true", "False": "false"}.get(str(default), str(default))
-    return f"`{key}`", f"`{text}`", _values(field), str(field.description), *names_elsewhere(key)
+    return f"`{key}`", f"`{text}`", _values(field), str(field.description)
 
 
 def _values(field: FieldInfo) -> str:

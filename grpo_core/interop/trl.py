@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from grpo_core.config.trl_limits import FIXED, FIXED_KL, NO_OPTION
 from grpo_core.errors import ConfigError, shown
 from grpo_core.interop import trl_values as values
 from grpo_core.interop.rules import (
@@ -237,7 +236,6 @@ TRL = System(
     rules=RULES,
     ignored=IGNORED,
     dead=by_key({"for scripts that read it; neither the trainer nor `trl grpo` does": "do_train do_predict"}),
-    always={key: reason for key, reason in (FIXED | FIXED_KL).items() if reason != NO_OPTION and key != "rollout.engine"},
     assumptions=values.assumed_processes,
     aliases=ALIASES,
 )

@@ -34,9 +34,8 @@ class Batch(NamedTuple):
 def _processes(settings: Settings) -> int:
     """Return the number of training processes: as given, as a resolved configuration implies it, else 1."""
     generated, windows = settings["generation_batch_size"], settings["steps_per_generation"]
-    if settings.processes is None and generated and windows:
-        return max(generated // (settings["per_device_train_batch_size"] * windows), 1)
-    return settings.processes or 1
+    implied = generated // (settings["per_device_train_batch_size"] * windows) if generated and windows else 1
+    return settings.processes or max(int(implied), 1)
 
 
 def assumed_processes(settings: Settings) -> tuple[str, ...]:
@@ -47,10 +46,9 @@ def assumed_processes(settings: Settings) -> tuple[str, ...]:
 
 def refuses_too(settings: Settings) -> str:
     """Return that the source system refuses these batch sizes, with so many processes."""
-    assumed = " (assumed)" if assumed_processes(settings) else ""
     return (
-        f"{settings.system.title} refuses that as well, with {_processes(settings)} processes{assumed}; "
-        "--processes N sets their number"
+        f"{settings.system.title} refuses that as well with the number of its processes, here {_processes(settings)}; "
+        "--processes N sets it"
     )
 
 
@@ -110,21 +108,18 @@ def length(settings: Settings, key: str) -> Entry:
     return mapped({"training.steps": steps}, f"{counted}{', rounded up' if is_uneven else ''}", differs=is_uneven)
 
 
-def warm_up(settings: Settings, key: str) -> Entry:
+def warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up; `warmup_ratio` is older TRL's, and `warmup_steps` overrides it."""
-    if key == "warmup_ratio" and settings["warmup_steps"] > 0:
-        return dead("warmup_steps overrides it")
-    return warmup(settings[key], _known_length(settings), is_ignored=settings["lr_scheduler_type"] == "constant")
+    amount = settings["warmup_steps"] or settings["warmup_ratio"]
+    return warmup(amount, _known_length(settings), is_ignored=settings["lr_scheduler_type"] == "constant")
 
 
 def period(settings: Settings, key: str) -> Entry:
     """Convert when checkpoints are written (`save_...`) or the policy is evaluated (`eval_...`)."""
-    kind, _, part = key.partition("_")
+    kind = key.partition("_")[0]
     ours, strategy = PERIODS[kind], settings[f"{kind}_strategy"]
-    if strategy != "steps" and part == "steps":
-        return dead(f"does nothing with {kind}_strategy {strategy}")
     if strategy == "no":
-        return mapped({ours: None}, "at the end there is one in any case")
+        return mapped({ours: None}, f"{kind}_strategy no; at the end there is one in any case")
     amount, total = settings[f"{kind}_steps"] or settings["logging_steps"], _known_length(settings)
     if strategy != "steps" or amount < 0 or (amount < 1 and total is None):
         return no_counterpart(f"a count of steps here, which the file does not tell; set {ours}")

@@ -25,7 +25,6 @@ from grpo_core.interop.rules import (
 from grpo_core.interop.shared import DROPOUT, RANK, adapter_dropout, one_file
 from grpo_core.interop.trl import BATCH, TRL, defaults_of
 
-IGNORED_THERE = "read, then ignored"
 MODULE = "is_reward_customized_from_vlm_module"
 ROWS = "its rows hold `conversations` and images; write the columns question and answer"
 OF_REWARDS = "it enters what reward_funcs becomes"
@@ -102,21 +101,6 @@ NEVER_READ = {
        for key in TRL.known() if key.startswith(("use_vllm", "vllm_"))},
 }  # fmt: skip
 """{argument of TRL that VLM-R1 overrides or never reads: what happens instead}."""
-ALWAYS = {
-    "rollout.engine": f"{IGNORED_THERE}: always the model in training",
-    "rollout.max_prompt_tokens": IGNORED_THERE,
-    "rollout.temperature": f"{IGNORED_THERE}: always 1",
-    "advantage.baseline": "the group's mean",
-    "advantage.scale": "the group's standard deviation, Bessel-corrected, as here",
-    "advantage.advantage_eps": "1e-4",
-    "loss.kl_estimator": "k3",
-    "loss.kl_placement": "in the loss",
-    "loss.kl_correction": "none",
-    "loss.ratio": "token",
-    "loss.aggregation": "seq-mean-token-mean",
-    "reference.sync_steps": IGNORED_THERE,
-    "reference.mixup_alpha": IGNORED_THERE,
-}
 OF_ITS_TRAINER = {**defaults_of((0, 17)), "temperature": 1.0, "top_k": None, "loss_type": "grpo", "max_prompt_length": None}
 """Its trainer samples at temperature 1 and averages over the tokens of a completion, whatever its arguments are."""
 
@@ -127,7 +111,6 @@ VLM_R1 = System(
     rules=[rule for rule in with_defaults(TRL.rules, OF_ITS_TRAINER, *OWN) if rule.key not in NEVER_READ],
     ignored={key: reason for key, reason in {**TRL.ignored, **OWN_IGNORED}.items() if key not in NEVER_READ},
     dead={**TRL.dead, **NEVER_READ},
-    always=ALWAYS,
     assumptions=lambda settings: (
         *trl_values.assumed_processes(settings),
         "VLM-R1's prompts hold images; here they are text, so this is another task",
