@@ -128,16 +128,20 @@ def _named(words: Sequence[str]) -> dict[str, Any]:
             found.pop(name, None)
             found[name] = [value] if separator else []
         elif name is None:
-            found[word] = [word]
+            found[_plain(word)] = [word]
         else:
             found[name].append(word)
     return {name: _value(values) for name, values in found.items()}
 
 
+def _plain(text: str) -> str:
+    return text.replace(UNKNOWN, "").replace(GAP, " ")
+
+
 def _value(values: list[str]) -> Any:
     text = " ".join(values)
     if UNKNOWN in text:
-        shown = text.replace(UNKNOWN, "").replace(GAP, " ")
+        shown = _plain(text)
         return Unresolved(shown, f"only a shell knows {shown}; write its value")
     return True if not values else values[0] if len(values) == 1 else values
 

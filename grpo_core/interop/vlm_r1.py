@@ -16,9 +16,7 @@ from grpo_core.interop.rules import (
     Texts,
     by_key,
     copied,
-    dead,
     mapped,
-    no_counterpart,
     read_elsewhere,
     with_defaults,
 )
@@ -53,13 +51,6 @@ def vlm_r1_reward(settings: Settings, name: str, _weight: float) -> Counterpart:
     return none(f"scored by {scorer}; math_answer and exact_answer are nearest to accuracy")
 
 
-def unread_dataset(settings: Settings, _key: str) -> Entry:
-    """Return what becomes of TRL's own key for the data."""
-    if settings["data_file_paths"]:
-        return dead("grpo_jsonl.py reads data_file_paths alone")
-    return no_counterpart("a list or a folder of data with images; set data.source", differs=True)
-
-
 def adapter(settings: Settings, key: str) -> Entry:
     """Convert whether an adapter is trained, and of which layers."""
     if not settings[key]:
@@ -79,7 +70,6 @@ OWN = (
     read_elsewhere("task_type", str | None, None, OF_REWARDS),
     Rule("data_file_paths", str | None, None, "data.source",
          lambda settings, key: one_file(settings[key].split(":"), ROWS, differs=True), unset="names no data"),
-    Rule("dataset_name", str | None, None, "", unread_dataset, unset="names no data"),
     Rule("use_peft", bool, False, "model.lora", adapter),
     Rule("lora_dropout", Number, 0.05, DROPOUT, adapter_dropout, needs="use_peft", reports_default=True),
     copied("val_split_ratio", "data.eval_fraction", Number, 0.0),
@@ -93,6 +83,7 @@ OWN_IGNORED = by_key({
 NEVER_READ = {
     **dict.fromkeys(("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"), "VLM-R1's reference is fixed"),
     "reward_weights": "every weight is 1",
+    "dataset_name": "grpo_jsonl.py reads data_file_paths alone, older scripts a list of data with images: set data.source",
     "temperature": "it is 1 whatever is given",
     "max_prompt_length": "there is no limit",
     "disable_dropout": "VLM-R1's trainer never reads it",

@@ -90,6 +90,14 @@ def test_what_only_a_shell_would_know_is_listed(tmp_path: Path, before: str, arg
     assert [note.split(":")[0] for note in notes] == ([f"lines {unread} are not read"] if unread else [])
 
 
+def test_arguments_that_are_not_known_are_an_entry_of_their_own(tmp_path: Path) -> None:
+    command = START.replace("train.py", 'train.py "${ARGS[@]}"')
+    text = f"ARGS=(--seed 3)\nif true; then ARGS+=(--seed 4); fi\n{command}\n"
+    imported = convert(tmp_path, text)
+    assert str(value_of(imported, "$ARGS")) == "$ARGS"
+    assert imported.config.training.seed == 42
+
+
 @pytest.mark.parametrize("inside", ["if true; then\n  {}\nfi", "for X in 1 2; do {}; done", "main() {{\n  {}\n}}", "({})"])
 def test_a_training_in_control_flow_is_refused_with_its_lines(tmp_path: Path, inside: str) -> None:
     with pytest.raises(ConfigError, match=r"starts no training that can be read .*lines 1-\d \(.*\) are not read"):
