@@ -14,8 +14,6 @@ from grpo_core.interop.trl import TRL
 from grpo_core.interop.vlm_r1 import VLM_R1
 
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
-OURS = frozenset({"rollout", "loss", "optimizer", "training"})
-"""Sections of a configuration of this project."""
 READ = "not one of the four that are read (TRL, open-r1, ROLL's RLVR pipeline, VLM-R1)"
 FOREIGN = {
     "verl": r"actor_rollout_ref\b|algorithm\.adv_estimator|verl[./](trainer|recipe)",
@@ -78,10 +76,6 @@ def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
     if family > scores["roll"] and not scores["open-r1"]:
         return "trl"
     listed = ", ".join(sorted(values)[:8])
-    if OURS & values.keys():
-        raise ConfigError(
-            f"config {path}: looks like a configuration of this project ({listed}); `grpo check` reads it as it is"
-        )
     raise ConfigError(
         f"config {path}: the keys do not show whose settings these are ({listed}); name the format with --format "
         f"{', '.join(list(SYSTEMS)[:-1])} or {list(SYSTEMS)[-1]}"

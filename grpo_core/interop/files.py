@@ -54,6 +54,7 @@ def read_values(path: Path) -> dict[str, Any]:
     parse = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, _parse_yaml)
     try:
         values = parse(text)
+        json.dumps(values, default=str, skipkeys=True)  # refuses what contains itself, or is nested without end
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         kind = path.suffix.removeprefix(".").upper() if path.suffix in (".json", ".toml") else "YAML"
         raise ConfigError(f"config {path}: is not valid {kind}: {cause(error)}") from error

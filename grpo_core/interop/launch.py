@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -80,40 +80,32 @@ def read_script(path: Path, text: str, command: int | None, read_config: Callabl
     return replace(start, arguments={**beside, **start.arguments}, processes=processes, notes=tuple(notes))
 
 
-def _starts(command: Command, shell: Shell) -> Iterator[Start]:
-    """Yield the program that a command starts, or those of the text that it gives to another shell."""
+def _starts(command: Command, shell: Shell) -> list[Start]:
+    """Return the program that a command starts, or those of the text that it gives to another shell."""
     words = command.words
     if PurePosixPath(words[0]).name in NOT_A_START:
-        return
-    for name, option, text in zip(words, words[1:], words[2:], strict=False):
-        if PurePosixPath(name).name in SHELLS and option in ("-c", "-lc"):
-            inner = (Command(command.line, found.words) for found in shell.commands(text) if UNKNOWN not in text)
-            yield from (start for found in inner if (start := _start(found)) is not None)
-            return
-    if (start := _start(command)) is not None:
-        yield start
+        return []
+    triples = zip(words, words[1:], words[2:], strict=False)
+    inner = [text for name, option, text in triples if PurePosixPath(name).name in SHELLS and option in ("-c", "-lc")]
+    starts = map(_start, shell.commands(inner[0]) if inner else [command])
+    return [replace(start, line=command.line) for start in starts if start is not None]
 
 
 def _start(command: Command) -> Start | None:
     """Return the program that a command starts, with its launcher; None where it starts none."""
-    words = command.words
+    words, line = command.words, command.line
     first = next((at for at, word in enumerate(words) if PurePosixPath(word).name in LAUNCHERS), None)
     launcher = "python" if first is None else PurePosixPath(words[first]).name
     begin = 0 if first is None else first + 1
-    if launcher == "trl":
-        found = _named(words[begin + 1 :])
-        options = {key: found.pop(key) for key in OF_TRL_LAUNCHER if key in found}
-        is_grpo = words[begin : begin + 1] == ["grpo"]
-        return Start(line=command.line, launcher="trl", program="grpo", options=options, arguments=found) if is_grpo else None
-    for at in range(begin, len(words)):
-        if (at > begin and words[at - 1] in ("-m", "--module")) or words[at].endswith(".py"):
-            return Start(
-                line=command.line,
-                launcher="a launcher that is not known" if first is None and at else launcher,
-                program=words[at],
-                options={key: value for key, value in _named(words[begin:at]).items() if key not in words[begin:at]},
-                arguments=_named(words[at + 1 :]),
-            )
+    if launcher == "trl" and words[begin : begin + 1] == ["grpo"]:
+        arguments = _named(words[begin + 1 :])
+        options = {key: arguments.pop(key) for key in OF_TRL_LAUNCHER if key in arguments}
+        return Start(line=line, launcher="trl", program="grpo", options=options, arguments=arguments)
+    for at, word in enumerate(words):
+        if at >= begin and (word.endswith(".py") or (at > begin and words[at - 1] in ("-m", "--module"))):
+            known = launcher if first is not None or at == 0 else "a launcher that is not known"
+            options = {key: value for key, value in _named(words[begin:at]).items() if key not in words[begin:at]}
+            return Start(line=line, launcher=known, program=word, options=options, arguments=_named(words[at + 1 :]))
     return None
 
 

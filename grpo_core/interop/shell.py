@@ -169,7 +169,7 @@ def _cut(script: str) -> Iterator[tuple[int, str, str]]:
     if len(script) > MAX_CHARACTERS:
         raise ConfigError(f"has {len(script)} characters, more than {MAX_CHARACTERS}: it is no script that starts a training")
     line, begin, separator, command = 1, 1, "\n", ""
-    for piece in PIECE.finditer(script.replace("\r\n", "\n").replace(UNKNOWN, "")):
+    for piece in PIECE.finditer(script.replace("\r\n", "\n").replace(UNKNOWN, "").replace(GAP, " ")):
         begin = begin if command.strip() else line
         line += piece[0].count("\n")
         if piece["separator"] or piece["document"]:

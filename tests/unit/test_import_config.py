@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -471,7 +470,7 @@ def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
         ("a.yaml", "", "is empty"),
         ("a.yaml", "- 1\n", "expected keys with values, got a list"),
         ("a.yaml", "seed: 1\ncolour: red\n", "name the format with --format"),
-        ("a.yaml", "loss:\n  beta: 0\n", "looks like a configuration of this project"),
+        ("a.yaml", "loss:\n  beta: 0\n", "do not show whose settings these are (loss)"),
         ("a.yaml", "rollout_batch_size: 4\nsequence_length: 10\n", "sequence_length: 10 leaves nothing for the completion"),
         ("a.yaml", "\xff", "is not UTF-8 text"),
     ],
@@ -517,13 +516,12 @@ def test_the_command_prints_what_check_accepts(tmp_path: Path) -> None:
     assert "the configuration is valid" in checked.stdout
 
 
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"num_generations": "eight"}))
-    done = grpo("import-config", str(path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: config {path}: num_generations: ")
-    assert done.stderr.count("\n") == 1
+def test_files_are_read_as_yaml_1_1(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("num_generations: 010\nlearning_rate: 1e-5\nbf16: off\nbf16: off\n")
+    imported = import_config(path, "trl")
+    assert (imported.config.rollout.group_size, imported.config.optimizer.lr) == (8, 1e-5)
+    assert imported.config.model.dtype == "float32"
 
 
 def test_importing_loads_neither_torch_nor_trl() -> None:

@@ -46,28 +46,17 @@ def entry(found: Imported, key: str) -> Entry:
         ("trl", {"lora_target_modules": r".*\.up_proj"}, (16, 32.0, 0.0, ["up_proj"])),
         ("open-r1", {"lora_r": 4}, (4, 32.0, 0.0, ["q_proj", "v_proj"])),
         ("vlm-r1", {"lora_r": 4, "lora_target_modules": ["q_proj"]}, (4, 32.0, 0.0, None)),
+        ("roll", {"lora_target": "all"}, (8, None, 0.0, None)),
+        ("roll", {"lora_target": "all-linear", "lora_rank": 32, "lora_alpha": 32}, (32, 32.0, 0.0, None)),
+        ("roll", {"lora_target": "q_proj, v_proj"}, (8, None, 0.0, ["q_proj", "v_proj"])),
+        ("roll", {"lora_target": r".*\.(q_proj|v_proj)$", "lora_alpha": 0}, (8, None, 0.0, ["q_proj", "v_proj"])),
+        ("roll", {"lora_target": r".*\.(linear_qkv|linear_proj)$"}, (8, None, 0.0, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+        ("roll", {"lora_target": "linear_fc2"}, (8, None, 0.0, ["down_proj"])),
     ],
 )
-def test_an_adapter_of_trls_family(tmp_path: Path, system: str, settings: Any, expected: tuple[Any, ...]) -> None:
-    lora = imported(tmp_path, system, {"use_peft": True, **settings}).config.model.lora
-    assert lora is not None
-    names = None if lora.target_modules is None else list(lora.target_modules)
-    assert (lora.rank, lora.alpha, lora.dropout, names) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"lora_target": "all"}, (8, None, 0.0, None)),
-        ({"lora_target": "all-linear", "lora_rank": 32, "lora_alpha": 32}, (32, 32.0, 0.0, None)),
-        ({"lora_target": "q_proj, v_proj"}, (8, None, 0.0, ["q_proj", "v_proj"])),
-        ({"lora_target": r".*\.(q_proj|v_proj)$", "lora_alpha": 0}, (8, None, 0.0, ["q_proj", "v_proj"])),
-        ({"lora_target": r".*\.(linear_qkv|linear_proj)$"}, (8, None, 0.0, ["q_proj", "k_proj", "v_proj", "o_proj"])),
-        ({"lora_target": "linear_fc2"}, (8, None, 0.0, ["down_proj"])),
-    ],
-)
-def test_an_adapter_of_roll(tmp_path: Path, settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    lora = imported(tmp_path, "roll", settings).config.model.lora
+def test_an_adapter(tmp_path: Path, system: str, settings: Any, expected: tuple[Any, ...]) -> None:
+    switch = {} if system == "roll" else {"use_peft": True}
+    lora = imported(tmp_path, system, {**switch, **settings}).config.model.lora
     assert lora is not None
     names = None if lora.target_modules is None else list(lora.target_modules)
     assert (lora.rank, lora.alpha, lora.dropout, names) == expected
