@@ -6,7 +6,7 @@ recipe of another time meant the defaults of its own time; which one that is, a 
 
 from typing import Any, Literal
 
-from grpo_core.interop.rewards import Counterpart, convert_rewards, none, overlong, weighted_names
+from grpo_core.interop.rewards import convert_rewards, overlong, weighted_names
 from grpo_core.interop.rules import (
     Entry,
     Numbers,
@@ -43,19 +43,20 @@ REGISTRY = ("accuracy", "format", "code_format", "soft_overlong_punishment", *NO
 """Names that `reward_funcs` may hold."""
 
 
-def open_r1_reward(settings: Settings, name: str, weight: float) -> Counterpart:
+def open_r1_reward(settings: Settings, name: str, weight: float) -> Entry:
     """Return what a reward of open-r1 is here."""
     if name == "accuracy":
         both = "both use math-verify; open-r1 takes LaTeX answers alone and gives 1 where the gold has none"
-        return Counterpart(fn="math_answer", targets={"data.answer_column": "solution"}, remark=both, differs=True)
+        return mapped({"rewards": [{"fn": "math_answer"}], "data.answer_column": "solution"}, both, differs=True)
     if name == "format":
-        return Counterpart(fn="format", args={"pattern": TAGS.format(answer=".*?")}, remark=WHITE_SPACE)
+        return mapped({"rewards": [{"fn": "format", "args": {"pattern": TAGS.format(answer=".*?")}}]}, WHITE_SPACE)
     if name == "code_format":
         pattern = TAGS.format(answer=f".*?```{settings['code_language']}.*?```.*?")
-        return Counterpart(fn="format", args={"pattern": pattern}, remark=WHITE_SPACE)
+        return mapped({"rewards": [{"fn": "format", "args": {"pattern": pattern}}]}, WHITE_SPACE)
     if name == "soft_overlong_punishment" and settings["soft_punish_cache"] > 0:
         return overlong(settings, settings["max_completion_len"], settings["soft_punish_cache"], weight)
-    return none(NO_COUNTERPART.get(name, "it is not in the registry of open-r1 that was read; a fork may have it"))
+    why = NO_COUNTERPART.get(name, "it is not in the registry of open-r1 that was read; a fork may have it")
+    return no_counterpart(why, differs=True)
 
 
 def rewards(settings: Settings, _key: str) -> Entry:

@@ -5,7 +5,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any
 
-from grpo_core.interop.rewards import Counterpart, convert_rewards, none
+from grpo_core.interop.rewards import convert_rewards
 from grpo_core.interop.rules import Entry, Settings, dead, mapped, no_counterpart
 from grpo_core.interop.shared import TARGETS, adapted_modules, vllm_or_embedded, warmup
 
@@ -206,8 +206,8 @@ def reward_workers(settings: Settings, _key: str) -> Entry:
     return convert_rewards(settings, [(name, 1.0) for name in names], _find_worker)
 
 
-def _find_worker(_settings: Settings, name: str, _weight: float) -> Counterpart:
+def _find_worker(_settings: Settings, name: str, _weight: float) -> Entry:
     if name == "MathRuleRewardWorker":
         remark = "nearest verifier: math-verify against ROLL's column ground_truth"
-        return Counterpart(fn="math_answer", targets={"data.answer_column": "ground_truth"}, remark=remark)
-    return none("a function that returns None for rows of other domains is what a worker of one domain is here")
+        return mapped({"rewards": [{"fn": "math_answer"}], "data.answer_column": "ground_truth"}, remark)
+    return no_counterpart("a worker of one domain is a function that returns None for rows of others", differs=True)

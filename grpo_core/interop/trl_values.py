@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from grpo_core.interop.rewards import Counterpart, convert_rewards, none, overlong, weighted_names
+from grpo_core.interop.rewards import convert_rewards, overlong, weighted_names
 from grpo_core.interop.rules import Entry, Settings, dead, mapped, no_counterpart
 from grpo_core.interop.shared import ALPHA, TARGETS, adapted_modules, adapter_dropout, in_steps, warmup
 
@@ -142,18 +142,19 @@ def ratio(settings: Settings, key: str) -> Entry:
     return mapped({"loss.ratio": settings[key]}, remark, differs=differs)
 
 
-def trl_reward(settings: Settings, name: str, weight: float) -> Counterpart:
+def trl_reward(settings: Settings, name: str, weight: float) -> Entry:
     """Return what a reward function of `trl grpo` is here: TRL's own run as they are, and so does an import path."""
     module, _, function = name.rpartition(".")
     if name == settings["reward_model_name_or_path"]:
-        return none("no reward models here; write a function around it")
+        return no_counterpart("no reward models here; write a function around it", differs=True)
     if module not in ("", "trl.rewards"):
-        return Counterpart(fn=f"{module}:{function}")
+        return mapped({"rewards": [{"fn": f"{module}:{function}"}]})
     if function == "get_soft_overlong_punishment":
         return overlong(settings, limit=1280, buffer=256, weight=weight)
     if function in REWARDS:
-        return Counterpart(fn=f"trl.rewards:{function}")
-    return none(f"`trl grpo` has {', '.join(REWARDS)}, get_soft_overlong_punishment, and import paths")
+        return mapped({"rewards": [{"fn": f"trl.rewards:{function}"}]})
+    known = ", ".join((*REWARDS, "get_soft_overlong_punishment"))
+    return no_counterpart(f"`trl grpo` has {known}, and import paths", differs=True)
 
 
 def rewards(settings: Settings, _key: str) -> Entry:

@@ -5,7 +5,7 @@ images, which this project does not have yet; a run is still worth translating f
 """
 
 from grpo_core.interop import trl_values
-from grpo_core.interop.rewards import Counterpart, convert_rewards, none
+from grpo_core.interop.rewards import convert_rewards
 from grpo_core.interop.rules import (
     Entry,
     Number,
@@ -17,6 +17,7 @@ from grpo_core.interop.rules import (
     by_key,
     copied,
     mapped,
+    no_counterpart,
     read_elsewhere,
     with_defaults,
 )
@@ -41,14 +42,14 @@ def whole_groups(settings: Settings, key: str) -> Entry:
     return trl_values.batch(settings, key)
 
 
-def vlm_r1_reward(settings: Settings, name: str, _weight: float) -> Counterpart:
+def vlm_r1_reward(settings: Settings, name: str, _weight: float) -> Entry:
     """Return what a reward of `grpo_jsonl.py` is here."""
     if name == "format" and not settings[MODULE]:
         pattern = r"<think>.*?</think>\s*<answer>.*?</answer>"
-        return Counterpart(fn="format", args={"pattern": pattern}, remark="white space around the completion is ignored here")
+        return mapped({"rewards": [{"fn": "format", "args": {"pattern": pattern}}]}, "white space around it is ignored here")
     method, task = settings["reward_method"] or "default", settings["task_type"] or "rec"
     scorer = f"the model's module, from images (task {task})" if settings[MODULE] else f"VLM-R1's own method {method}"
-    return none(f"scored by {scorer}; math_answer and exact_answer are nearest to accuracy")
+    return no_counterpart(f"scored by {scorer}; math_answer and exact_answer are nearest to accuracy", differs=True)
 
 
 def adapter(settings: Settings, key: str) -> Entry:
