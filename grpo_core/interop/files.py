@@ -10,11 +10,13 @@ from typing import Any
 
 import yaml
 
-from grpo_core.errors import ConfigError, cause
+from grpo_core.errors import ConfigError, raised_as
 
 MOST_ALIASES = 20
 """Of a YAML file; twice as many could stand for millions of values."""
 DEEPEST_REFERENCE = 3
+FAULTS = (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What the parsers raise: PyYAML lets errors of Python's types out, as for a date such as 2026-13-45."""
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 
 
@@ -36,12 +38,8 @@ def read_text(path: Path) -> str:
     Raises:
         ConfigError: it cannot be read, or is not UTF-8.
     """
-    try:
+    with raised_as(ConfigError, f"config {path}: cannot be read as text ({{cause}})", OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"config {path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config {path}: is not UTF-8 text; give a YAML, JSON, TOML or shell file") from error
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -52,12 +50,10 @@ def read_values(path: Path) -> dict[str, Any]:
     """
     text = read_text(path)
     parse = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, _parse_yaml)
-    try:
+    kind = path.suffix.removeprefix(".").upper() if path.suffix in (".json", ".toml") else "YAML"
+    with raised_as(ConfigError, f"config {path}: is not valid {kind}: {{cause}}", *FAULTS):
         values = parse(text)
         json.dumps(values, default=str, skipkeys=True)  # refuses what contains itself, or is nested without end
-    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-        kind = path.suffix.removeprefix(".").upper() if path.suffix in (".json", ".toml") else "YAML"
-        raise ConfigError(f"config {path}: is not valid {kind}: {cause(error)}") from error
     if not values:
         raise ConfigError(f"config {path}: is empty; give a file with keys and values")
     if not isinstance(values, dict):

@@ -1,5 +1,6 @@
 """The training that a shell script starts: its launcher, its arguments, the number of processes, and what lies beside it."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +105,7 @@ def _start(command: Command) -> Start | None:
     for at, word in enumerate(words):
         if at >= begin and (word.endswith(".py") or (at > begin and words[at - 1] in ("-m", "--module"))):
             known = launcher if first is not None or at == 0 else "a launcher that is not known"
-            options = {key: value for key, value in _named(words[begin:at]).items() if key not in words[begin:at]}
+            options = _named(list(itertools.dropwhile(lambda word: not word.startswith("-"), words[begin:at])))
             return Start(line=line, launcher=known, program=word, options=options, arguments=_named(words[at + 1 :]))
     return None
 

@@ -61,26 +61,21 @@ def assumed_data_parallel(settings: Settings) -> tuple[str, ...]:
     return ("1 data-parallel process is assumed: actor_train.device_mapping does not tell (--processes N does)",)
 
 
-def read_minibatches(settings: Settings) -> tuple[int, str]:
-    """Return (optimizer steps in one pass over a batch of rollouts, remark)."""
+def minibatches(settings: Settings, _key: str) -> Entry:
+    """Convert the batch sizes and devices, all of them together."""
     rows = settings["rollout_batch_size"] * settings["num_return_sequences_in_group"]
     parallel = data_parallel(settings) or 1
     batch = settings[f"{ARGS}.per_device_train_batch_size"] * settings[f"{ARGS}.gradient_accumulation_steps"] * parallel
     remark = f"{rows} completions / {batch} of one optimizer step on {parallel} data-parallel processes"
-    return max(rows // batch, 1), remark + ("; rounded: equal shares here" if rows % batch else "")
-
-
-def minibatches(settings: Settings, _key: str) -> Entry:
-    """Convert the batch sizes and devices, all of them together."""
-    count, remark = read_minibatches(settings)
-    return mapped({"loss.minibatches": count}, remark, differs="rounded" in remark)
+    uneven = "; rounded: equal shares here" if rows % batch else ""
+    return mapped({"loss.minibatches": max(rows // batch, 1)}, remark + uneven, differs=bool(uneven))
 
 
 def warm_up(settings: Settings, _key: str) -> Entry:
     """Convert the warm-up: optimizer steps, or a share of all of them where these are 0."""
     steps, share = settings[f"{ARGS}.warmup_steps"], min(settings[f"{ARGS}.warmup_ratio"], 0.999999)
     is_ignored = settings[f"{ARGS}.lr_scheduler_type"] == "constant" and settings[STRATEGY] != "megatron_train"
-    total = settings["max_steps"] * settings["ppo_epochs"] * read_minibatches(settings)[0]
+    total = settings["max_steps"] * settings["ppo_epochs"] * minibatches(settings, "").targets["loss.minibatches"]
     return warmup(int(steps) if steps > 0 else share, total, is_ignored=is_ignored)
 
 

@@ -1,7 +1,6 @@
 """TRL's values that depend on more than one key, or mean something else here: one function for keys that belong together."""
 
 import math
-from typing import NamedTuple
 
 from grpo_core.interop.rewards import convert_rewards, overlong, weighted_names
 from grpo_core.interop.rules import Entry, Settings, dead, mapped, no_counterpart
@@ -18,17 +17,6 @@ LOSS_TYPES = {
 REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Those of `trl.rewards` that are reward functions; the others of it make one."""
 PERIODS = {"save": "training.checkpoint_every", "eval": "evaluation.every_steps"}
-
-
-class Batch(NamedTuple):
-    """One step here: one batch of rollouts and the updates on it."""
-
-    prompts: int
-    minibatches: int
-    updates: int
-    """Optimizer steps on one batch of rollouts."""
-    remark: str = ""
-    differs: bool = False
 
 
 def _processes(settings: Settings) -> int:
@@ -52,16 +40,15 @@ def refuses_too(settings: Settings) -> str:
     )
 
 
-def read_batch(settings: Settings) -> Batch:
-    """Return what TRL's batch sizes amount to.
+def batch(settings: Settings, _key: str) -> Entry:
+    """Convert the batch sizes, all of them together.
 
     Raises:
         ConfigError: TRL would refuse them.
     """
     micro, group_size = settings["per_device_train_batch_size"] * _processes(settings), settings["num_generations"]
-    accumulated, mu = settings["gradient_accumulation_steps"], settings["num_iterations"]
-    windows, generated = settings["steps_per_generation"], settings["generation_batch_size"]
-    windows = windows or (generated // micro if generated else accumulated)
+    accumulated, generated = settings["gradient_accumulation_steps"], settings["generation_batch_size"]
+    windows = settings["steps_per_generation"] or (generated // micro if generated else accumulated)
     rows = micro * windows
     if generated not in (None, rows):
         reason = f"generation_batch_size: {generated} is no multiple of per_device_train_batch_size x processes = {micro}, or "
@@ -69,23 +56,23 @@ def read_batch(settings: Settings) -> Batch:
     if rows % group_size:
         reason = f"num_generations: {group_size} does not divide the generation batch of {rows} completions"
         raise settings.refuse(f"{reason} ({micro} per micro-step x {windows}); {refuses_too(settings)}")
-    if windows >= accumulated:
-        minibatches, is_uneven = math.ceil(windows / accumulated), windows % accumulated != 0
-        sizes = f"{rows} completions of one generation batch / {group_size} generations"
-        uneven = f"; {windows} micro-steps are not whole optimizer steps of {accumulated}, here they are equal shares"
-        return Batch(rows // group_size, minibatches, minibatches * mu, sizes + uneven * is_uneven, is_uneven)
-    if mu == 1 and accumulated % windows == 0:
-        many = f"TRL generates {accumulated // windows} times for one optimizer step, which is one step here"
-        return Batch(micro * accumulated // group_size, 1, 1, many)
-    spans = "TRL's optimizer steps span several generation batches; here each batch has its own"
-    return Batch(rows // group_size, 1, mu, spans, differs=True)
+    minibatches, differs = math.ceil(windows / accumulated), windows % accumulated != 0
+    remark = f"{rows} completions of one generation batch / {group_size} generations"
+    if windows >= accumulated and differs:
+        remark += f"; {windows} micro-steps are not whole optimizer steps of {accumulated}, here they are equal shares"
+    elif differs and settings["num_iterations"] == 1 and accumulated % windows == 0:
+        rows, differs = micro * accumulated, False
+        remark = f"TRL generates {accumulated // windows} times for one optimizer step, which is one step here"
+    elif differs:
+        remark = "TRL's optimizer steps span several generation batches; here each batch has its own"
+    return mapped(
+        {"rollout.num_prompts_per_step": rows // group_size, "loss.minibatches": minibatches}, remark, differs=differs
+    )
 
 
-def batch(settings: Settings, _key: str) -> Entry:
-    """Convert the batch sizes, all of them together."""
-    found = read_batch(settings)
-    targets = {"rollout.num_prompts_per_step": found.prompts, "loss.minibatches": found.minibatches}
-    return mapped(targets, found.remark, differs=found.differs)
+def _updates(settings: Settings) -> int:
+    """Return the optimizer steps on one batch of rollouts."""
+    return int(batch(settings, "").targets["loss.minibatches"] * settings["num_iterations"])
 
 
 def _known_length(settings: Settings) -> int | None:
@@ -95,16 +82,17 @@ def _known_length(settings: Settings) -> int | None:
 
 def length(settings: Settings, key: str) -> Entry:
     """Convert the length of the run."""
-    total, found = _known_length(settings), read_batch(settings)
+    total, updates = _known_length(settings), _updates(settings)
     if total is None:
-        reason = "the length is num_train_epochs passes over data of unknown size; set training.steps to "
-        epochs = settings["num_train_epochs"]
-        return no_counterpart(f"{reason}{epochs:g} x prompts of the data / {found.prompts}", differs=True)
+        reason = (
+            "the length is num_train_epochs passes over data of unknown size: set training.steps to the prompts of the data x "
+        )
+        return no_counterpart(f"{reason}{settings['num_train_epochs']:g} / rollout.num_prompts_per_step", differs=True)
     if key == "num_train_epochs":
         return dead("max_steps overrides it")
-    steps = math.ceil(total / found.updates)
-    is_uneven = steps * found.updates != total
-    counted = f"optimizer steps there, steps of {found.updates} optimizer steps here" if found.updates > 1 else ""
+    steps = math.ceil(total / updates)
+    is_uneven = steps * updates != total
+    counted = f"optimizer steps there, steps of {updates} optimizer steps here" if updates > 1 else ""
     return mapped({"training.steps": steps}, f"{counted}{', rounded up' if is_uneven else ''}", differs=is_uneven)
 
 
@@ -123,7 +111,7 @@ def period(settings: Settings, key: str) -> Entry:
     amount, total = settings[f"{kind}_steps"] or settings["logging_steps"], _known_length(settings)
     if strategy != "steps" or amount < 0 or (amount < 1 and total is None):
         return no_counterpart(f"a count of steps here, which the file does not tell; set {ours}")
-    steps, remark = in_steps(amount if amount >= 1 else amount * (total or 0), read_batch(settings).updates)
+    steps, remark = in_steps(amount if amount >= 1 else amount * (total or 0), _updates(settings))
     return mapped({ours: steps}, remark)
 
 
@@ -169,7 +157,7 @@ def reference_sync(settings: Settings, key: str) -> Entry:
     """Convert whether and how often the reference follows the policy."""
     if not settings["sync_ref_model"]:
         return mapped({"reference.sync_steps": None})
-    steps, remark = in_steps(settings["ref_model_sync_steps"], read_batch(settings).updates)
+    steps, remark = in_steps(settings["ref_model_sync_steps"], _updates(settings))
     alpha = {"reference.mixup_alpha": settings["ref_model_mixup_alpha"]} if key == "sync_ref_model" else {}
     return mapped({"reference.sync_steps": steps, **alpha}, remark, differs="rounded" in remark)
 
@@ -191,10 +179,7 @@ def context_window(settings: Settings, key: str) -> Entry:
         return dead("TRL reads it with vllm_mode colocate only")
     if settings["max_prompt_length"] is not None:
         return no_counterpart("max_prompt_length and max_completion_length together are the server's context here")
-    if completion is None or window <= completion:
-        reason = f"it leaves nothing for the prompt beyond max_completion_length {completion}; set rollout.max_prompt_tokens"
-        return no_counterpart(reason, differs=True)
-    return mapped({"rollout.max_prompt_tokens": window - completion}, f"minus max_completion_length {completion}")
+    return mapped({"rollout.max_prompt_tokens": window - (completion or window)}, "minus max_completion_length")
 
 
 def sampler_correction(settings: Settings, _key: str) -> Entry:

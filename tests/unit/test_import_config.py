@@ -472,7 +472,7 @@ def test_an_absent_estimator_is_rolls_default(convert: Convert) -> None:
         ("a.yaml", "seed: 1\ncolour: red\n", "name the format with --format"),
         ("a.yaml", "loss:\n  beta: 0\n", "do not show whose settings these are (loss)"),
         ("a.yaml", "rollout_batch_size: 4\nsequence_length: 10\n", "sequence_length: 10 leaves nothing for the completion"),
-        ("a.yaml", "\xff", "is not UTF-8 text"),
+        ("a.yaml", "\xff", "cannot be read as text"),
     ],
 )
 def test_bad_input_names_the_file_and_what_to_do(tmp_path: Path, name: str, text: str, said: str) -> None:
