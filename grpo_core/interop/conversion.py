@@ -107,7 +107,9 @@ def _refuse_strange(imported: Imported) -> None:
 
 def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, start: Start | None) -> Imported:
     flat = resolve_references(flatten_sections(values)) if system.is_nested else dict(values)
-    given = {system.aliases.get(key, key): value for key, value in flat.items() if not isinstance(value, Unresolved)}
+    known = [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)]
+    older_first = sorted(known, key=lambda item: item[0] not in system.aliases)
+    given = {system.aliases.get(key, key): value for key, value in older_first}  # of two names of one key, the new one counts
     in_file = given.get("num_processes")
     counted = processes or (start.processes if start else None) or (in_file if isinstance(in_file, int) else None)
     settings = Settings(path, given, system, counted)

@@ -276,6 +276,7 @@ def test_a_key_is_in_one_list_of_a_table_and_its_default_is_of_the_type_that_is_
         ({"loss_type": "grpo"}, {"loss.aggregation": "seq-mean-token-mean"}),
         ({"loss_type": "bnpo"}, {"loss.aggregation": "token-mean"}),
         ({"scale_rewards": "batch"}, {"advantage.scale": "batch_std"}),
+        ({"dtype": "float32", "torch_dtype": "bfloat16", "bf16": False}, {"model.dtype": "float32"}),
         ({"max_grad_norm": 0}, {"optimizer.max_grad_norm": None}),
         ({"top_k": 0}, {"rollout.top_k": None}),
         ({"adam_beta2": 0.95}, {"optimizer.adam_betas": [0.9, 0.95]}),
