@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_core.errors import ConfigError
 from grpo_core.interop.files import Unresolved
-from grpo_core.interop.shell import GAP, UNKNOWN, Command, Shell
+from grpo_core.interop.shell import GAP, UNKNOWN, Shell
 
 SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 SHEBANG = re.compile(r"#!.*\b(ba|z|k|da)?sh\b")
@@ -68,7 +68,7 @@ def read_script(path: Path, text: str, command: int | None, read_config: Callabl
     """
     shell = Shell()
     try:
-        programs = [start for found in shell.commands(text) for start in _starts(found, shell)]
+        programs = [start for line, words in shell.commands(text) for start in _starts(line, words, shell)]
     except ConfigError as error:
         raise ConfigError(f"config {path}: cannot be read as a shell script: {error}") from error
     unread = f"lines {', '.join(shell.unread[:20])} are not read" if shell.unread else ""
@@ -81,24 +81,22 @@ def read_script(path: Path, text: str, command: int | None, read_config: Callabl
     return replace(start, arguments={**beside, **start.arguments}, processes=processes, notes=tuple(notes))
 
 
-def _starts(command: Command, shell: Shell) -> list[Start]:
+def _starts(line: int, words: Sequence[str], shell: Shell) -> list[Start]:
     """Return the program that a command starts, or those of the text that it gives to another shell."""
-    words = command.words
     if PurePosixPath(words[0]).name in NOT_A_START:
         return []
     triples = zip(words, words[1:], words[2:], strict=False)
     inner = [text for name, option, text in triples if PurePosixPath(name).name in SHELLS and option in ("-c", "-lc")]
-    starts = map(_start, shell.commands(inner[0]) if inner else [command])
-    return [replace(start, line=command.line) for start in starts if start is not None]
+    commands = [found for _, found in shell.commands(inner[0])] if inner else [words]
+    return [start for found in commands if (start := _start(line, found)) is not None]
 
 
-def _start(command: Command) -> Start | None:
+def _start(line: int, words: Sequence[str]) -> Start | None:
     """Return the program that a command starts, with its launcher; None where it starts none."""
-    words, line = command.words, command.line
     first = next((at for at, word in enumerate(words) if PurePosixPath(word).name in LAUNCHERS), None)
     launcher = "python" if first is None else PurePosixPath(words[first]).name
     begin = 0 if first is None else first + 1
-    if launcher == "trl" and words[begin : begin + 1] == ["grpo"]:
+    if launcher == "trl" and list(words[begin : begin + 1]) == ["grpo"]:
         arguments = _named(words[begin + 1 :])
         options = {key: arguments.pop(key) for key in OF_TRL_LAUNCHER if key in arguments}
         return Start(line=line, launcher="trl", program="grpo", options=options, arguments=arguments)

@@ -8,7 +8,6 @@ assigned there is not known from then on. What only a shell would know (`$(...)`
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from grpo_core.errors import ConfigError
 
@@ -50,13 +49,6 @@ ELSEWHERE = ("source", ".", "eval", "read")
 """Commands that set variables in ways that the script does not show."""
 
 
-class Command(NamedTuple):
-    """One command of a script: its line and words; `UNKNOWN` stands before what of a word is not known."""
-
-    line: int
-    words: list[str]
-
-
 class Shell:
     """Reads a script, command by command."""
 
@@ -72,8 +64,8 @@ class Shell:
         self._blocks: list[tuple[str, int]] = []
         """What opened the blocks around the current command, and the lines."""
 
-    def commands(self, text: str) -> Iterator[Command]:
-        """Yield the commands of the straight part.
+    def commands(self, text: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield (line, words) of the commands of the straight part; `UNKNOWN` stands before what of a word is not known.
 
         Raises:
             ConfigError: the script is too long, a quote is not closed, or its variables fill in too much.
@@ -91,7 +83,7 @@ class Shell:
                 continue
             try:
                 if not self._assign(command) and (words := shlex.split(self._expand(command, "split"))):
-                    yield Command(line, words)
+                    yield line, words
             except ValueError as error:
                 raise ConfigError(f"line {line}: {error}") from error
         self.unread += [f"{line}- ({head})" for head, line in self._blocks[:1]]
