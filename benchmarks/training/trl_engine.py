@@ -11,7 +11,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from benchmarks.training.timed import TimedStep, Turns, now
 from benchmarks.training.workload import Workload, characters, read_prompts
-from grpo_core.interop.trl.keys import trl_arguments
+from grpo_core.interop.trl_export import trl_arguments
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.loading import load_model, load_tokenizer
 

@@ -22,7 +22,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_core.backends.trl_observer import ROWS, Observer, as_trl_prompt
 from grpo_core.errors import TrainingError
-from grpo_core.interop.trl.keys import trl_arguments
+from grpo_core.interop.trl_export import trl_arguments
 from grpo_core.policy.saved import TrainingState
 from grpo_core.training.loop import save_last
 from grpo_core.training.session import Session

@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo_core.algorithm.kl import k3, kl_term
 from grpo_core.algorithm.loss import Denominators, surrogate_log_ratio, token_weights
 from grpo_core.errors import TrainingError
-from grpo_core.interop.trl.batches import updates_per_step
+from grpo_core.interop.trl_export import updates_per_step
 from grpo_core.training import measure
 from grpo_core.training.batch import Rollouts, TrainingBatch
 from grpo_core.training.loop import conclude

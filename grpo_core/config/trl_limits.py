@@ -1,6 +1,6 @@
 """What `training.engine: trl` cannot do: each refused with its key, its value and the reason. Knows no trl.
 
-Facts: TRL 1.16, `GRPOTrainer` and `GRPOConfig`. What it can do, and by which names, is the table in `interop/trl/keys.py`.
+Facts: TRL 1.16, `GRPOTrainer` and `GRPOConfig`. What it can do, and by which names, is `interop/trl_export.py`.
 """
 
 from collections.abc import Iterator

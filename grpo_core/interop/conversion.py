@@ -1,10 +1,8 @@
 """Read a source file, apply its system's rules to each key, and leave out what this project refuses."""
 
-import contextlib
 import difflib
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,29 +12,44 @@ from grpo_core.config.loading import apply_overrides, validate_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
 from grpo_core.interop.detection import READ, SYSTEMS, detect_source, explain_source, refuse_unread_system
-from grpo_core.interop.reading import Unresolved, flatten_sections, read_text, read_values_of, resolve_references
-from grpo_core.interop.records import Conclusion, Entry, Group, Imported, Rule, Settings, System, dead, no_counterpart
-from grpo_core.interop.rewards import is_missing_name
-from grpo_core.interop.shell.file import Script, is_script, read_script
-from grpo_core.interop.trl.versions import as_of
+from grpo_core.interop.files import Unresolved, flatten_sections, read_text, read_values, resolve_references
+from grpo_core.interop.launch import Start, is_script, read_script
+from grpo_core.interop.rewards import is_missing
+from grpo_core.interop.rules import Entry, Fate, Settings, System, Texts, dead, no_counterpart
+from grpo_core.interop.trl import as_of
 
 DEFAULTS = flatten_sections(RunConfig().model_dump(mode="json"))
 """{our key: default}, in the order of the schema."""
 HELD_OUT = "data.eval_fraction holds some prompts out for evaluation; that system trains on every prompt of its data"
 TO_FILL_IN = ("model.source", "data.source", "rewards")
+OF_LAUNCHER = "of the launcher; one training process here, and the number there enters the prompts of a step"
 
 
-COUNTED = (
-    "nproc_per_node",
-    "nnodes",
-    "num_processes",
-    "num_gpus",
-    "num_nodes",
-    "num_machines",
-    "config_file",
-    "accelerate_config",
-)
-"""Options of launchers that tell the number of processes."""
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A converted configuration and what became of every key of its source."""
+
+    path: Path
+    title: str
+    """Name of the source system."""
+    version: str
+    """What its names and defaults were read from."""
+    values: Mapping[str, Any]
+    """Nested plain values: what was mapped, with the rewards that are left to write."""
+    config: RunConfig
+    """The same, resolved and valid, without those rewards."""
+    missing_rewards: tuple[str, ...]
+    """Rewards that have no counterpart; `grpo check` refuses the configuration until they are written or removed."""
+    entries: tuple[Entry, ...]
+    """Every key of the file exactly once, then defaults of the source system that are not ours."""
+    notes: tuple[str, ...]
+    """What had to be assumed, or is left to fill in."""
+    warnings: tuple[str, ...]
+    """The warnings of `grpo check` about the result."""
+
+    def listed(self, fate: Fate) -> tuple[Entry, ...]:
+        """Return the entries of one list."""
+        return tuple(entry for entry in self.entries if entry.fate == fate)
 
 
 def import_config(
@@ -62,23 +75,21 @@ def import_config(
     path = Path(path)
     if source not in (None, *SYSTEMS):
         raise ConfigError(f"format: {source!r} is none of {', '.join(SYSTEMS)}")
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes: {processes} must be at least 1")
     text = read_text(path)
     is_shell = is_script(path, text)
     if command is not None and not is_shell:
         raise ConfigError(f"command: {command} chooses among the commands of a shell script; {path} is none")
-    values: Mapping[str, Any] = {} if is_shell else read_values_of(path)
+    values: Mapping[str, Any] = {} if is_shell else read_values(path)
     refuse_unread_system(path, text if is_shell else "", values)
-    script = read_script(path, text, command, read_values_of) if is_shell else None
-    values = script.values if script else values
+    start = read_script(path, text, command, read_values) if is_shell else None
+    values = start.arguments if start else values
     found = source or detect_source(path, values)
     if trl_version is not None and found != "trl":
         raise ConfigError(f"trl-version: {trl_version} has no effect on settings of {SYSTEMS[found].title}; leave it out")
-    system = as_of(SYSTEMS[found], trl_version) if found == "trl" else SYSTEMS[found]
-    imported = _convert(path, values, system, processes, script)
+    system = as_of(trl_version) if found == "trl" else SYSTEMS[found]
+    imported = _convert(path, values, system, processes, start)
     _refuse_strange(imported)
-    return imported if source else replace(imported, notes=(explain_source(values, system), *imported.notes))
+    return imported if source else replace(imported, notes=(explain_source(system), *imported.notes))
 
 
 def _refuse_strange(imported: Imported) -> None:
@@ -94,54 +105,47 @@ def _refuse_strange(imported: Imported) -> None:
         )
 
 
-def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, script: Script | None) -> Imported:
-    # The files of TRL's family are flat, and their nested values are arguments of other libraries; ROLL's are OmegaConf.
-    flat = dict(values) if system.parses_text else flatten_sections(resolve_references(values))
-    settings = Settings(path, canonical(flat, system), system, processes or _processes(script, flat))
-    named = {"config": flat.pop("config")} if script and "config" in flat else {}
-    own = [_entry(key, value, no_counterpart("its settings are in these lists")) for key, value in named.items()]
-    entries, nested, config = settle((*convert_all(flat, settings, system), *own, *_launched(script)))
+def _convert(path: Path, values: Mapping[str, Any], system: System, processes: int | None, start: Start | None) -> Imported:
+    flat = resolve_references(flatten_sections(values)) if system.is_nested else dict(values)
+    known = [(key, value) for key, value in flat.items() if not isinstance(value, Unresolved)]
+    older_first = sorted(known, key=lambda item: item[0] not in system.aliases)
+    given = {system.aliases.get(key, key): value for key, value in older_first}  # of two names of one key, the new one counts
+    in_file = given.get("num_processes")
+    counted = processes or (start.processes if start else None) or (in_file if isinstance(in_file, int) else None)
+    settings = Settings(path, given, system, counted)
+    entries = [replace(_conclude(key, value, settings), key=key, value=value) for key, value in flat.items()]
+    entries += _defaults(settings, entries)
+    if start:
+        launcher = no_counterpart(OF_LAUNCHER)
+        entries += [replace(launcher, key=f"{start.launcher} --{key}", value=value) for key, value in start.options.items()]
+    settled, nested, config = _settle(entries)
+    written = flatten_sections(nested)
     return Imported(
         path=path,
         title=system.title,
         version=system.version,
         values=nested,
         config=config,
-        missing_rewards=tuple(reward["fn"] for reward in nested.get("rewards", ()) if is_missing_name(reward["fn"])),
-        entries=entries,
+        missing_rewards=tuple(reward["fn"] for reward in nested.get("rewards", ()) if is_missing(reward["fn"])),
+        entries=tuple(settled),
         notes=(
             *system.assumptions(settings),
-            *(script.notes if script else ()),
-            *(_stray_commas(script, system) if script else ()),
-            *_left_to_fill_in(nested),
-            *(() if "data.eval_fraction" in flatten_sections(nested) else (HELD_OUT,)),
+            *((*start.notes, *_stray_commas(start, system)) if start else ()),
+            *(f"{key} is not in the file and stays at our default; set it" for key in TO_FILL_IN if key not in written),
+            *(() if "data.eval_fraction" in written else (HELD_OUT,)),
         ),
         warnings=check_consistency(config),
     )
 
 
-def canonical(flat: Mapping[str, Any], system: System) -> dict[str, Any]:
-    """Return the values that are known under the names that the system has now; the new name counts where both are given."""
-    known = {key: value for key, value in flat.items() if not isinstance(value, Unresolved)}
-    return {
-        system.aliases.get(key, key): value for key, value in known.items() if system.aliases.get(key, key) not in known
-    } | {key: value for key, value in known.items() if key not in system.aliases}
-
-
-def _processes(script: Script | None, flat: Mapping[str, Any]) -> int | None:
-    """Return the number of training processes that a script, or a recipe's `num_processes`, tells."""
-    named = flat.get("num_processes")
-    in_file = named if isinstance(named, int) and not isinstance(named, bool) and named >= 1 else None
-    return (script.processes if script else None) or in_file
-
-
-def _stray_commas(script: Script, system: System) -> Iterator[str]:
+def _stray_commas(start: Start, system: System) -> Iterator[str]:
     """Yield a note for each argument whose values hold a comma that was meant to separate them."""
-    for key, value in script.start.arguments.items():
+    for key, value in start.arguments.items():
         rule = system.find_rule(key)
-        several = re.compile(r"[\w.]+(, *[\w.]+)+" if rule and _takes_list(rule) else r"(?!)")
-        items = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
-        stray = [repr(item) for item in items if item.strip(",") != item or several.fullmatch(item)]
+        items = value if isinstance(value, list) else [value]
+        stray = [repr(item) for item in items if isinstance(item, str) and item.strip(",") != item]
+        if not stray and rule and isinstance(value, str) and "," in value and value.replace(",", "").isidentifier():
+            stray = [repr(value)] if rule.kind in (Texts, Texts | None) else []
         if stray:
             yield (
                 f"{key}: in {', '.join(stray)} the comma is part of the value, since a shell separates values by blanks alone: "
@@ -149,82 +153,40 @@ def _stray_commas(script: Script, system: System) -> Iterator[str]:
             )
 
 
-def _takes_list(rule: Rule) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(rule.read(["a"]) == ["a"])
-    return False
-
-
-def _launched(script: Script | None) -> tuple[Entry, ...]:
-    """Return one entry for each option of the launcher."""
-    if script is None:
-        return ()
-    return tuple(
-        _entry(
-            f"{script.start.launcher} --{key}",
-            value,
-            no_counterpart(
-                "one training process here; it tells the number of processes, which enters the prompts of a step"
-                if key in COUNTED
-                else "of the launcher; one training process here"
-            ),
-        )
-        for key, value in script.start.options.items()
-    )
-
-
-def _left_to_fill_in(nested: dict[str, object]) -> tuple[str, ...]:
-    defaults = {**DEFAULTS, "rewards": ", ".join(reward["fn"] for reward in DEFAULTS["rewards"])}
-    return tuple(
-        f"{key} is not in the file and stays at our default ({defaults[key]}); set it"
-        for key in TO_FILL_IN
-        if key not in flatten_sections(nested)
-    )
-
-
-def convert_all(flat: Mapping[str, Any], settings: Settings, system: System) -> tuple[Entry, ...]:
-    """Return one entry for each key of the file, then the system's defaults that are not ours.
+def _conclude(name: str, value: Any, settings: Settings) -> Entry:
+    """Return what becomes of a key of the file.
 
     Raises:
         ConfigError: a value is of the wrong type, or the source system itself would refuse the file.
     """
-    entries = [_entry(key, value, _conclude(key, value, settings, system)) for key, value in flat.items()]
-    given = {system.aliases.get(key, key) for key in flat}
-    return (
-        *entries,
-        *_defaults(given, settings, system, {target: value for entry in entries for target, value in entry.targets.items()}),
-    )
-
-
-def _entry(key: str, value: Any, conclusion: Conclusion, *, is_default: bool = False) -> Entry:
-    return Entry(key=key, value=value, is_default=is_default, **vars(conclusion))
-
-
-def _conclude(name: str, value: Any, settings: Settings, system: System) -> Conclusion:
+    system = settings.system
     key = system.aliases.get(name, name)
     rule = system.find_rule(key)
+    if key == "config":
+        return no_counterpart("the file of the settings, which are in these lists")
     if isinstance(value, Unresolved):
         return no_counterpart(value.reason, differs=rule is not None)
-    if key != name and settings.given.get(key, value) is not value:
-        return dead(f"an older name of {key}, which is given as well")
     if rule is not None:
         return rule.conclude(settings, key)
-    if (group := _find(system.dead, key)) is not None:
-        return dead(group.reason)
-    if (group := _find(system.ignored, key)) is not None:
-        return no_counterpart(group.reason)
+    if (reason := _reason(system.dead, key)) is not None:
+        return dead(reason)
+    if (reason := _reason(system.ignored, key)) is not None:
+        return no_counterpart(reason)
     near = difflib.get_close_matches(key, [known for known in system.known() if "*" not in known], n=1, cutoff=0.8)
-    return Conclusion(fate="unknown", remark=f"did you mean {near[0]}?" if near else "")
+    return Entry(fate="unknown", remark=f"did you mean {near[0]}?" if near else "")
 
 
-def _find(groups: tuple[Group, ...], key: str) -> Group | None:
-    """Return the group that names the key itself, else the first one with a pattern that fits."""
-    matches = [group for group in groups if any(fnmatchcase(key, pattern) for pattern in group.keys)]
-    return next((group for group in matches if key in group.keys), matches[0] if matches else None)
+def _reason(reasons: Mapping[str, str], key: str) -> str | None:
+    """Return the reason of the key itself, else that of the first pattern that fits."""
+    patterns = (reason for pattern, reason in reasons.items() if fnmatchcase(key, pattern))
+    return reasons.get(key) or next(patterns, None)
 
 
-def _defaults(present: Collection[str], settings: Settings, system: System, covered: dict[str, Any]) -> list[Entry]:
+def _defaults(settings: Settings, given: list[Entry]) -> list[Entry]:
     """Return the absent keys whose default makes the source's run another one than our defaults would."""
+    system = settings.system
+    present = {system.aliases.get(entry.key, entry.key) for entry in given}
+    covered = {target: value for entry in given for target, value in entry.targets.items()}
     entries = []
     for rule in system.rules:
         if rule.key in present or "*" in rule.key:
@@ -233,11 +195,11 @@ def _defaults(present: Collection[str], settings: Settings, system: System, cove
         news = {key: value for key, value in found.targets.items() if key not in covered and value != DEFAULTS.get(key)}
         if news or (found.fate == "no_counterpart" and rule.reports_default):
             covered.update(news)
-            entries.append(_entry(rule.key, rule.default, replace(found, targets=news), is_default=True))
+            entries.append(replace(found, key=rule.key, value=rule.default, targets=news, is_default=True))
     return entries
 
 
-def settle(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], dict[str, Any], RunConfig]:
+def _settle(entries: list[Entry]) -> tuple[list[Entry], dict[str, Any], RunConfig]:
     """Return (entries, nested values, configuration) after leaving out every target that this project refuses.
 
     Rewards that are left to write stay in the values, and are no part of the configuration.
@@ -245,51 +207,34 @@ def settle(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], dict[str, Any
     Raises:
         ConfigError: what is refused is not a target of any entry.
     """
+    order = list(DEFAULTS)
     while True:
-        values = nest(entries)
+        targets = {key: value for entry in entries for key, value in entry.targets.items()}
+        ordered = sorted(targets, key=lambda key: order.index(key) if key in order else len(order))
+        nested = apply_overrides({}, {key: targets[key] for key in ordered})
+        rewards = [reward for reward in nested.get("rewards", ()) if not is_missing(reward["fn"])]
+        valid = {key: value for key, value in nested.items() if key != "rewards"} | ({"rewards": rewards} if rewards else {})
         try:
-            return entries, values, validate_config(_without_missing(values))
+            return entries, nested, validate_config(valid)
         except ConfigError as error:
-            refused = _refusals(str(error), entries)
+            refused = dict(_refused(str(error), targets))
             if not refused:
                 raise
-            entries = tuple(_without(entry, refused) for entry in entries)
+            entries = [_without(entry, refused) for entry in entries]
 
 
-def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
-    rewards = [reward for reward in values.get("rewards", ()) if not is_missing_name(reward["fn"])]
-    return {**{key: value for key, value in values.items() if key != "rewards"}, **({"rewards": rewards} if rewards else {})}
-
-
-def nest(entries: tuple[Entry, ...]) -> dict[str, Any]:
-    """Return the mapped values as nested sections, in the order of the schema."""
-    targets = {key: value for entry in entries for key, value in entry.targets.items()}
-    order = {key: place for place, key in enumerate(DEFAULTS)}
-    return apply_overrides({}, {key: targets[key] for key in sorted(targets, key=lambda key: order.get(key, len(order)))})
-
-
-def _refusals(message: str, entries: tuple[Entry, ...]) -> dict[str, str]:
-    """Return {our key: why} of the targets that the lines of an error message begin with or, failing that, mention."""
-    targets = {key for entry in entries for key in entry.targets}
-    refused = {}
+def _refused(message: str, targets: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (our key, why) of the targets that the lines of an error message begin with or, failing that, mention."""
     for line in message.splitlines():
         named = line.partition(":")[0].split(", ")
-        heads = [key for key in targets if any(part == key or part.startswith(f"{key}.") for part in named)]
-        for key in heads or [key for key in targets if key in line]:
-            refused[key] = line
-    return refused
+        heads = [key for key in targets if any(f"{part}.".startswith(f"{key}.") for part in named)]
+        yield from ((key, line) for key in heads or [key for key in targets if key in line])
 
 
 def _without(entry: Entry, refused: Mapping[str, str]) -> Entry:
-    lost = [key for key in entry.targets if key in refused]
+    lost = entry.targets.keys() & refused.keys()
     if not lost:
         return entry
     kept = {key: value for key, value in entry.targets.items() if key not in lost}
-    why = "; ".join(f"refused here, left at its default: {refused[key]}" for key in lost)
-    return replace(
-        entry,
-        targets=kept,
-        fate="mapped" if kept else "no_counterpart",
-        remark=f"{entry.remark}; {why}" if entry.remark and kept else why,
-        differs=True,
-    )
+    why = "; ".join(f"refused here, left at its default: {refused[key]}" for key in sorted(lost))
+    return replace(entry, targets=kept, fate="mapped" if kept else "no_counterpart", remark=why, differs=True)

@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import ConfigError
-from grpo_core.interop.open_r1.keys import OPEN_R1
-from grpo_core.interop.open_r1.keys import OWN_KEYS as OF_OPEN_R1
-from grpo_core.interop.open_r1.rewards import REGISTRY
-from grpo_core.interop.reading import flatten_sections
-from grpo_core.interop.records import Source, System
-from grpo_core.interop.roll.keys import ROLL
-from grpo_core.interop.trl.keys import TRL
-from grpo_core.interop.vlm_r1.keys import OWN_KEYS as OF_VLM_R1
-from grpo_core.interop.vlm_r1.keys import VLM_R1
+from grpo_core.interop.files import flatten_sections
+from grpo_core.interop.open_r1 import OPEN_R1, REGISTRY
+from grpo_core.interop.roll import ROLL
+from grpo_core.interop.rules import Source, System
+from grpo_core.interop.trl import TRL
+from grpo_core.interop.vlm_r1 import VLM_R1
 
 SYSTEMS: dict[Source, System] = {"trl": TRL, "open-r1": OPEN_R1, "roll": ROLL, "vlm-r1": VLM_R1}
-OURS = frozenset({"rollout", "loss", "optimizer", "training"})
-"""Sections of a configuration of this project."""
 READ = "not one of the four that are read (TRL, open-r1, ROLL's RLVR pipeline, VLM-R1)"
 FOREIGN = {
     "verl": r"actor_rollout_ref\b|algorithm\.adv_estimator|verl[./](trainer|recipe)",
@@ -62,56 +57,34 @@ def detect_source(path: Path, values: Mapping[str, Any]) -> Source:
     Raises:
         ConfigError: the keys fit none of the systems, or several alike.
     """
-    keys = values.keys()
-    tops = {name: {key.partition(".")[0] for key in (*system.known(), *system.aliases)} for name, system in SYSTEMS.items()}
-    of_roll, of_trl = len(keys & (tops["roll"] - tops["vlm-r1"] - tops["open-r1"])), len(keys & (tops["trl"] - tops["roll"]))
-    own = {
-        "open-r1": len(keys & (OF_OPEN_R1 - OF_VLM_R1)) + _names_registry(values.get("reward_funcs")),
-        "vlm-r1": len(keys & (OF_VLM_R1 - OF_OPEN_R1)),
+    known = {name: system.known() | system.aliases.keys() for name, system in SYSTEMS.items()}
+    of_roll = {key.partition(".")[0] for key in known["roll"]}
+    own = {name: known[name] - known["trl"] for name in ("open-r1", "vlm-r1")}
+    rewards = values.get("reward_funcs")
+    names = [rewards] if isinstance(rewards, str) else rewards if isinstance(rewards, list) else []
+    scores: dict[Source, int] = {
+        "roll": len(values.keys() & (of_roll - known["open-r1"] - known["vlm-r1"])),
+        "trl": len(values.keys() & (known["trl"] - of_roll)),
+        "open-r1": len(values.keys() & (own["open-r1"] - own["vlm-r1"])) + any(name in REGISTRY for name in names),
+        "vlm-r1": len(values.keys() & (own["vlm-r1"] - own["open-r1"])),
     }
-    family = max(of_trl, *own.values())
-    if of_roll > family:
+    family = max(scores["trl"], scores["open-r1"], scores["vlm-r1"])
+    if scores["roll"] > family:
         return "roll"
-    if family > of_roll and own["open-r1"] != own["vlm-r1"]:
-        return "open-r1" if own["open-r1"] > own["vlm-r1"] else "vlm-r1"
-    if family > of_roll and not any(own.values()):
+    if family > scores["roll"] and scores["open-r1"] != scores["vlm-r1"]:
+        return "open-r1" if scores["open-r1"] > scores["vlm-r1"] else "vlm-r1"
+    if family > scores["roll"] and not scores["open-r1"]:
         return "trl"
-    listed = ", ".join(sorted(keys)[:8])
-    if OURS & keys:
-        raise ConfigError(
-            f"config {path}: looks like a configuration of this project ({listed}); `grpo check` reads it as it is"
-        )
+    listed = ", ".join(sorted(values)[:8])
     raise ConfigError(
         f"config {path}: the keys do not show whose settings these are ({listed}); name the format with --format "
         f"{', '.join(list(SYSTEMS)[:-1])} or {list(SYSTEMS)[-1]}"
     )
 
 
-def explain_source(values: Mapping[str, Any], system: System) -> str:
+def explain_source(system: System) -> str:
     """Return a note: whose defaults are taken where a file says nothing, why, and which option takes others."""
-    found = system.name
-    because = {
-        "trl": "no key in the file is open-r1's or VLM-R1's own",
-        "open-r1": "the file has keys, or names rewards, of open-r1's own",
-        "vlm-r1": "the file has keys of VLM-R1's own",
-        "roll": "the file has keys of ROLL's own",
-    }[found]
-    others = [name for name in SYSTEMS if name not in (found, "roll")] if found != "roll" else []
-    remedy = f"; --format {' or '.join(others)} takes those of another system" if others else ""
-    beta = ""
-    if others and "beta" not in values:
-        defaults = {name: _default_beta(system if name == found else SYSTEMS[name]) for name in (found, *others)}
-        beta = f" (beta is not in the file: {', '.join(f'{name} {value:g}' for name, value in defaults.items())})"
-    return f"the defaults of {system.title} are assumed where the file says nothing, since {because}{beta}{remedy}"
-
-
-def _default_beta(system: System) -> float:
-    rule = system.find_rule("beta")
-    assert rule is not None
-    return float(rule.default)
-
-
-def _names_registry(rewards: Any) -> bool:
-    """Return whether a list of rewards holds a name of open-r1's registry that VLM-R1's has not."""
-    names = [rewards] if isinstance(rewards, str) else rewards if isinstance(rewards, list) else []
-    return any(name in REGISTRY for name in names)
+    own = "no key is open-r1's or VLM-R1's own" if system.name == "trl" else "the file has keys or rewards of its own"
+    others = [name for name in SYSTEMS if name not in (system.name, "roll")]
+    remedy = "" if system.name == "roll" else f"; --format {' or '.join(others)} takes those of another system"
+    return f"the defaults of {system.title} are assumed where the file says nothing, since {own}{remedy}"

@@ -6,11 +6,16 @@ import textwrap
 from typing import Any
 
 from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.interop.reading import Unresolved
-from grpo_core.interop.records import Entry, Imported
+from grpo_core.interop.conversion import Imported
+from grpo_core.interop.files import Unresolved
+from grpo_core.interop.rules import Entry
 from grpo_core.redaction import redact_uri
 
 SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
+WRITE = (
+    "`grpo check` refuses this file until these rewards are written or removed: {rewards}. Write each as a function "
+    "f(prompts, completions, **columns) in a module of yours, and name it under rewards as module:function."
+)
 WIDTH = 120
 LONGEST_VALUE = 160
 
@@ -20,22 +25,12 @@ def render(imported: Imported) -> str:
     texts = (
         f"Imported by `grpo import-config` from {imported.path.name}: {summary(imported)}.",
         f"Names and defaults were read from {imported.version}.",
-        *_missing(imported.missing_rewards),
+        *(WRITE.format(rewards=", ".join(imported.missing_rewards)) for _ in imported.missing_rewards[:1]),
         *(f"note: {text}" for text in imported.notes),
         *(f"`grpo check` warns: {text}" for text in imported.warnings),
     )
     head = [line for text in texts for line in _comment(text, "#   ")]
     return "\n".join([*head, dump_yaml(dict(imported.values)).rstrip(), "", *_lists(imported)]) + "\n"
-
-
-def _missing(rewards: tuple[str, ...]) -> list[str]:
-    """Return what has to be written before the configuration can be used."""
-    if not rewards:
-        return []
-    return [
-        f"`grpo check` refuses this file until these rewards are written or removed: {', '.join(rewards)}. Write each as a "
-        "function f(prompts, completions, **columns) in a module of yours, and name it under rewards as module:function."
-    ]
 
 
 def summary(imported: Imported) -> str:

@@ -1,254 +1,231 @@
-"""What rules are made of: readers of source values, builders of the common kinds, arithmetic that several systems need.
+"""What the table of a system is made of: how a key is read, what becomes of it, and which keys have no counterpart.
 
-A reader returns a value of the right type, or raises ValueError with what was expected.
+Values are read by pydantic in its lax mode, as the systems' own argument parsers read them: `1e-5`, `8.0` and `False` may be
+text. A rule gives `{our key: value}`, or a `Entry` where the key has no counterpart or means something else there.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from operator import attrgetter
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from grpo_core.config.schema import RunConfig
-from grpo_core.interop.arguments import Reader
-from grpo_core.interop.records import Conclusion, Export, Group, Rule, Settings, dead, mapped, no_counterpart
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from grpo_core.errors import ConfigError, shown
+
+Source = Literal["trl", "open-r1", "roll", "vlm-r1"]
+Fate = Literal["mapped", "no_counterpart", "dead", "unknown"]
 OFF = "off in the file, nothing to replace"
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
-ALL_KEPT = no_counterpart("all are kept there; here the newest training.keep_checkpoints")
-NO_SCHEDULE = "optimizer.schedule is constant, linear or cosine; it stays constant"
-
 LARGEST = 1e15
 """Beyond it, no count or factor means anything, and arithmetic would overflow."""
+QUOTE = " (YAML reads no, off, yes and on as false and true: quote them)"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _is_whole(value: Any) -> bool:
-    return _is_number(value) and value == value // 1
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _reader(words: str, fits: Callable[[Any], bool], convert: Reader = lambda value: value) -> Reader:
-    def read(value: Any) -> Any:
-        if not fits(value):
-            raise ValueError(f"expected {words}")
-        return convert(value)
-
-    return read
-
-
-number = _reader("a number", _is_number)
-whole = _reader("a whole number", _is_whole, int)
-"""Also one that is written as 8.0."""
-positive = _reader("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1, int)
-flag = _reader("true or false", lambda value: isinstance(value, bool))
-text = _reader("text", _is_text)
-numbers = _reader("a list of numbers", _list_of(_is_number))
-_several_texts = _reader("text or a list of texts", _list_of(_is_text))
-
-
-def anything(value: Any) -> Any:
-    """Return any value."""
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
     return value
 
 
-def texts(value: Any) -> list[str]:
-    """Return a list of texts; one text is a list of one."""
-    return _several_texts([value] if isinstance(value, str) else value)  # type: ignore[no-any-return]  # checked there
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str | int | float) else value
 
 
-def optional(read: Reader) -> Reader:
-    """Return a reader that also takes null."""
+Whole = Annotated[int, BeforeValidator(_no_flag), Field(ge=-LARGEST, le=LARGEST)]
+Positive = Annotated[int, BeforeValidator(_no_flag), Field(ge=1, le=LARGEST)]
+Number = Annotated[float, BeforeValidator(_no_flag), Field(ge=-LARGEST, le=LARGEST)]
+Texts = Annotated[list[str], BeforeValidator(_as_list)]
+Numbers = Annotated[list[Number], BeforeValidator(_as_list)]
+_reader = functools.cache(TypeAdapter)
 
-    def read_optional(value: Any) -> Any:
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What becomes of one key of the source: one line of the report."""
+
+    fate: Fate
+    targets: Mapping[str, Any] = field(default_factory=dict)
+    """{our key path: value}."""
+    remark: str = ""
+    """Where semantics differ, what to use instead, or why the key does nothing."""
+    differs: bool = False
+    """The imported run behaves otherwise than the source's would."""
+    key: str = ""
+    """Key in the source and its value, set by the conversion."""
+    value: Any = None
+    is_default: bool = False
+    """The key is absent from the file; the value is the source system's default."""
+
+
+def mapped(targets: Mapping[str, Any], remark: str = "", *, differs: bool = False) -> Entry:
+    """Return the conclusion about a key that has a counterpart."""
+    return Entry(fate="mapped", targets=targets, remark=remark, differs=differs)
+
+
+def no_counterpart(reason: str, *, differs: bool = False) -> Entry:
+    """Return the conclusion about a key that has none; `differs` where leaving it out changes the training."""
+    return Entry(fate="no_counterpart", remark=reason, differs=differs)
+
+
+def dead(reason: str) -> Entry:
+    """Return the conclusion about a key that does nothing in the source system itself."""
+    return Entry(fate="dead", remark=reason)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The typed values of a source file, with the source system's defaults where a key is absent."""
+
+    path: Path
+    given: Mapping[str, Any]
+    """The file's own values, flat, under the names that the system has now."""
+    system: "System"
+    processes: int | None
+    """Training processes, where the file, its script or the user tells."""
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a key that has a rule.
+
+        Raises:
+            ConfigError: the file holds a value of the wrong type.
+        """
+        rule = self.system.find_rule(key)
+        assert rule is not None, key
+        value = self.given.get(key, rule.default)
         try:
-            return None if value is None else read(value)
-        except ValueError as error:
-            raise ValueError(f"{error} or null") from error
+            return _reader(rule.kind).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            hint = QUOTE if isinstance(value, bool) else ""
+            raise self.refuse(f"{key}: {reason}, got {shown(value)}{hint}; correct it in the file") from error
 
-    return read_optional
+    def refuse(self, text: str) -> ConfigError:
+        """Return the error that names the file."""
+        return ConfigError(f"config {self.path}: {text}")
 
 
-def choice(*allowed: Any) -> Reader:
-    """Return a reader that takes one of the values; 0 and 1 are not false and true here."""
-    names = ", ".join("null" if item is None else str(item) for item in allowed)
-    return _reader(f"one of {names}", lambda value: any(value == item and type(value) is type(item) for item in allowed))
+Convert = Callable[[Settings, str], Entry | Mapping[str, Any]]
+"""From all settings and a key to what becomes of it. Keys that depend on each other share one function."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one key of another system is read and converted. Positional: the tables read as columns."""
+
+    key: str
+    """Key in the source; `*` stands for any one name."""
+    kind: Any
+    """Type that pydantic reads."""
+    default: Any
+    """What the source system uses where the key is absent."""
+    ours: str
+    """Our keys, separated by commas."""
+    convert: Convert
+    remark: str = ""
+    """Of the report, where `convert` gives none."""
+    needs: str = field(default="", kw_only=True)
+    """Switch without which the key does nothing."""
+    unset: str = field(default="", kw_only=True)
+    """Why null, 0 or nothing has no counterpart."""
+    reports_default: bool = field(default=False, kw_only=True)
+    """Without a counterpart, it is reported also where the key is absent."""
+
+    def conclude(self, settings: Settings, key: str) -> Entry:
+        """Return what becomes of a key that the rule is for."""
+        value = settings[key]  # the type check comes first, whatever else decides
+        if self.needs and not settings[self.needs]:
+            return dead(f"does nothing without {self.needs}")
+        if self.unset and not value:
+            return no_counterpart(self.unset)
+        found = self.convert(settings, key)
+        return found if isinstance(found, Entry) else mapped(found, self.remark)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A source system: every key it knows, and what becomes of each."""
+
+    name: Source
+    title: str
+    version: str
+    """What its names and defaults were read from: release or commit, with its date."""
+    rules: Sequence[Rule]
+    ignored: Mapping[str, str]
+    """{key or pattern without a counterpart: why, or what to use instead}."""
+    dead: Mapping[str, str]
+    """{key that the system ships or documents and does not read: why}."""
+    assumptions: Callable[[Settings], tuple[str, ...]]
+    """What the conversion had to assume about a file."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """{older name: name now}."""
+    is_nested: bool = False
+    """Its keys are paths through sections, and its values may refer to each other as `${key}`."""
+
+    def find_rule(self, key: str) -> Rule | None:
+        """Return the rule of a key, if it has one."""
+        return next((rule for rule in self.rules if fnmatchcase(key, rule.key)), None)
+
+    def known(self) -> set[str]:
+        """Return every key and pattern."""
+        return {*(rule.key for rule in self.rules), *self.ignored, *self.dead}
+
+
+def by_key(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return {key: reason} of {reason: keys, separated by blanks}."""
+    return {key: reason for reason, keys in reasons.items() for key in keys.split()}
 
 
 def copied(
     key: str,
     ours: str,
-    read: Reader,
+    kind: Any,
     default: Any,
     remark: str = "",
     *,
-    report: str | None = None,
     zero_is_off: bool = False,
-    needs: tuple[str, str] | None = None,
-    unset: Conclusion | None = None,
+    needs: str = "",
+    unset: str = "",
 ) -> Rule:
-    """Return the rule of a key whose value is ours as it is.
+    """Return the rule of a key whose value is ours as it is; `zero_is_off`: what is null here is 0 or below there."""
 
-    Args:
-        key: theirs.
-        ours: ours.
-        read: type check.
-        default: theirs.
-        remark: for the documentation, and for the report unless it has its own.
-        report: remark of the report.
-        zero_is_off: what is null here is written as 0 there, or below it.
-        needs: see `Rule`.
-        unset: see `Rule`.
-    """
-
-    def convert(settings: Settings, name: str) -> Conclusion:
+    def convert(settings: Settings, name: str) -> Mapping[str, Any]:
         value = settings[name]
         is_off = zero_is_off and value is not None and value <= 0
-        if is_off and unset:
-            return unset
-        return mapped({ours: None if is_off else value}, remark if report is None else report)
+        return {ours: None if is_off else value}
 
-    export: Export = (lambda config, _key: attrgetter(ours)(config) or 0) if zero_is_off else same(ours)
-    return Rule(key, read, default, convert, ours, remark, needs=needs, unset=unset, export=export)
+    return Rule(key, kind, default, ours, convert, remark, needs=needs, unset=unset)
 
 
-def renamed(  # noqa: PLR0917  (the tables read as columns)
-    key: str,
-    ours: str,
-    read: Reader,
-    default: Any,
-    names: dict[Any, Any],
-    remark: str = "",
-    *,
-    remarks: Mapping[Any, str] = {},
-    otherwise: str = "",
-    export: Export | None = None,
+def renamed(  # noqa: PLR0917
+    key: str, ours: str, kind: Any, default: Any, names: Mapping[Any, Any], remark: str = "", *, otherwise: str = ""
 ) -> Rule:
-    """Return the rule of a key whose values have other names here.
+    """Return the rule of a key whose values have other names here, {theirs: ours}; any further value has no counterpart."""
 
-    Args:
-        key: theirs.
-        ours: ours.
-        read: type check.
-        default: theirs.
-        names: {their value: ours}.
-        remark: for the documentation.
-        remarks: {their value: remark of the report}.
-        otherwise: why any further value has no counterpart.
-        export: the way back, if it is not the first of the names of a value.
-    """
-
-    def convert(settings: Settings, name: str) -> Conclusion:
+    def convert(settings: Settings, name: str) -> Entry | Mapping[str, Any]:
         value = settings[name]
-        return (
-            mapped({ours: names[value]}, remarks.get(value, "")) if value in names else no_counterpart(otherwise, differs=True)
-        )
+        return {ours: names[value]} if value in names else no_counterpart(otherwise, differs=True)
 
-    return Rule(key, read, default, convert, ours, remark, export=export or named(ours, names))
+    return Rule(key, kind, default, ours, convert, remark)
 
 
-def without(switch: str, reason: str = "") -> tuple[str, str]:
-    """Return `Rule.needs` of a key that does nothing without a switch."""
-    return switch, reason or f"does nothing without {switch}"
-
-
-def same(ours: str) -> Export:
-    """Return the way back of a key of ours whose values are the other system's."""
-    return lambda config, _key: attrgetter(ours)(config)
-
-
-def named(ours: str, names: dict[Any, Any]) -> Export:
-    """Return the way back of a key of ours by `names`: {their value: ours}; of several names of a value, the first counts."""
-    theirs = {value: name for name, value in reversed(names.items())}
-    return lambda config, _key: theirs[attrgetter(ours)(config)]
-
-
-def feature(
-    key: str,
-    read: Reader,
-    default: Any,
-    reason: str,
-    *,
-    off: tuple[Any, ...] | None = None,
-    differs: bool = True,
-    needs: tuple[str, str] | None = None,
-) -> Rule:
+def feature(key: str, kind: Any, default: Any, reason: str, *, off: Sequence[Any] = (), needs: str = "") -> Rule:
     """Return the rule of a feature that does not exist here: harmless where it is off (its default, or one of `off`)."""
 
-    def convert(settings: Settings, name: str) -> Conclusion:
-        is_off = settings[name] in ((default,) if off is None else off)
-        return no_counterpart(OFF if is_off else reason, differs=differs and not is_off)
+    def convert(settings: Settings, name: str) -> Entry:
+        is_off = settings[name] in (default, *off)
+        return no_counterpart(OFF if is_off else reason, differs=not is_off)
 
-    return Rule(key, read, default, convert, "", reason, needs=needs)
-
-
-def adam_betas(first: str, second: str) -> tuple[Rule, Rule]:
-    """Return the rules of the keys that hold AdamW's decay rates."""
-
-    def convert(settings: Settings, _key: str) -> Conclusion:
-        return mapped({"optimizer.adam_betas": [settings[first], settings[second]]})
-
-    def export(config: RunConfig, key: str) -> float:
-        return config.optimizer.adam_betas[key == second]
-
-    return (
-        Rule(first, number, 0.9, convert, "optimizer.adam_betas", export=export),
-        Rule(second, number, 0.999, convert, "optimizer.adam_betas", export=export),
-    )
+    return Rule(key, kind, default, "", convert, needs=needs)
 
 
-def with_defaults(rules: tuple[Rule, ...], defaults: Mapping[str, Any]) -> tuple[Rule, ...]:
-    """Return rules with other defaults: those of another version of a system."""
-    assert defaults.keys() <= {rule.key for rule in rules}
-    return tuple(replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules)
+def read_elsewhere(key: str, kind: Any, default: Any, reason: str) -> Rule:
+    """Return the rule of a key without a counterpart of its own, whose value other keys' conversions read."""
+    return Rule(key, kind, default, "", lambda _settings, _key: no_counterpart(reason))
 
 
-def with_rules(rules: tuple[Rule, ...], *others: Rule) -> tuple[Rule, ...]:
-    """Return rules in which others stand for those of the same key, and further ones follow."""
-    new = {rule.key: rule for rule in others}
-    kept = tuple(new.pop(rule.key, rule) for rule in rules)
-    return (*kept, *new.values())
-
-
-def group(reason: str, names: str) -> Group:
-    """Return a group of the keys that `names` lists, separated by white space."""
-    return Group(reason=reason, keys=tuple(names.split()))
-
-
-def in_steps(count: float, updates: int, what: str) -> tuple[int, str]:
-    """Return (steps, remark) for something that the source counts in optimizer steps, `updates` of them to a step."""
-    steps = max(1, round(count / updates))
-    if updates == 1:
-        return steps, ""
-    if steps * updates == count:
-        return steps, f"counted in optimizer steps there ({count:g}), in steps of {updates} optimizer steps here"
-    exact = f"{what} every {count:g} optimizer steps there is one every {count / updates:.4g} steps here"
-    return steps, f"{exact} ({updates} optimizer steps each): rounded"
-
-
-def warmup_updates(amount: float, total: int | None) -> int | None:
-    """Return warm-up in optimizer steps: an amount below 1 is a share of all of them; None where these are not known."""
-    if amount >= 1 or amount == 0:
-        return int(amount)
-    return None if total is None else math.ceil(total * amount)
-
-
-def warmup_steps(updates: int | None, *, is_ignored: bool, remark: str = "") -> Conclusion:
-    """Return what becomes of a warm-up of so many optimizer steps; None = unknown."""
-    if is_ignored and updates != 0:
-        return dead("the schedule `constant` has no warm-up there (constant_with_warmup has)")
-    return (
-        no_counterpart("a share of steps that depend on the size of the data; set optimizer.warmup_steps", differs=True)
-        if updates is None
-        else mapped({"optimizer.warmup_steps": updates}, remark)
-    )
+def with_defaults(rules: Sequence[Rule], defaults: Mapping[str, Any], *others: Rule) -> tuple[Rule, ...]:
+    """Return the rules of a system that is built on another: with its own defaults, and `others` instead of or after them."""
+    of_key = {rule.key: replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules}
+    return tuple((of_key | {rule.key: rule for rule in others}).values())

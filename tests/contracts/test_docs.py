@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 
 from grpo_core.algorithm import gradients
+from grpo_core.config import RunConfig
 from grpo_core.config.loading import known_keys
 from grpo_core.config.trl_limits import FIXED, FIXED_KL
 from grpo_core.interop import tables
 from grpo_core.interop.detection import SYSTEMS
-from grpo_core.interop.trl.keys import GRPO_CONFIG
+from grpo_core.interop.trl import TRL
+from grpo_core.interop.trl_export import export_config
 from tests.unit.test_gradients import NOISE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithm.md"
-TABLES = {"gradients": gradients.gradient_table, "options": tables.render_options}
+TABLES = {
+    "gradients": (PAGE, gradients.gradient_table),
+    "options": (PAGE, tables.render_options),
+    "names": (ROOT / "docs" / "importing.md", tables.render_names),
+}
+"""{name: (page, its table)}."""
 
 
 def segment(name: str) -> re.Pattern[str]:
@@ -26,10 +33,11 @@ def segment(name: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_the_codes(name: str) -> None:
-    wanted = TABLES[name]() + "\n"
+    page, render = TABLES[name]
+    wanted = render() + "\n"
     if os.environ.get("GRPO_WRITE_DOCS"):
-        PAGE.write_text(segment(name).sub(lambda found: found[1] + wanted + found[3], PAGE.read_text()))
-    found = segment(name).search(PAGE.read_text())
+        page.write_text(segment(name).sub(lambda found: found[1] + wanted + found[3], page.read_text()))
+    found = segment(name).search(page.read_text())
     assert found is not None
     assert found[2] == wanted
 
@@ -40,7 +48,8 @@ def test_the_noise_of_gradients_is_what_the_test_of_gradients_measures() -> None
 
 
 def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_project() -> None:
-    exported = {key for rule in GRPO_CONFIG if rule.export for key in rule.ours.split(", ")}
+    names = export_config(RunConfig())
+    exported = {key for name in names if (rule := TRL.find_rule(name)) for key in rule.ours.split(", ")}
     own = {
         "rollout.max_prompt_tokens",
         "reference.kl_init_every",
@@ -58,20 +67,9 @@ def test_every_key_of_the_algorithm_is_trls_or_refused_or_never_leaves_this_proj
     assert [key for key in algorithm if sum(key in group for group in groups) != 1] == []
 
 
-def test_names_in_trl_are_names_in_trl() -> None:
-    from trl.trainer.grpo_config import GRPOConfig
-
-    cells = [tables.names_elsewhere(key)[0] for key in tables.algorithm_keys()]
-    names = {name for cell in cells for name in re.findall(r"`([a-z_0-9]+)`", cell)}
-    older_or_of_the_script = {"max_prompt_length", "warmup_ratio", "reward_funcs"}
-    assert names - GRPOConfig.__dataclass_fields__.keys() == older_or_of_the_script
-    assert len(names) > 30
-
-
 def test_our_keys_in_the_tables_of_other_systems_exist() -> None:
     ours = {key for system in SYSTEMS.values() for rule in system.rules if rule.ours for key in rule.ours.split(", ")}
-    always = {key for system in SYSTEMS.values() for key in system.always}
-    assert (ours | always) - known_keys() == {"rewards[].fn", "rewards[].weight", "rewards[].args"}
+    assert ours - known_keys() == {"rewards[].fn", "rewards[].weight", "rewards[].args"}
 
 
 @pytest.mark.parametrize(

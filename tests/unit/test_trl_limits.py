@@ -12,8 +12,8 @@ from grpo_core.config import RunConfig, apply_overrides, load_config, preset_nam
 from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
 from grpo_core.interop.conversion import import_config
-from grpo_core.interop.trl.batches import in_passes, rows_per_minibatch
-from grpo_core.interop.trl.keys import GRPO_CONFIG, export_config, trl_arguments
+from grpo_core.interop.trl import TRL
+from grpo_core.interop.trl_export import export_config, in_passes, rows_per_minibatch, trl_arguments
 
 REFUSED = [
     ({"advantage.baseline": "leave_one_out"}, "advantage.baseline: leave_one_out", "the group's mean"),
@@ -99,7 +99,9 @@ def test_reference_syncs_are_counted_in_trls_optimizer_steps(tmp_path: Any) -> N
     assert found["max_steps"] == 600
 
 
-EXPORTED = {key for rule in GRPO_CONFIG if rule.export for key in rule.ours.split(", ")} - {"rewards[].weight"}
+EXPORTED = {key for name in export_config(RunConfig()) if (rule := TRL.find_rule(name)) for key in rule.ours.split(", ")} - {
+    "rewards[].weight"
+}
 """Reward weights are given to TRL, but without the functions, which are objects, they cannot be imported."""
 
 

@@ -10,7 +10,6 @@ import yaml
 from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides, validate_config
 from grpo_core.config.yaml_text import dump_yaml, parse_yaml
 from grpo_core.errors import ConfigError
-from grpo_core.interop.yaml11 import parse_yaml11
 from grpo_core.sweep.plan import load_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -59,11 +58,7 @@ def test_not_a_number_is_read_as_such() -> None:
 @pytest.mark.parametrize("text", [text for text, _ in YAML_1_2])
 def test_text_that_looks_like_a_value_is_written_so_that_every_reader_takes_it_for_text(text: str) -> None:
     written = dump_yaml({"key": text})
-    assert parse_yaml(written) == parse_yaml11(written) == yaml.safe_load(written) == {"key": text}
-
-
-def test_files_of_other_systems_are_read_as_these_read_them() -> None:
-    assert parse_yaml11("fp16: yes\nsteps: 010\n") == yaml.safe_load("fp16: yes\nsteps: 010\n") == {"fp16": True, "steps": 8}
+    assert parse_yaml(written) == yaml.safe_load(written) == {"key": text}
 
 
 NONSENSE = [

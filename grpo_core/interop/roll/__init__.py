@@ -1,1 +1,0 @@
-"""ROLL: what each of its keys becomes here."""

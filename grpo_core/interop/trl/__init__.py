@@ -1,1 +1,0 @@
-"""TRL: what each of its keys becomes here, and what its engine is given."""

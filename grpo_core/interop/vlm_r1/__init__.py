@@ -1,1 +1,0 @@
-"""VLM-R1: a fork of an older TRL for models with images, started by shell scripts."""
