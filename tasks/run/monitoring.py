@@ -18,7 +18,8 @@ from grpo_core.training.ending import share_done
 from tasks.away import ProgressArtifact
 from tasks.run.announcing import announce, emit
 from tasks.run.progress import PlainLines, make_view
-from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
+from tasks.tracking import Shipper, TrackedRun
+from tasks.tracking.training import stop_requested, system_metrics
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0

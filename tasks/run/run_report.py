@@ -17,7 +17,7 @@ from grpo_core.run.resuming import is_evaluation, path_argument
 from grpo_core.run.summary import RunStatus, compare_evaluations, describe_result, lost_completions, run_status
 from tasks.run.markdown import markdown_report, table, whereabouts
 from tasks.tracking.later import track_report
-from tasks.tracking.store import TrackedRun, own_tracked, read_tracked
+from tasks.tracking.store import TrackedRun, own_tracked
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +116,7 @@ def report_run_again(run_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, 
         raise JournalError(
             f"run dir {run_path}: holds an evaluation, which has no figures over steps; give the folder of a training"
         )
-    tracked = own_tracked(run_dir, read_tracked(run_dir))
+    tracked = own_tracked(run_dir)
     report = compose(run_dir, tracked, figures=draw(run_dir))
     # An unfinished run gets figures alone: its flow is complete once the report is there.
     page = report.write(run_dir) if (run_dir.report / REPORT_FILE).exists() else run_dir.report

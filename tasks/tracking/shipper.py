@@ -17,7 +17,7 @@ from grpo_core.run.journal import Record
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
 from tasks.tracking.opening import NOTE
-from tasks.tracking.store import TrackedRun, make_client, short_retries
+from tasks.tracking.store import TrackedRun, make_client
 from tasks.tracking.sync_table import SyncTable
 
 SHIP_SECONDS = 1.0
@@ -97,8 +97,7 @@ class Shipper:
             return False
         self._next_ship = time.monotonic() + SHIP_SECONDS
         try:
-            with short_retries():
-                self._send()
+            self._send()
         except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training continues)
             self.last_error = DELETED if self._finds_deleted() else redact_uri(f"{type(error).__name__}: {error}")
             self._marks.clear()  # a batch whose answer was lost may have arrived
@@ -116,8 +115,7 @@ class Shipper:
 
     def _finds_deleted(self) -> bool:
         try:
-            with short_retries():
-                return bool(self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted")
+            return bool(self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted")
         except Exception:  # noqa: BLE001  (the server is away, too)
             return False
 

@@ -26,7 +26,6 @@ class SyncTable:
         self._syncs: list[Record] = []
         self._is_new = False
         self._next_write = 0.0
-        self._has_failed = False
 
     def add(self, record: Record) -> None:
         """Take one record of the journal, superseded ones included; others than syncs and resumes are ignored."""
@@ -48,12 +47,9 @@ class SyncTable:
         self._next_write = time.monotonic() + PAUSE_SECONDS
         try:
             log_whole_table(self._client, self._run_id, NAME, sync_table(self._syncs))
+            self._is_new = False
         except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-            if not self._has_failed:  # once, not every 10 s of an outage
-                logger.warning("the table of reference syncs is not in MLflow yet (%s)", cause(error))
-            self._has_failed = True
-            return
-        self._is_new = self._has_failed = False
+            logger.warning("the table of reference syncs is not in MLflow yet (%s)", cause(error))
 
 
 def log_whole_table(client: Any, run_id: str, name: str, table: "pandas.DataFrame") -> None:

@@ -84,19 +84,11 @@ def test_a_view_of_an_older_version_is_replaced_and_one_that_somebody_saved_is_n
     assert (tags[TAG], tags[mine]) == (saved, saved)
 
 
-@pytest.mark.parametrize("broken", ["", "{", "[]", "null", '"text"', '{"state": 1, "grpo": 5}'])
-def test_what_is_no_view_is_replaced(broken: str) -> None:
-    view = SavedView(own=frozenset({"reward/mine/mean"}))
-    assert updated_view(broken, view) == written_view(view)
-
-
-def test_the_view_knows_the_rewards_of_all_runs_and_stays_within_mlflows_bound() -> None:
+def test_the_view_knows_the_rewards_of_all_runs() -> None:
     first = written_view(SavedView(own=frozenset({"reward/one/mean"})))
     both = state(updated_view(first, SavedView(own=frozenset({"reward/two/mean"}))))
     metrics = {chart.get("metricKey"): chart["metricSectionId"] for chart in both["compareRunCharts"]}
     assert metrics["reward/one/mean"] == metrics["reward/two/mean"] == metrics["reward/std"]
-    many = frozenset(f"reward/{'m' * 90}{number}/mean" for number in range(300))
-    assert len(written_view(SavedView(own=many))) < 5000
 
 
 def test_a_store_that_refuses_tags_ends_no_run_and_its_link_names_no_view(
@@ -112,7 +104,7 @@ def test_a_store_that_refuses_tags_ends_no_run_and_its_link_names_no_view(
             raise PermissionError("403: not\nallowed\x1b[2J")
 
     assert ensure_view(Refusing(), opened.experiment_id, SavedView(id="other", own=frozenset())) == ""
-    assert r"(403: not allowed\x1b[2J); its charts open without it" in caplog.text
+    assert r"(403: not allowed\x1b[2J)" in caplog.text
     without = TrackedRun(uri="http://host/mlflow/", experiment_id="1", run_id="2", name="n")
     assert (
         without.charts_address == "http://host/mlflow/#/experiments/1/runs?workflowType=machine_learning&compareRunsMode=CHART"
