@@ -12,7 +12,6 @@ from grpo_core.export.choice import EXPORTS, ExportWish
 from grpo_core.export.policy_folder import Exported, export_policy
 from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
-from grpo_core.run.resuming import path_argument
 from tasks.away import prefect_may_be_away
 from tasks.folders import check_root
 from tasks.run.markdown import markdown_report
@@ -77,8 +76,7 @@ def register_export(exported: Exported, tracked: TrackedRun, name: str) -> Regis
     Raises:
         TrackingError: MLflow does not take it; the folder stays, and the same command registers it later.
     """
-    again = f"the export is whole: {path_argument(exported.folder)}; the same command registers it when MLflow answers"
-    return register_version(exported, tracked, name, again)
+    return register_version(exported, tracked, name)
 
 
 def summarize_export(exported: Exported, tracked: TrackedRun | None, registered: Registered | None) -> ExportSummary:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas
@@ -18,7 +17,7 @@ import yaml
 from grpo_core import train
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.data.frozen import load_frozen
-from grpo_core.errors import ConfigError, FolderError, JournalError, ModelError
+from grpo_core.errors import ConfigError, FolderError, ModelError
 from grpo_core.export.card import CARD_FILE, write_card
 from grpo_core.export.choice import ExportWish, plan_export
 from grpo_core.export.contents import write_policy
@@ -271,9 +270,9 @@ def test_what_is_no_export_of_ours_is_never_overwritten(full: RunDir, tmp_path: 
     (tmp_path / "file").write_text("")
     inside = full.path / "exported"
     for place, fault in {
-        theirs: "is neither empty nor an export of grpo-flow .* it holds notes.txt",
+        theirs: "is no export; it holds notes.txt",
         run: "is the folder of a run",
-        tmp_path / "file": "is a file",
+        tmp_path / "file": "Not a directory",
         inside: "lies inside the run",
     }.items():
         with pytest.raises(FolderError, match=fault):
@@ -298,7 +297,7 @@ def test_an_export_is_replaced_unless_somebody_has_changed_it(full: RunDir, tmp_
 
 def test_two_exports_to_one_folder_do_not_mix(full: RunDir, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with placed_whole(target, {}, 1) as scratch:
+    with placed_whole(target, {}) as scratch:
         with pytest.raises(FolderError, match=r"process \d+ writes an export there"):
             export_policy(full, ExportWish(), target)
         (scratch / "first.txt").write_text("1")
@@ -325,25 +324,13 @@ def test_an_export_is_at_its_name_at_every_moment_of_its_replacement(
     assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 4
 
 
-def test_where_two_folders_cannot_be_exchanged_the_earlier_export_stays(
-    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "out"
-    export_policy(full, ExportWish(step=2), target)
-    monkeypatch.setattr("grpo_core.export.place.exchange", lambda *_: "Invalid argument")  # as a network file system answers
-    with pytest.raises(FolderError, match=r"cannot be replaced in one step here \(Invalid argument\); remove it first"):
-        export_policy(full, ExportWish(), target)
-    assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 def test_what_a_killed_export_left_is_cleared(full: RunDir, tmp_path: Path) -> None:
     target, partial = tmp_path / "out", tmp_path / ".out.partial"
     export_policy(full, ExportWish(step=2), target)
     partial.mkdir()
     write_marker(partial, "export")
     (partial / "model.safetensors").write_text("half")
-    with pytest.raises(RuntimeError, match="stopped"), placed_whole(target, {}, 1):
+    with pytest.raises(RuntimeError, match="stopped"), placed_whole(target, {}):
         raise RuntimeError("stopped")
     assert json.loads((target / MANIFEST_FILE).read_text())["state"]["step"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -356,18 +343,9 @@ def test_a_folder_of_somebody_else_in_the_place_of_a_start_is_refused(full: RunD
     theirs = tmp_path / name
     theirs.mkdir()
     (theirs / "thesis.txt").write_text("mine")
-    with pytest.raises(FolderError, match="is not the start of an export"):
+    with pytest.raises(FolderError, match="is no export; it holds thesis"):
         export_policy(full, ExportWish(), tmp_path / "out")
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == [name, f"{name}/thesis.txt"]
-
-
-def test_too_little_disk_is_said_before_anything_is_written(
-    full: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=1, f_blocks=10**6))
-    with pytest.raises(JournalError, match=r"export folder .*: needs 1 MB; .* too little disk"):
-        export_policy(full, ExportWish(), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_card_has_every_figure_of_this_step_and_none_of_another(full: RunDir, tmp_path: Path) -> None:
