@@ -10,7 +10,7 @@ import pytest
 from grpo_core.errors import TrackingError
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
-from tasks.run.run_report import report_run_again
+from tasks.run.reporting import report_run_again
 from tasks.sweep.stages import report_again
 from tasks.tracking import open_tracking
 from tasks.tracking.later import track_later
