@@ -79,14 +79,13 @@ def front_matter(plan: ExportPlan) -> str:
 
     base, data = hub_id(plan.config.model.source), hub_data(plan.config.data.source)
     is_adapter = plan.form == "adapter"
-    relation = {"base_model_relation": "adapter" if is_adapter else "finetune"} if base else {}
     facts = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag=TASK,
         base_model=base,
         datasets=[data] if data else None,
         tags=["grpo", "grpo-flow", "reinforcement-learning", *(["lora"] if plan.config.model.lora else [])],
-        **relation,
+        base_model_relation=("adapter" if is_adapter else "finetune") if base else None,
     )
     return f"---\n{facts.to_yaml()}\n---\n"
 

@@ -1,7 +1,7 @@
 """The MLflow run of a training: a new one, or the one that it had before it was interrupted; what its page shows first."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
+from tasks.away import prefect_may_be_away
 from tasks.links import prefect_run_page
+from tasks.process.context import prefect_is_embedded
 from tasks.run.progress import say
 from tasks.tracking.guards import ARTIFACTS
-from tasks.tracking.store import TrackedRun, find_run, make_client
+from tasks.tracking.store import TrackedRun, make_client
 from tasks.tracking.view import SavedView, ensure_view, own_metrics
 
 PARENT = "mlflow.parentRunId"
@@ -101,25 +103,54 @@ def _place_tag(flow_dir: FlowDir) -> str:
     return flow_dir.what.replace(" ", "_")
 
 
-def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> TrackedRun | None:
-    """Return the MLflow run of a resumed training, running again; None where it was deleted or no address holds it.
+def find_run(client: Any, run_id: str) -> Any | None:
+    """Return an MLflow run; None where there is none, or it was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return None if run.info.lifecycle_stage == "deleted" else run
+
+
+def reopen(run_dir: RunDir, known: TrackedRun) -> TrackedRun | None:
+    """Return the MLflow run of a resumed training, running again; None where it has none any more.
 
     A copy of the folder that the run belongs to gets a new one.
     """
-    found = find_run(addresses, known.run_id)
-    if found is None or found[1].info.lifecycle_stage == "deleted":
+    client = make_client(known.uri)
+    run = find_run(client, known.run_id)
+    if run is None:
         return None
-    uri, run = found
     if original := find_original(run, run_dir):
         say(f"MLflow run {known.run_id} belongs to {original}; this copy gets a run of its own")
-        return open_new(run_dir, uri, copy_of=known.run_id)
-    client, config = make_client(uri), run_dir.read_config()
-    tracked = replace(known, uri=uri, view=ensure_view(client, known.experiment_id, SavedView(own=own_metrics(config))))
+        return open_new(run_dir, known.uri, copy_of=known.run_id)
+    config = run_dir.read_config()
+    tracked = replace(known, view=ensure_view(client, known.experiment_id, SavedView(own=own_metrics(config))))
     take_over(client, run_dir, tracked)
     _log_params(client, tracked, _params(config))  # the attempt before may have died before it did
     if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue
         client.delete_tag(tracked.run_id, STOP_TAG)
     return tracked
+
+
+def link_mlflow(tracked: TrackedRun) -> None:
+    """Add an artifact to the flow run in Prefect with links to the MLflow run and to the charts of its experiment.
+
+    Nothing is added where a link would lead nowhere: to a store without a server, or from an embedded Prefect.
+    """
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.runtime import flow_run
+
+    if not tracked.has_pages or not flow_run.id or prefect_is_embedded():
+        return
+    links = {"this run in MLflow": tracked.address, "charts of all runs of the experiment": tracked.charts_address}
+    text = "\n".join(f"- [{label}]({for_link(address)})" for label, address in links.items())
+    with prefect_may_be_away():
+        create_markdown_artifact(text, key="mlflow", description=f"MLflow: {for_markdown(tracked.name)}")
 
 
 def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:

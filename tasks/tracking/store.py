@@ -6,7 +6,6 @@ Explicit run ids and `MlflowClient` throughout: the fluent API has one active ru
 import contextlib
 import os
 import shlex
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -96,34 +95,12 @@ def own_tracked(flow_dir: FlowDir) -> TrackedRun:
     """
     known = read_tracked(flow_dir)
     if not is_own(flow_dir, known.uri):
-        with contextlib.suppress(Exception):  # mlflow raises unrelated types for each store
-            if found := find_run(_own_addresses(flow_dir), known.run_id):
-                return replace(known, uri=found[0])
+        for uri in _own_addresses(flow_dir):
+            with contextlib.suppress(Exception):  # mlflow raises unrelated types for each store
+                make_client(uri, create=False).get_run(known.run_id)
+                return replace(known, uri=uri)
         refuse_foreign(flow_dir, "tracking.json", known.uri)
     return known
-
-
-def find_run(addresses: Iterable[str], run_id: str) -> tuple[str, Any] | None:
-    """Return the first address that holds an MLflow run, and the run; None where none of them holds it.
-
-    Raises:
-        TrackingError, MlflowException: an address cannot be asked, and no other one holds the run.
-    """
-    _import_mlflow()
-    from mlflow.exceptions import MlflowException
-
-    failure: Exception | None = None
-    for uri in addresses:
-        if (file := sqlite_file(uri)) is not None and not file.exists():
-            continue
-        try:
-            return uri, make_client(uri).get_run(run_id)
-        except (TrackingError, MlflowException) as error:  # also a password that is no longer in the environment
-            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
-                failure = failure or error
-    if failure is not None:
-        raise failure
-    return None
 
 
 def refuse_foreign(flow_dir: FlowDir, file: str, uri: str) -> None:

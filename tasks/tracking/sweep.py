@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,12 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config.loading import KNOBS
 from grpo_core.errors import TrackingError, raised_as
 from grpo_core.plain_text import for_code, for_markdown, visible
-from grpo_core.sweep.folder import StoredSweep, SweepDir, mlflow_run_id
+from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.measures import MEASURES
 from tasks.links import prefect_run_page
 from tasks.process.cancellation import was_interrupted
-from tasks.tracking.opening import NOTE, PARENT, create_run, link_back, refuse_copy, take_over
-from tasks.tracking.prefect_link import link_mlflow
-from tasks.tracking.store import TrackedRun, find_run, log_folder, make_client, own_tracked, tracking_uri
+from tasks.tracking.opening import NOTE, create_run, find_run, link_back, link_mlflow, refuse_copy, take_over
+from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, tracking_uri
 from tasks.tracking.training import OPENING_REMEDY, Status
 from tasks.tracking.view import SavedView, ensure_view, own_metrics
 
@@ -31,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 6000
 """Of a parameter's value, in every store that MLflow has."""
-MAX_CHILDREN = 50_000
-"""What MLflow returns of a search at most."""
-NOTE_SECONDS = 2.0
 LABEL = "sweep"
 """Label of a sweep and of its runs: the sweep's id."""
 
@@ -49,15 +45,15 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     known = read_parent(stored.dir)
     uri = known.uri if known is not None else tracking_uri(config, stored.dir.path)
     settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
-    params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
     what = f"tracking.uri {uri}: the sweep cannot be tracked ({{cause}}); {OPENING_REMEDY}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
-        found = find_run([uri], known.run_id) if known is not None else None
-        if known is None or found is None or found[1].info.lifecycle_stage == "deleted":
+        client = make_client(uri)
+        run = find_run(client, known.run_id) if known is not None else None
+        if known is None or run is None:
+            params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
             tracked = create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params, view=_view(stored))
         else:
-            refuse_copy(found[1], stored.dir, "resume that one: a copied sweep gets no run of its own")
-            client = make_client(uri)
+            refuse_copy(run, stored.dir, "resume that one: a copied sweep gets no run of its own")
             tracked = replace(known, view=ensure_view(client, known.experiment_id, _view(stored)))
             take_over(client, stored.dir, tracked)
     link_mlflow(tracked)
@@ -112,20 +108,6 @@ def _tags(stored: StoredSweep) -> dict[str, str]:
     }
 
 
-def drop_strays(tracked: TrackedRun, stored: StoredSweep) -> None:
-    """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
-    client = make_client(tracked.uri)
-    is_below = f"tags.`{PARENT}` = '{tracked.run_id}'"
-    children = client.search_runs([tracked.experiment_id], is_below, max_results=MAX_CHILDREN)
-    empty = [run.info.run_id for run in children if not run.data.metrics]
-    if not empty:
-        return
-    time.sleep(NOTE_SECONDS)  # a run of a worker that has just been opened is noted in its folder now
-    arms, seeds = stored.dir.read_arms(), stored.plan.sweep.seeds
-    for run_id in set(empty) - {mlflow_run_id(stored.dir.run_dir(arm, seed)) for arm in arms for seed in seeds}:
-        client.delete_run(run_id)
-
-
 def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
     """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
@@ -136,7 +118,7 @@ def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", an
         tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
     )
     client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
-    client.set_tag(tracked.run_id, "answer", fitting_lines(answer, MAX_CHARACTERS))
+    client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
     for row in results.runs.to_dict("records"):
         if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
             _log_figures(client, row)
@@ -159,21 +141,6 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
         row["mlflow_run_id"],
         metrics=[Metric(key, value, now, int(row["steps"])) for key, value in fresh.items() if present.get(key) != value],
     )
-
-
-def fitting_lines(lines: Sequence[str], most: int) -> str:
-    """Return lines as one text of at most so many characters; where they do not fit, whole lines and where the others are.
-
-    >>> fitting_lines(["one", "two", "three"], 100).splitlines()
-    ['one', 'two', 'three']
-    >>> fitting_lines(["one", "two" * 20, "three" * 20], 75).splitlines()
-    ['one', '(2 more lines in report/report.html)']
-    """
-    text, kept = "\n".join(lines), list(lines)
-    while len(text) > most and kept:
-        kept.pop()
-        text = "\n".join([*kept, f"({len(lines) - len(kept)} more lines in report/report.html)"])
-    return text[:most]
 
 
 @contextmanager

@@ -10,16 +10,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
-from grpo_core.errors import GrpoError, JournalError, TrackingError, cause, raised_as
-from grpo_core.machine.sqlite import sqlite_file
+from grpo_core.errors import JournalError, TrackingError, cause, raised_as
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
 from grpo_core.run.judge import alerts_of
 from tasks.credentials import is_same_address, usable_uri
 from tasks.process.cancellation import was_interrupted
-from tasks.tracking.opening import STOP_TAG, open_new, reopen
-from tasks.tracking.prefect_link import link_mlflow
-from tasks.tracking.shipper import DELETED, END_SECONDS, Shipper
+from tasks.tracking.opening import STOP_TAG, link_mlflow, open_new, reopen
+from tasks.tracking.shipper import DELETED, END_SECONDS, SYNC_TABLE, Shipper, log_whole_table
 from tasks.tracking.store import (
     TrackedRun,
     log_folder,
@@ -29,8 +27,6 @@ from tasks.tracking.store import (
     read_tracked,
     tracking_uri,
 )
-from tasks.tracking.sync_table import NAME as SYNC_TABLE
-from tasks.tracking.sync_table import log_whole_table
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +73,10 @@ def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
     known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
     if known is not None and not is_same_address(known.uri, uri):
         known = own_tracked(run_dir)
-    # A server may come up again at another address, with the same runs.
-    addresses = [uri] if known is None else list(dict.fromkeys((known.uri, uri)))
-    kind = "store" if all(sqlite_file(address) for address in addresses) else "server"
-    what = f"tracking.uri {' and '.join(addresses)}: the tracking {kind} cannot be used ({{cause}}); {OPENING_REMEDY}"
+    address = uri if known is None else known.uri
+    what = f"tracking.uri {address}: MLflow cannot be used there ({{cause}}); {OPENING_REMEDY}"
     with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
-        return (known and reopen(run_dir, known, addresses)) or open_new(run_dir, uri)
+        return (known and reopen(run_dir, known)) or open_new(run_dir, uri)
 
 
 @task(name="track-inputs", cache_policy=NO_CACHE)
@@ -121,10 +115,7 @@ def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[
     """
     run_dir, finished = RunDir(run_path), status == "FINISHED"
     problems = []
-    try:
-        client, shipper = make_client(tracked.uri), Shipper(tracked)
-    except GrpoError as error:  # the local store was damaged meanwhile, which does not make a training fail
-        return (f"nothing of the run's end is in MLflow: {error}",)
+    client, shipper = make_client(tracked.uri), Shipper(tracked)
     records: list[Record] = []
     try:
         records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []

@@ -91,26 +91,6 @@ def test_the_view_knows_the_rewards_of_all_runs() -> None:
     assert metrics["reward/one/mean"] == metrics["reward/two/mean"] == metrics["reward/std"]
 
 
-def test_a_store_that_refuses_tags_ends_no_run_and_its_link_names_no_view(
-    opened: TrackedRun, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Refusing:
-        """A client whose user may log runs and not change experiments."""
-
-        def get_experiment(self, experiment_id: str) -> Any:
-            return make_client(opened.uri).get_experiment(experiment_id)
-
-        def set_experiment_tag(self, *_: Any) -> None:
-            raise PermissionError("403: not\nallowed\x1b[2J")
-
-    assert ensure_view(Refusing(), opened.experiment_id, SavedView(id="other", own=frozenset())) == ""
-    assert r"(403: not allowed\x1b[2J)" in caplog.text
-    without = TrackedRun(uri="http://host/mlflow/", experiment_id="1", run_id="2", name="n")
-    assert (
-        without.charts_address == "http://host/mlflow/#/experiments/1/runs?workflowType=machine_learning&compareRunsMode=CHART"
-    )
-
-
 def test_runs_that_start_together_make_one_experiment_with_one_view(tiny_run: Any, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     make_client(uri)
