@@ -21,7 +21,7 @@ from tasks.process.context import prefect_is_embedded
 from tasks.run.progress import say
 from tasks.tracking.guards import ARTIFACTS
 from tasks.tracking.store import TrackedRun, make_client
-from tasks.tracking.view import SavedView, ensure_view, own_metrics
+from tasks.tracking.view import SavedView, ensure_view
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""
@@ -38,7 +38,7 @@ def open_new(run_dir: RunDir, uri: str, copy_of: str | None = None) -> TrackedRu
     """Return a new MLflow run that holds the configuration; that of a copied folder names the run of its original."""
     config, origin = run_dir.read_config(), run_dir.read_origin()
     tags = _start_tags(config, origin, run_dir.path) | ({COPY_TAG: copy_of} if copy_of else {})
-    view = SavedView(own=own_metrics(config))
+    view = SavedView()
     return create_run(run_dir, config, uri, run_name(config, origin), tags=tags, params=_params(config), view=view)
 
 
@@ -129,7 +129,7 @@ def reopen(run_dir: RunDir, known: TrackedRun) -> TrackedRun | None:
         say(f"MLflow run {known.run_id} belongs to {original}; this copy gets a run of its own")
         return open_new(run_dir, known.uri, copy_of=known.run_id)
     config = run_dir.read_config()
-    tracked = replace(known, view=ensure_view(client, known.experiment_id, SavedView(own=own_metrics(config))))
+    tracked = replace(known, view=ensure_view(client, known.experiment_id, SavedView()))
     take_over(client, run_dir, tracked)
     _log_params(client, tracked, _params(config))  # the attempt before may have died before it did
     if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue

@@ -21,7 +21,7 @@ from tasks.process.cancellation import was_interrupted
 from tasks.tracking.opening import NOTE, create_run, find_run, link_back, link_mlflow, refuse_copy, take_over
 from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, tracking_uri
 from tasks.tracking.training import OPENING_REMEDY, Status
-from tasks.tracking.view import SavedView, ensure_view, own_metrics
+from tasks.tracking.view import SavedView, ensure_view
 
 if TYPE_CHECKING:
     from grpo_core.sweep.results import Results
@@ -66,7 +66,6 @@ def _view(stored: StoredSweep) -> SavedView:
     return SavedView(
         id=f"grpo-{mark}",
         name=f"sweep {visible(stored.name)} {mark}",
-        own=frozenset[str]().union(*map(own_metrics, plan.configs)),
         search=f"tags.{LABEL} LIKE '%-{mark}' AND tags.arm LIKE '%'",
         params=tuple(dict.fromkeys((*plan.sweep.axes, KNOBS["seed"]))),
     )
