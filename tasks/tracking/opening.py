@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tenacity import retry, stop_after_attempt
+
 from grpo_core.config import Origin, RunConfig, run_name
 from grpo_core.config.origin import flatten
 from grpo_core.errors import TrackingError
@@ -153,10 +155,9 @@ def link_mlflow(tracked: TrackedRun) -> None:
         create_markdown_artifact(text, key="mlflow", description=f"MLflow: {for_markdown(tracked.name)}")
 
 
+@retry(stop=stop_after_attempt(2), reraise=True)  # of runs that start together, another one may have been faster
 def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     """Return the id of an experiment, made where there is none; artifacts of a SQLite store lie beside its file."""
-    from mlflow.exceptions import MlflowException
-
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -164,13 +165,7 @@ def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     location = (beside.resolve().parent / ARTIFACTS).as_uri() if uri.lower().startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
-    try:
-        return str(client.create_experiment(name, artifact_location=location, tags=tags))
-    except MlflowException:
-        found = client.get_experiment_by_name(name)  # of runs that start together, another one was faster
-        if found is None:
-            raise
-        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
 
 
 def _describe(config: RunConfig, origin: Origin, run_path: Path, flow_run_page: str) -> str:
