@@ -2,7 +2,6 @@
 
 import base64
 import json
-import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -82,23 +81,6 @@ def test_a_view_of_an_older_version_is_replaced_and_one_that_somebody_saved_is_n
     assert ensure_view(client, opened.experiment_id, view) == "grpo"
     tags = client.get_experiment(opened.experiment_id).tags
     assert (tags[TAG], tags[mine]) == (saved, saved)
-
-
-def test_runs_that_start_together_make_one_experiment_with_one_view(tiny_run: Any, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    make_client(uri)
-    values = {"tracking.uri": uri, "tracking.experiment": "viewed"}
-    folders = [tiny_run({**values, "training.seed": seed}, name=f"run{seed}").path for seed in range(4)]
-    found: list[TrackedRun] = []
-    threads = [threading.Thread(target=lambda path=path: found.append(open_tracking.fn(path))) for path in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert {(tracked.experiment_id, tracked.view) for tracked in found} == {(found[0].experiment_id, "grpo")}
-    tags = make_client(uri).get_experiment(found[0].experiment_id).tags
-    assert [tag for tag in tags if tag.startswith("mlflow.sharedViewState.")] == [TAG]
 
 
 @pytest.mark.parametrize(
