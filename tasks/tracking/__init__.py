@@ -1,4 +1,4 @@
-"""The only writer to MLflow.
+"""The only writer to MLflow: a run is opened before anything costly, fed by the monitor, and ended whatever happens.
 
 `store` is where it is, `opening` what a run's page shows first, `shipper` how the journal gets there, `training` the tasks.
 """
