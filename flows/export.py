@@ -1,6 +1,6 @@
 """Flow "grpo-export": a folder of a run's policy that transformers, PEFT, vLLM and TRL load, with a model card.
 
-find_exported_run - write_export - register_export - report_export
+One task, `export`: it finds the run, writes the folder and registers it in MLflow.
 """
 
 from pathlib import Path
@@ -13,14 +13,7 @@ from flows.naming import name_export
 from flows.parameters import Name, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.export.choice import ExportWish
-from tasks.run.exporting import (
-    ExportSummary,
-    find_exported_run,
-    register_export,
-    report_export,
-    summarize_export,
-    write_export,
-)
+from tasks.run.exporting import ExportSummary, export_run, show_export
 
 
 @form()
@@ -52,7 +45,6 @@ def grpo_export(
 
 @ends_when_asked
 def _export(run: str, wish: ExportWish, folder: Path | None, register_as: str | None) -> ExportSummary:
-    run_dir, tracked = find_exported_run(run, folder, register_as)
-    exported = write_export(run_dir, wish, folder)
-    registered = register_export(exported, tracked, register_as) if tracked is not None and register_as else None
-    return report_export(summarize_export(exported, tracked, registered), exported.card.title)
+    summary = export_run(run, wish, folder, register_as)
+    show_export(summary)
+    return summary

@@ -44,13 +44,10 @@ def export(
     with messages_to_stderr(as_json):
         with importing():
             from grpo_core.export.choice import ExportWish
-            from tasks.run.exporting import find_exported_run, register_export, summarize_export, write_export
+            from tasks.run.exporting import export_run
 
         form: Literal["adapter", "merged"] | None = "adapter" if adapter else "merged" if merged else None
-        run_dir, tracked = find_exported_run.fn(run, to, register)
-        exported = write_export.fn(run_dir, ExportWish(step=step, best=best, form=form, dtype=dtype), to)
-        registered = register_export.fn(exported, tracked, register) if tracked is not None and register else None
-        summary = summarize_export(exported, tracked, registered)
+        summary = export_run.fn(run, ExportWish(step=step, best=best, form=form, dtype=dtype), to, register)
     if as_json:
         echo_json({**asdict(summary), "folder": str(summary.folder), "places": dict(summary.places)})
         return

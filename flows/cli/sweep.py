@@ -102,7 +102,7 @@ def report(
     is_run = RunDir(folder).config_file.is_file()
     with messages_to_stderr(as_json):
         with importing():
-            from tasks.run.run_report import report_run_again
+            from tasks.run.reporting import report_run_again
             from tasks.sweep.stages import report_again
         page, answer, problems = report_run_again(folder) if is_run else report_again(folder)
     if as_json:

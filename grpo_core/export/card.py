@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from grpo_core.config import Origin, RunConfig, changes_between, run_name
 from grpo_core.config.origin import flatten
-from grpo_core.evaluation.statistics import Estimate
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.facts import Drift, Evaluated, drift_of, evaluations_of, mean_kl
 from grpo_core.export.public import hub_data, hub_id, public_source, public_text, public_value
@@ -78,41 +75,38 @@ def write_card(plan: ExportPlan, history: Sequence[Record], notes: Sequence[str]
 
 def front_matter(plan: ExportPlan) -> str:
     """Return the YAML block by which the hub files a model."""
+    from huggingface_hub import ModelCardData
+
     base, data = hub_id(plan.config.model.source), hub_data(plan.config.data.source)
     is_adapter = plan.form == "adapter"
-    facts: dict[str, Any] = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": TASK}
-    if base is not None:
-        facts |= {"base_model": base, "base_model_relation": "adapter" if is_adapter else "finetune"}
-    if data is not None:
-        facts["datasets"] = [data]
-    facts["tags"] = ["grpo", "grpo-flow", "reinforcement-learning", *(["lora"] if plan.config.model.lora else [])]
-    return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---\n"
+    facts = ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag=TASK,
+        base_model=base,
+        datasets=[data] if data else None,
+        tags=["grpo", "grpo-flow", "reinforcement-learning", *(["lora"] if plan.config.model.lora else [])],
+        base_model_relation=("adapter" if is_adapter else "finetune") if base else None,
+    )
+    return f"---\n{facts.to_yaml()}\n---\n"
 
 
 def _what(plan: ExportPlan, origin: Origin) -> list[str]:
     config, state = plan.config, plan.state
-    trained = "a LoRA adapter" if config.model.lora else "all weights"
-    form = (
-        "the adapter alone"
-        if plan.form == "adapter"
-        else f"merged weights in {plan.dtype}"
-        if config.model.lora
-        else (f"weights in {plan.dtype}")
-    )
-    best = state.best_step == state.step and state.best_accuracy is not None
-    lines = [
+    merged = "merged weights" if config.model.lora else "weights"
+    form = "the adapter alone" if plan.form == "adapter" else f"{merged} in {plan.dtype}"
+    is_best = state.best_step == state.step and state.best_accuracy is not None
+    last_sync = f", the last after step {state.last_sync_step}" if state.sync_count else ""
+    return [
         f"A policy trained with GRPO (arXiv:2402.03300) by grpo-flow: {_code(public_source(config.model.source))} "
         f"on {_code(public_source(config.data.source))}, preset {_text(origin.preset)}.",
         "",
         f"- saved after step {state.step} of {config.training.steps} ({state.optimizer_step} optimizer steps, "
-        f"{state.tokens} completion tokens){'; the best of the evaluated steps so far' if best else ''}",
-        f"- trained: {trained}; exported: {form}",
-        f"- {state.sync_count} reference synchronisation(s)"
-        + (f", the last after step {state.last_sync_step}" if state.sync_count else ""),
-        "- " + "rewards: " + ", ".join(f"{_code(reward.fn)} (weight {reward.weight:g})" for reward in config.rewards),
+        f"{state.tokens} completion tokens){'; the best of the evaluated steps so far' if is_best else ''}",
+        f"- trained: {'a LoRA adapter' if config.model.lora else 'all weights'}; exported: {form}",
+        f"- {state.sync_count} reference synchronisation(s){last_sync}",
+        "- rewards: " + ", ".join(f"{_code(reward.fn)} (weight {reward.weight:g})" for reward in config.rewards),
+        *(f"- {_text(key)}: {_text(value)}" for key, value in config.tracking.labels.items()),
     ]
-    labels = config.tracking.labels
-    return [*lines, *(f"- {_text(key)}: {_text(value)}" for key, value in labels.items())]
 
 
 def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
@@ -147,35 +141,24 @@ def _use(plan: ExportPlan, notes: Sequence[str]) -> list[str]:
 
 
 def _evaluation(run_dir: RunDir, evaluations: Sequence[Evaluated], step: int) -> list[str]:
-    if all(figure.policy is None for figure in evaluations):
-        missing = f"The policy after step {step} was not evaluated."
-        return [missing] if not evaluations else [missing, "", *_evaluation_table(evaluations, step)]
+    rows = [
+        [
+            _code(one.set_name),
+            "" if one.num_prompts is None else str(one.num_prompts),
+            _code(one.key.rpartition("/")[2]),
+            one.base or "not evaluated",
+            one.policy or "not evaluated",
+        ]
+        for one in evaluations
+    ]
+    lines = [markdown_table(["Set", "Prompts", "Figure", "Base", f"Step {step}"], rows)] if rows else []
+    if all(one.policy is None for one in evaluations):
+        return [f"The policy after step {step} was not evaluated.", "", *lines]
     paired = compare_evaluations(run_dir)
-    lines = _evaluation_table(evaluations, step)
     if paired is not None and paired.step == step:
         lines += ["", f"Greedy accuracy, paired over {paired.num_prompts} prompts: difference {paired.difference}."]
         lines += ["", f"Greedy answers: {paired.changes}."]
     return [*lines, "", "In brackets: 95 % intervals over prompts, for new ones."]
-
-
-def _evaluation_table(evaluations: Sequence[Evaluated], step: int) -> list[str]:
-    rows = [
-        [
-            _code(figure.set_name),
-            "" if figure.num_prompts is None else str(figure.num_prompts),
-            _code(figure.key.rpartition("/")[2]),
-            _figure(figure.base),
-            _figure(figure.policy),
-        ]
-        for figure in evaluations
-    ]
-    return [markdown_table(["Set", "Prompts", "Figure", "Base", f"Step {step}"], rows)]
-
-
-def _figure(value: Estimate | float | None) -> str:
-    if value is None:
-        return "not evaluated"
-    return str(value) if isinstance(value, Estimate) else f"{value:.3f}"
 
 
 def _drift(plan: ExportPlan, history: Sequence[Record], drift: Sequence[Drift]) -> list[str]:

@@ -1,47 +1,27 @@
 """The files of an export beside its card: weights, configuration and tokenizer, copied from a checkpoint or merged.
 
-Only files that the checkpoint's manifest vouches for are taken, and every copy is compared with it. Python files, and the
-`auto_map` by which a configuration names some, are taken only where the run itself ran them.
+Only files that the checkpoint's manifest vouches for are taken. Python files, and the `auto_map` by which a configuration names
+some, are taken only where the run itself ran them.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_id
-from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.large_file import large_file
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
-from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from grpo_core.policy.saved import MANIFEST_FILE
 from grpo_core.policy.sources.find import folder_of, model_here
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Weights, save_weights
-from grpo_core.run.disk_need import BYTES_PER_WEIGHT
-from grpo_core.run.model_shape import count_parameters
 from grpo_core.run.start_weights import BASE, find_model, other_weights, weights_here
 
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Of a `*config.json`: the Python code that loading the model runs where its user trusts it."""
-BLOCK = 2**22
-SMALL_BYTES = 1_000_000
-"""Card and manifest."""
-
-
-def export_bytes(plan: ExportPlan) -> int:
-    """Return about how many bytes an export writes, or more.
-
-    Raises:
-        ModelError: the base of an adapter cannot be found.
-    """
-    policy = folder_bytes(plan.checkpoint / POLICY_FOLDER) + SMALL_BYTES
-    if plan.config.model.lora is None or plan.form == "adapter":
-        return policy
-    parameters = count_parameters(find_model(plan.run_dir)) or 0
-    return policy + BYTES_PER_WEIGHT * parameters
+WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
@@ -52,41 +32,31 @@ def write_policy(plan: ExportPlan, folder: Path) -> tuple[str, ...]:
     """
     gone = f"{plan.checkpoint}: cannot be copied ({{cause}}); a training that is under way may have removed it: export again"
     with raised_as(ModelError, gone, OSError):
-        (plan.checkpoint / MANIFEST_FILE).stat()
-        verify_checkpoint(plan.checkpoint)
+        plan.checkpoint.stat()
+        vouched = verify_checkpoint(plan.checkpoint)
+        files = [Path(name) for name in sorted(vouched) if Path(name).parts[0] == POLICY_FOLDER]
         if plan.config.model.lora is not None and plan.form == "merged":
-            _write_merged(plan, folder)
+            _write_merged(plan, files, folder)
         else:
-            _write_copy(plan, folder)
-    return (
-        *_about_figures(plan),
-        *(_about_base(plan) if plan.form == "adapter" else ()),
-        *_settle_code(folder, trusted=plan.config.model.trust_remote_code),
-    )
+            _write_copy(plan, files, folder)
+    if plan.form == "merged":
+        _set_dtype(folder / "config.json", plan.dtype)
+    about = _about_base(plan) if plan.form == "adapter" else ()
+    return (*_about_figures(plan), *about, *_settle_code(folder, trusted=plan.config.model.trust_remote_code))
 
 
-def _policy_files(plan: ExportPlan) -> dict[str, str]:
-    """Return {file of the policy folder: SHA-256}, as the manifest of the checkpoint has it."""
-    digests: Mapping[str, str] = read_json(plan.checkpoint / MANIFEST_FILE)
-    prefix = f"{POLICY_FOLDER}/"
-    return {name.removeprefix(prefix): sha256 for name, sha256 in digests.items() if name.startswith(prefix)}
-
-
-def _write_copy(plan: ExportPlan, folder: Path) -> None:
+def _write_copy(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
     """Write the files of a checkpoint's policy, its weights in another type where that is asked for."""
     from safetensors.torch import load_file
 
-    policy = plan.checkpoint / POLICY_FOLDER
-    for name, sha256 in _policy_files(plan).items():
-        if name != WEIGHTS_FILE or plan.dtype == "float32":
-            _copy(policy / name, folder / name, sha256)
-    if plan.dtype != "float32":
-        _save(load_file(policy / WEIGHTS_FILE), plan, folder)
-    if plan.form == "merged":
-        _set_dtype(plan, folder)
+    if plan.dtype == "float32":
+        _copy(plan, files, folder)
+    else:
+        _copy(plan, [file for file in files if file.name != WEIGHTS_FILE], folder)
+        _save(load_file(plan.checkpoint / POLICY_FOLDER / WEIGHTS_FILE), plan, folder)
 
 
-def _write_merged(plan: ExportPlan, folder: Path) -> None:
+def _write_merged(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
     """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
     from grpo_core.policy.hub_names import as_on_hub
     from grpo_core.policy.opening import open_policy
@@ -100,11 +70,33 @@ def _write_merged(plan: ExportPlan, folder: Path) -> None:
     in_float32 = config.model_copy(update={"model": model, "training": training})
     policy = open_policy(plan.checkpoint / POLICY_FOLDER, in_float32)
     policy.model.save_pretrained(folder, state_dict={})  # all but the weights
-    for name, sha256 in _policy_files(plan).items():
-        if name not in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
-            _copy(plan.checkpoint / POLICY_FOLDER / name, folder / name, sha256)
+    _copy(plan, [file for file in files if file.name not in ADAPTER_FILES], folder)
     _save(as_on_hub(policy.model, dict(policy.merged_weights())), plan, folder)
-    _set_dtype(plan, folder)
+
+
+def _copy(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
+    for file in files:
+        target = folder / file.relative_to(POLICY_FOLDER)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plan.checkpoint / file, target)
+
+
+def _save(weights: Mapping[str, Any], plan: ExportPlan, folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
+    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    whole = {name: tensor.detach().contiguous() for name, tensor in cast.items()}
+    save_file(whole, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def _set_dtype(file: Path, dtype: str) -> None:
+    """Let the configuration of a model name the type of its weights."""
+    config = read_json(file)
+    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+        section |= {key: dtype for key in ("dtype", "torch_dtype") if key in section}
+    _write_like_transformers(file, config)
 
 
 def _why_other_base(plan: ExportPlan, folder: Path) -> str | None:
@@ -115,17 +107,16 @@ def _why_other_base(plan: ExportPlan, folder: Path) -> str | None:
 
 def _about_figures(plan: ExportPlan) -> Iterator[str]:
     """Yield what the figures of the card are of, where that is not just what is exported."""
-    computed = plan.config.model.dtype
-    if computed == "float32":
-        if plan.dtype != "float32":
-            yield f"rounded to {plan.dtype}: every figure here is of the weights in float32"
+    computed, is_adapted = plan.config.model.dtype, plan.config.model.lora is not None
+    if computed == plan.dtype == "float32":
         return
-    is_adapted = plan.config.model.lora is not None
-    weights, exported = "base and adapter" if is_adapted else "the weights", ""
+    if computed == "float32":
+        yield f"rounded to {plan.dtype}: every figure here is of the weights in float32"
+        return
+    exported = "; exported is their sum, rounded, in which a small adapter can be lost" if is_adapted else ""
     if plan.dtype == "float32":
         exported = "; exported is what was trained, in float32"
-    elif is_adapted:
-        exported = "; exported is their sum, rounded, in which a small adapter can be lost"
+    weights = "base and adapter" if is_adapted else "the weights"
     yield f"the run computed in {computed}: every figure here is of {weights} rounded to it for each product{exported}"
 
 
@@ -134,74 +125,33 @@ def _about_base(plan: ExportPlan) -> Iterator[str]:
     folder = model_here(source)
     if folder is not None and (fault := _why_other_base(plan, folder)) is not None:
         yield f"{fault}: the adapter fits those of the training alone"
-    if hub_id(source) is not None:
-        return
-    yield (
-        f"the base {source} is no model of the hub: whoever loads the adapter has to have it, and gives its folder "
-        "(PeftModel.from_pretrained(base, adapter)); --merged needs no base"
-    )
+    if hub_id(source) is None:
+        yield (
+            f"the base {source} is no model of the hub: whoever loads the adapter has to have it, and gives its folder "
+            "(PeftModel.from_pretrained(base, adapter)); --merged needs no base"
+        )
     if folder_of(source) is not None:
         yield (
-            f"{ADAPTER_CONFIG} has a folder of this machine as base_model_name_or_path: before you publish the adapter, "
+            "adapter_config.json has a folder of this machine as base_model_name_or_path: before you publish the adapter, "
             "replace it by the id on the hub under which others find the base"
         )
 
 
-def _save(weights: Weights, plan: ExportPlan, folder: Path) -> None:
-    import torch
-
-    dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
-    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    save_weights(cast, folder / WEIGHTS_FILE)
-
-
-def _set_dtype(plan: ExportPlan, folder: Path) -> None:
-    """Let the configuration name the type of the weights."""
-    file = folder / "config.json"
-    config = read_json(file)
-    for section in _sections(config):
-        for key in ("dtype", "torch_dtype"):
-            if key in section:
-                section[key] = plan.dtype
-    _write_like_transformers(file, config)
-
-
-def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield config
-    for value in config.values():
-        if isinstance(value, dict):
-            yield from _sections(value)
-
-
 def _settle_code(folder: Path, *, trusted: bool) -> tuple[str, ...]:
     """Leave code to be run at loading only where the run ran it, and say so."""
-    python = sorted(path.name for path in folder.rglob("*.py"))
-    named: list[str] = []
-    for file in sorted(folder.glob("*config.json")):
-        values = read_json(file)
-        keys = [key for key in CODE_KEYS if isinstance(values, dict) and key in values]
-        if keys:
-            named.append(file.name)
-        if keys and not trusted:
-            _write_like_transformers(file, {key: value for key, value in values.items() if key not in keys})
-    if not python and not named:
+    python = sorted(folder.rglob("*.py"))
+    configs = {file: read_json(file) for file in sorted(folder.glob("*config.json"))}
+    naming = [file for file, values in configs.items() if any(key in values for key in CODE_KEYS)]
+    if not python and not naming:
         return ()
-    what = ", ".join([*python, *(f"{name} ({' and '.join(CODE_KEYS[:1])})" for name in named)])
+    what = ", ".join([*(file.name for file in python), *(f"{file.name} (auto_map)" for file in naming)])
     if trusted:
         return (f"runs code: loading it needs trust_remote_code=True, as the run did; read it first: {what}",)
-    for name in python:
-        (folder / name).unlink()
+    for file in python:
+        file.unlink()
+    for file in naming:
+        _write_like_transformers(file, {key: value for key, value in configs[file].items() if key not in CODE_KEYS})
     return (f"left out: code of the model that the run did not run ({what}); transformers' own class loads it",)
-
-
-def _copy(source: Path, target: Path, sha256: str | None = None) -> None:
-    """Copy a file, and compare it with what it should be."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with large_file(target) as copy, source.open("rb") as original:
-        while block := original.read(BLOCK):
-            copy.write(block)
-    if sha256 is not None and copy.sha256 != sha256:
-        raise ModelError(f"{source}: its SHA-256 is not the manifest's; the checkpoint is damaged")
 
 
 def _write_like_transformers(file: Path, values: Mapping[str, Any]) -> None:

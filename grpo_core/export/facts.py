@@ -1,7 +1,7 @@
 """What a card says of a policy, read from its run's journal: how far it has drifted, and how it was evaluated."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,9 @@ class Evaluated:
     key: str
     set_name: str
     num_prompts: int | None
-    base: Estimate | float | None
-    policy: Estimate | float | None
+    base: str | None
+    """With its 95 % interval where that is known; None = not evaluated."""
+    policy: str | None
 
 
 def drift_of(history: Sequence[Record], step: int) -> list[Drift]:
@@ -85,35 +86,25 @@ def mean_kl(history: Sequence[Record], step: int) -> tuple[int, int, float] | No
 def evaluations_of(history: Sequence[Record], step: int) -> list[Evaluated]:
     """Return the figures of a policy's evaluations beside those of the base on the same set; only of this very step."""
     base, policy = (evaluations_after(history, wanted) for wanted in (0, step))
-    keys = dict.fromkeys(key for name in (HELD_OUT, HELD_OUT_SAMPLE, *policy, *base) for key in _keys(name, policy, base))
-    return [
-        Evaluated(
-            key=figure,
-            set_name=name,
-            num_prompts=_count(policy.get(name) or base.get(name)),
-            base=_estimate(base.get(name), figure),
-            policy=_estimate(policy.get(name), figure),
-        )
-        for name, figure in keys
-    ]
+    found = []
+    for name in dict.fromkeys((HELD_OUT, HELD_OUT_SAMPLE, *policy, *base)):
+        records = [evaluations[name] for evaluations in (policy, base) if name in evaluations]
+        count = next((record.data.get("num_prompts") for record in records), None)
+        found += [
+            Evaluated(
+                key=key,
+                set_name=name,
+                num_prompts=count if isinstance(count, int) else None,
+                base=_shown(base.get(name), key),
+                policy=_shown(policy.get(name), key),
+            )
+            for key in dict.fromkeys(key for record in records for key in record.metrics)
+        ]
+    return found
 
 
-def _keys(name: str, *evaluations: Mapping[str, Record]) -> Iterator[tuple[str, str]]:
-    for found in evaluations:
-        yield from ((name, key) for key in (found[name].metrics if name in found else ()))
-
-
-def _count(record: Record | None) -> int | None:
-    count: Any = None if record is None else record.data.get("num_prompts")
-    return count if isinstance(count, int) else None
-
-
-def _estimate(record: Record | None, key: str) -> Estimate | float | None:
-    """Return a figure with its interval; alone where the record holds none."""
+def _shown(record: Record | None, key: str) -> str | None:
     if record is None or key not in record.metrics:
         return None
-    try:
-        facts = record.data["estimates"][key]
-        return Estimate(value=float(facts["value"]), low=float(facts["low"]), high=float(facts["high"]))
-    except (LookupError, TypeError, ValueError):
-        return record.metrics[key]
+    facts: Any = record.data.get("estimates")
+    return str(Estimate(**facts[key])) if isinstance(facts, dict) and key in facts else f"{record.metrics[key]:.3f}"

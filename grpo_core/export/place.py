@@ -1,31 +1,29 @@
-"""The folder of an export: written beside its name, flushed and renamed, in the place of an earlier export that nobody changed.
+"""The folder of an export: written beside its name and renamed, in the place of an earlier export that nobody changed.
 
 NAME/                 the export; its manifest lists every file with its SHA-256
-.NAME.partial/        the one that is being written, and the earlier one from the exchange on; the next export removes it
-.NAME.lock            held while one is written; removed at its end
+.NAME.partial/        the one that is being written, its marker locked; the next export removes what a kill has left
 """
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from grpo_core.errors import FolderError, few_names, raised_as
-from grpo_core.machine.disk import exchange, flush, flush_all, free_bytes, remove, sha256_of, whole_or_gone
+from grpo_core.machine.disk import exchange, flush, flush_all, remove, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.machine.locks import locked_soon, open_lock
+from grpo_core.machine.locks import lock_holder, try_lock
 from grpo_core.machine.marker import MARKER_FILE, Kind, foreign_entries, read_marker, refuse_special_place, write_marker
-from grpo_core.run.disk_need import refuse_too_little, shown_bytes
 
 KIND: Kind = "export"
 MANIFEST_FILE = "grpo_export.json"
-OTHER = "give another --to"
+OTHER = "Nothing was changed; move it away, or give another --to"
 SHOWN_FILES = 4
 
 
 @contextlib.contextmanager
-def placed_whole(target: Path, facts: Mapping[str, Any], need: int) -> Iterator[Path]:
+def placed_whole(target: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
     """Yield an empty folder beside `target`; what is inside fills it, and at the end it takes the target's place.
 
     Where what is inside fails, nothing is left of it, and the target is as it was.
@@ -33,30 +31,36 @@ def placed_whole(target: Path, facts: Mapping[str, Any], need: int) -> Iterator[
     Args:
         target: the export; may lie behind a link.
         facts: that its manifest holds, beside its files.
-        need: bytes that will be written.
 
     Raises:
         FolderError: the target is not an export of ours, was changed since, cannot be written, or another export is writing it.
-        DiskFullError: the disk is full; `JournalError` where that is known beforehand.
+        DiskFullError: the disk is full.
     """
     refuse_special_place(target, "export folder")
     place = target.resolve()
-    unwritable = f"export folder {target}: cannot be written ({{cause}}); {OTHER}"
+    scratch = place.with_name(f".{place.name}.partial")
+    unwritable = f"export folder {target}: cannot be written ({{cause}}); give another --to"
     with raised_as(FolderError, unwritable, OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with _only_writer(place):
-            refuse_other(place)
-            _clear_leftovers(place)
-            _require_room(place, need)
-            scratch = _beside(place, "partial")
-            with whole_or_gone(f"export {place.name}", scratch):
-                scratch.mkdir()
-                write_marker(scratch, KIND)
+        refuse_other(place)
+        _require_ours(scratch)
+        if holder := lock_holder(scratch / MARKER_FILE):
+            raise FolderError(f"export folder {place}: {holder} writes an export there; wait for it")
+        remove(scratch)
+        with whole_or_gone(f"export {place.name}", scratch):
+            scratch.mkdir(parents=True)
+            write_marker(scratch, KIND)
+            with (scratch / MARKER_FILE).open("rb") as marker:
+                try_lock(marker)
                 yield scratch
                 write_json(scratch / MANIFEST_FILE, {**facts, "files": _digests(scratch)})
                 flush_all(scratch)
-                refuse_other(place)  # again: it took a while
-            _exchange(scratch, place)
+        refuse_other(place)  # again: it took a while
+        if not place.exists():
+            os.replace(scratch, place)
+        elif fault := exchange(scratch, place):
+            raise FolderError(f"export folder {place}: cannot be replaced in one step here ({fault}); remove it first")
+        flush(place.parent)
+        remove(scratch)  # the earlier one
 
 
 def refuse_other(place: Path) -> None:
@@ -65,26 +69,21 @@ def refuse_other(place: Path) -> None:
     Raises:
         FolderError: names what it holds.
     """
-    where = f"export folder {place}"
-    if not place.exists():
-        return
-    if not place.is_dir():
-        raise FolderError(f"{where}: is a file; {OTHER}")
-    marker = read_marker(place)
-    if marker is None:
-        if names := foreign_entries(place):
-            raise FolderError(
-                f"{where}: is neither empty nor an export of grpo-flow (it has no {MARKER_FILE}); it holds "
-                f"{few_names(names, SHOWN_FILES)}. Nothing was changed; {OTHER}"
-            )
-        return
-    if marker.kind != KIND:
-        raise FolderError(f"{where}: is the folder of a {marker.kind}; {OTHER}")
-    if changed := changed_files(place):
+    _require_ours(place)
+    if read_marker(place) is not None and (changed := changed_files(place)):
         raise FolderError(
-            f"{where}: is an earlier export that was changed since ({few_names(changed, SHOWN_FILES)}). Nothing was changed; "
-            f"move it away, or {OTHER}"
+            f"export folder {place}: is an earlier export that was changed since ({few_names(changed, SHOWN_FILES)}). {OTHER}"
         )
+
+
+def _require_ours(folder: Path) -> None:
+    if not folder.exists():
+        return
+    marker = read_marker(folder)
+    if marker is None and (names := foreign_entries(folder)):
+        raise FolderError(f"export folder {folder}: is no export; it holds {few_names(names, SHOWN_FILES)}. {OTHER}")
+    if marker is not None and marker.kind != KIND:
+        raise FolderError(f"export folder {folder}: is the folder of a {marker.kind}. {OTHER}")
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -98,74 +97,6 @@ def changed_files(folder: Path) -> list[str]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return {file: SHA-256} of everything in an export but its marker and manifest; a link has none of an export's."""
-    names = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_symlink() or path.is_file()}
-    files = {name: path for name, path in names.items() if name not in (MARKER_FILE, MANIFEST_FILE)}
-    return {name: "a link" if path.is_symlink() else sha256_of(path) for name, path in files.items()}
-
-
-def _require_room(place: Path, need: int) -> None:
-    free = free_bytes(place.parent)
-    shown_free = "how much is free is not known" if free is None else f"{shown_bytes(free)} free"
-    what = f"export folder {place}: needs {shown_bytes(need)}; {shown_free}"
-    refuse_too_little(what, [(need, free)], ["name a --to on a larger disk"])
-
-
-@contextlib.contextmanager
-def _only_writer(place: Path) -> Iterator[None]:
-    """Keep every other export out of a place; its lock file is gone afterwards."""
-    file = _beside(place, "lock")
-    refusal = f"export folder {place}: {{holder}} writes an export there; wait for it, or {OTHER}"
-    lock = _locked(file, refusal)
-    while not _is_at(file, lock):  # its earlier holder has removed it
-        lock.close()
-        lock = _locked(file, refusal)
-    with lock:
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
-
-
-def _locked(file: Path, refusal: str) -> IO[bytes]:
-    return locked_soon(open_lock(file), FolderError, refusal)
-
-
-def _is_at(file: Path, lock: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(file.stat(), os.fstat(lock.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _clear_leftovers(place: Path) -> None:
-    """Remove what a killed export left beside its place: its start, or the earlier export, which it had replaced."""
-    leftover = _beside(place, "partial")
-    if not _is_leftover(leftover):
-        raise FolderError(f"{leftover}: is not the start of an export, and one needs this name; move it away, or {OTHER}")
-    remove(leftover)
-
-
-def _is_leftover(path: Path) -> bool:
-    """Return whether a path is free, or holds what an export of ours has left there."""
-    if path.is_symlink() or not path.exists():
-        return not path.is_symlink()
-    if not path.is_dir():
-        return False
-    marker = read_marker(path)
-    return marker.kind == KIND if marker is not None else not foreign_entries(path)
-
-
-def _exchange(scratch: Path, place: Path) -> None:
-    """Put a whole export in its place: at every moment there is one, the earlier or the new one."""
-    if not place.exists():
-        os.replace(scratch, place)
-    elif (fault := exchange(scratch, place)) is not None:
-        remove(scratch)
-        raise FolderError(f"export folder {place}: cannot be replaced in one step here ({fault}); remove it first, or {OTHER}")
-    flush(place.parent)
-    remove(scratch)  # the earlier one
-
-
-def _beside(place: Path, suffix: str) -> Path:
-    return place.with_name(f".{place.name}.{suffix}")
+    """Return {file: SHA-256} of everything in an export but its marker and manifest."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: sha256_of(path) for name, path in files.items() if name not in (MARKER_FILE, MANIFEST_FILE)}

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_core.errors import few_names
 from grpo_core.export.card import CARD_FILE, Card, write_card
 from grpo_core.export.choice import EXPORTS, ExportPlan, ExportWish, plan_export
-from grpo_core.export.contents import export_bytes, write_policy
+from grpo_core.export.contents import write_policy
 from grpo_core.export.place import placed_whole
-from grpo_core.machine.disk import folder_bytes, write_whole
-from grpo_core.run.disk_need import shown_bytes
+from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 
@@ -32,17 +30,13 @@ class Exported:
     def facts(self) -> list[str]:
         """What was exported, one line a fact."""
         plan = self.plan
-        what = (
-            "adapter" if plan.form == "adapter" else f"merged weights, {plan.dtype}" if plan.config.model.lora else plan.dtype
-        )
+        merged = f"merged weights, {plan.dtype}" if plan.config.model.lora else plan.dtype
         greedy = [e for e in self.card.evaluations if e.policy is not None and e.key.endswith("/greedy_accuracy")]
-        scores = [f"{e.set_name} greedy accuracy: {e.policy}" for e in greedy]
-        size = shown_bytes(folder_bytes(self.folder))
-        names = few_names(sorted(path.name for path in self.folder.iterdir() if not path.name.startswith(".")), 12)
         return [
             f"policy: {self.card.title}",
-            f"exported: {what}, {size}: {names}",
-            *(scores or [f"the policy after step {plan.step} was not evaluated"]),
+            f"exported: {'adapter' if plan.form == 'adapter' else merged}",
+            *(f"{e.set_name} greedy accuracy: {e.policy}" for e in greedy),
+            *([] if greedy else [f"the policy after step {plan.step} was not evaluated"]),
         ]
 
 
@@ -61,7 +55,7 @@ def export_policy(
         ConfigError: what is asked for contradicts the run.
         ModelError: there is no such checkpoint, it is damaged, or the base of an adapter cannot be used.
         FolderError: the folder is not an export of ours, was changed, or another export is writing it.
-        JournalError: the run's journal is damaged, or the disk has too little room.
+        JournalError: the run's journal is damaged, or the disk is full.
     """
     plan = plan_export(run_dir, wish)
     history = check_run(run_dir).history
@@ -74,7 +68,7 @@ def export_policy(
         "state": asdict(plan.state),
         "config_digest": run_dir.read_provenance().get("config_digest"),
     }
-    with placed_whole(target, facts, export_bytes(plan)) as scratch:
+    with placed_whole(target, facts) as scratch:
         notes = write_policy(plan, scratch)
         card = write_card(plan, history, notes)
         write_whole(scratch / CARD_FILE, card.text)

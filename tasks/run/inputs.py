@@ -6,7 +6,6 @@ have begun to write the same file again. So whoever calls such a task does so in
 together one prepares the inputs, and the others use them.
 """
 
-import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -33,7 +32,6 @@ from tasks.run.progress import say
 
 PATIENCE_SECONDS = 1800.0
 """For another run that prepares the same: after that, both do."""
-DIGEST = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 def by_identity(_context: TaskRunContext, parameters: Mapping[str, str | None]) -> str | None:
@@ -46,7 +44,7 @@ def by_identity(_context: TaskRunContext, parameters: Mapping[str, str | None]) 
 
 def prepared_once(identity: str | None) -> AbstractContextManager[None]:
     """Keep other runs from a cached task with the same identity while inside, if the folder of the results can be written."""
-    if identity is None or not DIGEST.fullmatch(identity):
+    if identity is None:
         return nullcontext()
     lock = Path(PREFECT_LOCAL_STORAGE_PATH.value()) / f".{identity}.lock"
     return one_at_a_time(lock, "prepares the same inputs", patience=PATIENCE_SECONDS, say=say)

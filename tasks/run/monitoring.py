@@ -17,8 +17,9 @@ from grpo_core.run.rules import Alert
 from grpo_core.training.ending import share_done
 from tasks.away import ProgressArtifact
 from tasks.run.announcing import announce, emit
-from tasks.run.progress import PlainLines, make_view
-from tasks.tracking import Shipper, TrackedRun, stop_requested, system_metrics
+from tasks.run.progress import PlainLines, progress_view
+from tasks.tracking import Shipper, TrackedRun
+from tasks.tracking.training import stop_requested, system_metrics
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
@@ -31,7 +32,7 @@ ASK_SECONDS = 5.0
 def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
     """Follow the training until its process has ended and every record is handed on; return the alerts."""
     run_dir = RunDir(run_path)
-    with system_metrics(tracked), make_view(run_dir.read_config()) as view:
+    with system_metrics(tracked), progress_view(run_dir.read_config()) as view:
         watch = _Watch(run_dir, tracked)
         watch.catch_up(view)
         while True:
@@ -44,7 +45,7 @@ def monitor(run_path: Path, tracked: TrackedRun) -> tuple[str, ...]:
             if ended:
                 break
             time.sleep(POLL_SECONDS)
-        watch.finish()
+        watch.shipper.ship_all()
     return tuple(watch.judge.alerts)
 
 
@@ -56,42 +57,40 @@ class _Watch:
         self._run_dir = run_dir
         self._tracked = tracked
         self._tail = JournalTail(run_dir.journal_file)
-        self._shipper = Shipper(tracked)
+        self.shipper = Shipper(tracked)
         self._training = run_dir.read_config().training
         self._last_record = self._last_progress = self._last_asked = time.monotonic()
         self._mlflow_is_away = False
         self._to_say: list[str] = []
         """Alerts that the terminal has not shown."""
-        self._ended_at: float | None = None
-        """When the training came to its end: from then on its process only evaluates."""
-        self._evaluation_shown = False
+        self._has_ended = False
+        """Whether the training came to its end: from then on its process only evaluates."""
         self._progress = ProgressArtifact("training-progress", for_code(str(run_dir.path)))
 
     def catch_up(self, view: PlainLines) -> None:
         """Take what the journal held before this monitor began; what an earlier one has reported is not reported again."""
         records = list(self._tail.read())
         for record in records:
-            self._shipper.add(record)
+            self.shipper.add(record)
         self._report(self.judge.catch_up(records))
         finished = [record for record in supersede(records) if record.kind == "step"]
         if finished:
             view.resume(finished[-1])
-        else:
-            for record in records:
-                view.show(record)
+        for record in [] if finished else records:
+            view.show(record)
 
     def read(self) -> list[Record]:
         records = list(self._tail.read())
         for record in records:
             self._last_record = time.monotonic()
-            self._ended_at = self._last_record if record.kind == "end" else self._ended_at
-            self._shipper.add(record)
+            self._has_ended = self._has_ended or record.kind == "end"
+            self.shipper.add(record)
             self._report(self.judge.check(record))
             if record.kind == "ref_sync":
-                self._emit("grpo.ref.synced", dict(record.data))
+                emit("grpo.ref.synced", dict(record.data), self._tracked)
             elif is_alert(record):
-                self._emit("grpo.run.alert", {"step": record.step, "text": record.data.get("text")})
-        self._shipper.ship()
+                emit("grpo.run.alert", {"step": record.step, "text": record.data.get("text")}, self._tracked)
+        self.shipper.ship()
         self._show_progress(records)
         return records
 
@@ -102,40 +101,34 @@ class _Watch:
         self._report(self.judge.check_silence(time.monotonic() - self._last_record))
         yield from self._to_say
         self._to_say.clear()
-        if self._ended_at is not None:
-            if not self._evaluation_shown and time.monotonic() - self._ended_at > PROGRESS_SECONDS:
-                self._evaluation_shown = True
-                yield "evaluating the final policy on the held-out prompts"
-        elif time.monotonic() - self._last_asked >= ASK_SECONDS and not self._run_dir.stop_file.exists():
+        is_due = not self._has_ended and time.monotonic() - self._last_asked >= ASK_SECONDS
+        if is_due and not self._run_dir.stop_file.exists():
             self._last_asked = time.monotonic()
             if reason := stop_requested(self._tracked):
                 self._run_dir.request_stop(reason)
                 yield reason
-        is_away = bool(self._shipper.last_error)
+        is_away = bool(self.shipper.last_error)
         if is_away != self._mlflow_is_away:
             self._mlflow_is_away = is_away
-            error = " ".join(self._shipper.last_error.split())[:SHOWN_CHARACTERS]
-            gone = (
-                f"{error}; the figures from here on are in the run's folder alone"
-                if self._shipper.is_deleted
-                else f"MLflow does not answer; the training continues and its figures wait ({error})"
-            )
-            yield gone if is_away else "MLflow answers again; all figures up to here are there"
+            yield self._whereabouts()
 
-    def finish(self) -> None:
-        self._shipper.ship_all()
+    def _whereabouts(self) -> str:
+        error = " ".join(self.shipper.last_error.split())[:SHOWN_CHARACTERS]
+        if not error:
+            return "MLflow answers again; all figures up to here are there"
+        if self.shipper.is_deleted:
+            return f"{error}; the figures from here on are in the run's folder alone"
+        return f"MLflow does not answer; the training continues and its figures wait ({error})"
 
     def _report(self, alerts: Sequence[Alert]) -> None:
-        announce(alerts, self._shipper, self._tracked)
+        announce(alerts, self.shipper, self._tracked)
         self._to_say += [alert.text for alert in alerts if not alert.reported]
-
-    def _emit(self, event: str, payload: dict[str, object]) -> None:
-        emit(event, payload, self._tracked)
 
     def _show_progress(self, records: list[Record]) -> None:
         steps = [record for record in records if record.kind == "step"]
-        share = share_done(self._training, steps[-1]) if steps else 0.0
-        due = time.monotonic() - self._last_progress > PROGRESS_SECONDS or share == 1.0
-        if steps and due:
+        if not steps:
+            return
+        share = share_done(self._training, steps[-1])
+        if share == 1.0 or time.monotonic() - self._last_progress > PROGRESS_SECONDS:
             self._last_progress = time.monotonic()
             self._progress.show(100.0 * share)

@@ -3,9 +3,8 @@
 import sys
 import time
 from collections import deque
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect import get_run_logger
 from rich.console import Console, Group
@@ -24,11 +23,17 @@ from tasks.process.context import deployed_flow_run
 
 ROWS = 12
 """Steps that the live table shows."""
-
-
-def make_view(config: RunConfig) -> "PlainLines":
-    """Return the view for where this process runs."""
-    return (LiveTable if deployed_flow_run() is None and sys.stdout.isatty() else PlainLines)(config.training)
+COLUMNS = (
+    ("reward", "reward/mean", ".3f"),
+    ("KL ref", "kl/ref/drift", ".4f"),
+    ("KL init", "kl/init/drift", ".4f"),
+    ("entropy", "policy/entropy", ".3f"),
+    ("tokens", "completion/tokens/mean", ".1f"),
+    ("syncs", "ref/sync_count", ".0f"),
+    ("tok/s", "perf/completion_tokens_per_second", ".0f"),
+    ("s/step", "time/step_seconds", ".1f"),
+)
+"""(heading, metric, format) of the live table."""
 
 
 def say(text: str) -> None:
@@ -47,26 +52,23 @@ def one_line(text: str) -> str:
     return visible(redact_uri(text))
 
 
-class PlainLines(AbstractContextManager["PlainLines"]):
+class PlainLines:
     """Shows records as they come: one line a record."""
 
     def __init__(self, settings: TrainingConfig) -> None:
         """Expect the steps of a configuration."""
-        self._pace = Pace(settings)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Nothing to take down."""
+        self.pace = Pace(settings)
 
     def show(self, record: Record) -> None:
         """Write one line for a record that a person follows."""
-        text = describe(record, self._pace)
+        text = describe(record, self.pace)
         if text:
             self.say(text)
 
     def resume(self, record: Record) -> None:
         """Take note of the last step that was finished before."""
-        self._pace.count(record)
-        self.say(f"resuming: the journal reaches step {record.step} of {self._pace.steps}")
+        self.pace.count(record)
+        self.say(f"resuming: the journal reaches step {record.step} of {self.pace.steps}")
 
     def say(self, text: str) -> None:
         """Write one line, which need not be a record, such as an alert."""
@@ -81,16 +83,7 @@ class LiveTable(PlainLines):
         super().__init__(settings)
         self._rows: deque[Record] = deque(maxlen=ROWS)
         self._console = Console()
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
-
-    def __enter__(self) -> Self:
-        """Take the terminal."""
-        self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Give it back."""
-        self._live.stop()
+        self.live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
 
     def show(self, record: Record) -> None:
         """Add a row for a step, a line above the table for anything else."""
@@ -101,7 +94,7 @@ class LiveTable(PlainLines):
 
     def resume(self, record: Record) -> None:
         """Add a row: the last step that was finished before begins the table."""
-        self._pace.count(record)
+        self.pace.count(record)
         self._rows.append(record)
 
     def say(self, text: str) -> None:
@@ -109,23 +102,24 @@ class LiveTable(PlainLines):
         self._console.print(one_line(text), highlight=False, markup=False, emoji=False)
 
     def _draw(self) -> Group:
-        table = Table("step", "reward", "KL ref", "KL init", "entropy", "tokens", "syncs", "tok/s", "s/step", expand=False)
+        table = Table("step", *(heading for heading, _, _ in COLUMNS), expand=False)
         for record in self._rows:
-            get = record.metrics.get
-            table.add_row(
-                f"{record.step}/{self._pace.steps}",
-                f"{get('reward/mean', 0):.3f}",
-                f"{get('kl/ref/drift', 0):.4f}",
-                f"{get('kl/init/drift', 0):.4f}",
-                f"{get('policy/entropy', 0):.3f}",
-                f"{get('completion/tokens/mean', 0):.1f}",
-                f"{get('ref/sync_count', 0):.0f}",
-                f"{get('perf/completion_tokens_per_second', 0):.0f}",
-                f"{get('time/step_seconds', 0):.1f}",
-            )
+            cells = (format(record.metrics.get(key, 0.0), form) for _, key, form in COLUMNS)
+            table.add_row(f"{record.step}/{self.pace.steps}", *cells)
         footer = Table.grid(padding=(0, 1))
-        footer.add_row(ProgressBar(total=1.0, completed=self._pace.share, width=40), self._pace.text())
+        footer.add_row(ProgressBar(total=1.0, completed=self.pace.share, width=40), self.pace.text())
         return Group(table, footer)
+
+
+@contextmanager
+def progress_view(config: RunConfig) -> Iterator[PlainLines]:
+    """Yield the view for where this process runs: a live table on a terminal, lines elsewhere."""
+    if deployed_flow_run() is not None or not sys.stdout.isatty():
+        yield PlainLines(config.training)
+        return
+    table = LiveTable(config.training)
+    with table.live:
+        yield table
 
 
 class Pace:

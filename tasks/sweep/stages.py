@@ -40,7 +40,7 @@ from tasks.run.reporting import REPORT_RETRIES
 from tasks.sweep.deployed import DeploymentLauncher
 from tasks.sweep.local import LocalLauncher
 from tasks.tracking.store import TrackedRun, refuse_foreign
-from tasks.tracking.sweep import drop_strays, log_results, read_parent
+from tasks.tracking.sweep import log_results, read_parent
 
 if TYPE_CHECKING:
     from grpo_core.sweep.report.files import SweepReport
@@ -115,7 +115,6 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     outcomes = stored.dir.read_outcomes()
     if retry_failed:
         outcomes = {key: outcome for key, outcome in outcomes.items() if outcome.status != "failed"}
-    drop_strays(tracked, stored)
     # Without the address each run would track beside its own folder, inside the sweep's.
     uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}

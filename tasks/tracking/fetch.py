@@ -5,22 +5,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_core.errors import ModelError, TrackingError
+from grpo_core.errors import ModelError, TrackingError, raised_as
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
 from tasks.credentials import environment_uri
-from tasks.tracking.store import (
-    default_uri,
-    make_client,
-    tracking_errors,
-)
+from tasks.tracking.store import default_uri, make_client
 
 MLFLOW_RUN_ID = re.compile(r"[0-9a-f]{32}")
 POLICY = "policy"
 SETTINGS = ("config.json", "origin.json", "provenance.json", "data")
 RECORDS = (*SETTINGS, "journal.jsonl")
+UNREADABLE = "run {run_id}: cannot be read from MLflow at {uri} ({{cause}}); set MLFLOW_TRACKING_URI to its store"
 
 
 def is_mlflow_run(name: str) -> bool:
@@ -75,20 +72,17 @@ def find_folder(run_id: str) -> Path | None:
         TrackingError: MLflow cannot be reached, or does not hold the run.
     """
     uri = environment_uri() or default_uri(Path("runs"))
-    with tracking_errors(f"run {run_id}: cannot be read from MLflow at {uri}", "set MLFLOW_TRACKING_URI to its store"):
+    with raised_as(TrackingError, UNREADABLE.format(run_id=run_id, uri=uri), Exception):
         tags = make_client(uri, create=False).get_run(run_id).data.tags
-    place = tags.get("run_dir") or tags.get("sweep_dir")
-    if not place:
-        return None
-    return Path(place) if mlflow_run_id(FlowDir(Path(place))) == run_id else None
+    place = Path(tags.get("run_dir") or tags.get("sweep_dir") or "")
+    return place if mlflow_run_id(FlowDir(place)) == run_id else None
 
 
 def _download(run_id: str, target: Path, names: Sequence[str]) -> Any:
     """Download those of the named artifacts that there are; return what MLflow knows of the run beside its files."""
     uri = environment_uri() or default_uri(Path("runs"))
     target.mkdir(parents=True, exist_ok=True)
-    what = f"run {run_id}: cannot be read from MLflow at {uri}"
-    with tracking_errors(what, "set MLFLOW_TRACKING_URI to its store"):
+    with raised_as(TrackingError, UNREADABLE.format(run_id=run_id, uri=uri), Exception):
         client = make_client(uri, create=False)
         run = client.get_run(run_id)
         present = {file.path for file in client.list_artifacts(run_id)}
@@ -103,7 +97,6 @@ def _saved_policy(tags: Mapping[str, str]) -> Path | None:
     """Return the folder where the run saved its policy, if it is on this machine and unchanged."""
     folder = Path(tags.get("policy_path", ""))
     try:
-        unchanged = "policy_path" in tags and folder.is_dir() and weights_digest(folder) == tags.get("policy_digest")
+        return folder if "policy_path" in tags and weights_digest(folder) == tags.get("policy_digest") else None
     except (ModelError, OSError):  # its weights are gone, or not ours to read
         return None
-    return folder if unchanged else None

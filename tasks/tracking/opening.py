@@ -1,11 +1,12 @@
 """The MLflow run of a training: a new one, or the one that it had before it was interrupted; what its page shows first."""
 
-import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from tenacity import retry, stop_after_attempt
 
 from grpo_core.config import Origin, RunConfig, run_name
 from grpo_core.config.origin import flatten
@@ -16,11 +17,13 @@ from grpo_core.plain_text import for_code, for_link, for_markdown
 from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import mlflow_run_id
+from tasks.away import prefect_may_be_away
 from tasks.links import prefect_run_page
+from tasks.process.context import prefect_is_embedded
 from tasks.run.progress import say
 from tasks.tracking.guards import ARTIFACTS
 from tasks.tracking.store import TrackedRun, make_client
-from tasks.tracking.view import SavedView, ensure_view, view_of
+from tasks.tracking.view import SavedView, ensure_view
 
 PARENT = "mlflow.parentRunId"
 """The tag by which MLflow nests a run below another."""
@@ -29,8 +32,6 @@ NOTE = "mlflow.note.content"
 STOP_TAG = "grpo.stop"
 """Set on a running MLflow run, by hand or by a program, it ends the training after its step; its value is the reason."""
 
-WRITER_TAG = "grpo.writer"
-"""A word that whoever opens the run draws anew: a copy of its folder on another machine no longer knows it then."""
 COPY_TAG = "grpo.copy_of"
 """The MLflow run of the folder that this run's folder was copied from."""
 
@@ -39,7 +40,8 @@ def open_new(run_dir: RunDir, uri: str, copy_of: str | None = None) -> TrackedRu
     """Return a new MLflow run that holds the configuration; that of a copied folder names the run of its original."""
     config, origin = run_dir.read_config(), run_dir.read_origin()
     tags = _start_tags(config, origin, run_dir.path) | ({COPY_TAG: copy_of} if copy_of else {})
-    return create_run(run_dir, config, uri, run_name(config, origin), tags=tags, params=_params(config), view=view_of(config))
+    view = SavedView()
+    return create_run(run_dir, config, uri, run_name(config, origin), tags=tags, params=_params(config), view=view)
 
 
 def create_run(
@@ -56,11 +58,8 @@ def create_run(
     client = make_client(uri)
     experiment_id = _find_experiment(client, uri, config.tracking.experiment, flow_dir.path)
     view_id = ensure_view(client, experiment_id, view)
-    writer = secrets.token_hex(8)
-    run = client.create_run(experiment_id, run_name=name, tags={**tags, WRITER_TAG: writer})
-    tracked = TrackedRun(
-        uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name, view=view_id, writers=(writer,)
-    )
+    run = client.create_run(experiment_id, run_name=name, tags=tags)
+    tracked = TrackedRun(uri=uri, experiment_id=experiment_id, run_id=run.info.run_id, name=name, view=view_id)
     # At once: whoever resumes a run that dies here finds this one.
     write_json(flow_dir.tracking_file, asdict(tracked), private=True)
     _log_params(client, tracked, params)
@@ -73,82 +72,92 @@ def _log_params(client: Any, tracked: TrackedRun, params: Mapping[str, str]) -> 
     client.log_batch(tracked.run_id, params=[Param(key, value) for key, value in params.items()])
 
 
-def find_owner(run: Any, flow_dir: FlowDir, known: TrackedRun) -> str | None:
-    """Return which other folder an MLflow run belongs to; None where it is this one's.
+def find_original(run: Any, flow_dir: FlowDir) -> Path | None:
+    """Return the folder of which this one is a copy: the one where its MLflow run was last opened, if that is still there.
 
-    A folder that was moved keeps its run. Of copies, the one that lies where the run was last opened keeps it. Where that place
-    cannot be seen from here (another machine), the copy that opened it last keeps it.
+    A folder that was moved keeps its run.
     """
-    tags, name = run.data.tags, _place_tag(flow_dir)
-    there = FlowDir(Path(tags.get(name) or flow_dir.path))
-    if mlflow_run_id(there) == known.run_id and not there.path.samefile(flow_dir.path):
-        return str(there.path)
-    return None if tags.get(WRITER_TAG, "") in ("", *known.writers) else f"a copy that has opened it since, {there.path}"
+    there = FlowDir(Path(run.data.tags.get(_place_tag(flow_dir)) or flow_dir.path))
+    is_original = mlflow_run_id(there) == run.info.run_id and not there.path.samefile(flow_dir.path)
+    return there.path if is_original else None
 
 
-def refuse_copy(run: Any, flow_dir: FlowDir, known: TrackedRun, remedy: str) -> None:
+def refuse_copy(run: Any, flow_dir: FlowDir, remedy: str) -> None:
     """Refuse to write to the MLflow run of another folder.
 
     Raises:
         TrackingError: this folder is a copy.
     """
-    if owner := find_owner(run, flow_dir, known):
-        raise TrackingError(f"{flow_dir.what} {flow_dir.path}: its MLflow run {known.run_id} belongs to {owner}; {remedy}")
+    if original := find_original(run, flow_dir):
+        raise TrackingError(
+            f"{flow_dir.what} {flow_dir.path}: its MLflow run {run.info.run_id} belongs to {original}; {remedy}"
+        )
 
 
-def take_over(client: Any, run: Any, flow_dir: FlowDir, known: TrackedRun) -> TrackedRun:
-    """Return an MLflow run, running again, that belongs to a folder from now on."""
-    before = run.data.tags.get(WRITER_TAG, "")
-    tracked = replace(known, writers=(secrets.token_hex(8), before))  # a kill between file and tag leaves the one before
+def take_over(client: Any, flow_dir: FlowDir, tracked: TrackedRun) -> None:
+    """Let an MLflow run run again, in this folder."""
     write_json(flow_dir.tracking_file, asdict(tracked), private=True)
-    client.set_tag(tracked.run_id, WRITER_TAG, tracked.writers[0])
     client.set_tag(tracked.run_id, _place_tag(flow_dir), str(flow_dir.path.resolve()))
     client.update_run(tracked.run_id, status="RUNNING")
-    return tracked
 
 
 def _place_tag(flow_dir: FlowDir) -> str:
     return flow_dir.what.replace(" ", "_")
 
 
-def reopen(run_dir: RunDir, known: TrackedRun, addresses: Sequence[str]) -> TrackedRun | None:
-    """Return the MLflow run of a resumed training, running again; None where it has none that could be written to.
-
-    A copy of the folder that the run belongs to gets a new one. The run is looked for at each address; one that does not answer
-    is passed over where another one has the run.
-    """
+def find_run(client: Any, run_id: str) -> Any | None:
+    """Return an MLflow run; None where there is none, or it was deleted."""
     from mlflow.exceptions import MlflowException
 
-    failure: Exception | None = None
-    for uri in addresses:
-        try:
-            client = make_client(uri)
-            run = client.get_run(known.run_id)
-        except (TrackingError, MlflowException) as error:  # also a password that is no longer in the environment
-            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
-                failure = failure or error
-            continue
-        if run.info.lifecycle_stage == "deleted":
-            return None
-        if owner := find_owner(run, run_dir, known):
-            say(f"MLflow run {known.run_id} belongs to {owner}; this copy gets a run of its own")
-            return open_new(run_dir, uri, copy_of=known.run_id)
-        config = run_dir.read_config()
-        view = ensure_view(client, known.experiment_id, view_of(config))
-        tracked = take_over(client, run, run_dir, replace(known, uri=uri, view=view))
-        _log_params(client, tracked, _params(config))  # the attempt before may have died before it did
-        if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue
-            client.delete_tag(tracked.run_id, STOP_TAG)
-        return tracked
-    if failure is not None:
-        raise failure
-    return None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return None if run.info.lifecycle_stage == "deleted" else run
 
 
+def reopen(run_dir: RunDir, known: TrackedRun) -> TrackedRun | None:
+    """Return the MLflow run of a resumed training, running again; None where it has none any more.
+
+    A copy of the folder that the run belongs to gets a new one.
+    """
+    client = make_client(known.uri)
+    run = find_run(client, known.run_id)
+    if run is None:
+        return None
+    if original := find_original(run, run_dir):
+        say(f"MLflow run {known.run_id} belongs to {original}; this copy gets a run of its own")
+        return open_new(run_dir, known.uri, copy_of=known.run_id)
+    config = run_dir.read_config()
+    tracked = replace(known, view=ensure_view(client, known.experiment_id, SavedView()))
+    take_over(client, run_dir, tracked)
+    _log_params(client, tracked, _params(config))  # the attempt before may have died before it did
+    if STOP_TAG in run.data.tags:  # it has ended the training before; whoever resumes it wants it to continue
+        client.delete_tag(tracked.run_id, STOP_TAG)
+    return tracked
+
+
+def link_mlflow(tracked: TrackedRun) -> None:
+    """Add an artifact to the flow run in Prefect with links to the MLflow run and to the charts of its experiment.
+
+    Nothing is added where a link would lead nowhere: to a store without a server, or from an embedded Prefect.
+    """
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.runtime import flow_run
+
+    if not tracked.has_pages or not flow_run.id or prefect_is_embedded():
+        return
+    links = {"this run in MLflow": tracked.address, "charts of all runs of the experiment": tracked.charts_address}
+    text = "\n".join(f"- [{label}]({for_link(address)})" for label, address in links.items())
+    with prefect_may_be_away():
+        create_markdown_artifact(text, key="mlflow", description=f"MLflow: {for_markdown(tracked.name)}")
+
+
+@retry(stop=stop_after_attempt(2), reraise=True)  # of runs that start together, another one may have been faster
 def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     """Return the id of an experiment, made where there is none; artifacts of a SQLite store lie beside its file."""
-    from mlflow.exceptions import MlflowException
-
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -156,13 +165,7 @@ def _find_experiment(client: Any, uri: str, name: str, run_path: Path) -> str:
     location = (beside.resolve().parent / ARTIFACTS).as_uri() if uri.lower().startswith("sqlite") else None
     # Without a kind the UI guesses, and shows a training as an evaluation of prompts.
     tags = {"mlflow.experimentKind": "custom_model_development"}
-    try:
-        return str(client.create_experiment(name, artifact_location=location, tags=tags))
-    except MlflowException:
-        found = client.get_experiment_by_name(name)  # of runs that start together, another one was faster
-        if found is None:
-            raise
-        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
 
 
 def _describe(config: RunConfig, origin: Origin, run_path: Path, flow_run_page: str) -> str:

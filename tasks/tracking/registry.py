@@ -1,7 +1,8 @@
 """An export in MLflow: a model of the run that it is of, and a version of a registered model.
 
-Its description (`MLmodel`) is the one of MLflow's `transformers` flavour, written here: `mlflow.transformers.save_model` copies
-the weights first, and fails on a folder with transformers 5.23, whose table of pipelines holds names in place of classes.
+Its description (`MLmodel`) is the one of MLflow's `transformers` flavour, written here. `mlflow.transformers.log_model` (3.17)
+fails on a folder with transformers 5.23, whose table of pipelines holds names in place of classes; given a loaded model, it
+writes other files than those whose digests the manifest has, and it takes no adapter without its base.
 An adapter alone, and a model with Python files, have a description that only names their files: they are downloaded.
 """
 
@@ -15,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import ConfigError, TrackingError, cause, shown
-from grpo_core.evaluation.statistics import Estimate
-from grpo_core.export.card import TASK, Card
+from grpo_core.errors import ConfigError, TrackingError, raised_as, shown
+from grpo_core.export.card import TASK
 from grpo_core.export.place import MANIFEST_FILE
 from grpo_core.export.policy_folder import Exported
 from grpo_core.export.public import hub_id, public_source
@@ -26,19 +26,17 @@ from grpo_core.plain_text import for_markdown
 from grpo_core.run.folder import RunDir
 from grpo_core.run.provenance import installed_versions
 from grpo_core.run.resuming import path_argument
-from tasks.tracking.opening import find_owner
-from tasks.tracking.store import TrackedRun, make_client, own_tracked, read_tracked, short_retries, tracking_errors
+from tasks.tracking.opening import refuse_copy
+from tasks.tracking.store import TrackedRun, make_client, own_tracked
 
-MODEL_FOLDER, MODEL_FILE = "model", "MLmodel"
-FILES_FLAVOUR = "grpo_export"
-"""Of a model that is downloaded and loaded by hand."""
+MODEL_FOLDER = "model"
 DIGEST_TAG = "grpo.export"
 """SHA-256 of an export's manifest: by it a version is found again."""
 VERSIONS_TAG = "mlflow.modelVersions"
 """Of a logged model: MLflow's pages link it to its registered versions by it."""
 MOST_DESCRIPTION = 5000
 """Characters that MLflow's databases hold."""
-REQUIRED = ("mlflow", "transformers", "torch", "accelerate", "safetensors")
+REQUIRED = ("mlflow", "transformers", "torch", "accelerate", "safetensors", "peft")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Registered:
     version: str
     is_pipeline: bool
     """Whether MLflow loads it; else its files are downloaded."""
-    was_there: bool = False
+    was_there: bool
     """Whether the same export of the same run had been registered before."""
 
     def __str__(self) -> str:
@@ -59,9 +57,8 @@ class Registered:
     @property
     def load_command(self) -> str:
         """The Python expression that loads it."""
-        uri = f"models:/{self.name}/{self.version}"
         call = "mlflow.transformers.load_model" if self.is_pipeline else "mlflow.artifacts.download_artifacts"
-        return f"{call}({uri!r})"
+        return f"{call}('models:/{self.name}/{self.version}')"
 
 
 def require_model_name(name: str) -> None:
@@ -71,8 +68,8 @@ def require_model_name(name: str) -> None:
         ConfigError: says why.
     """
     refuse_credentials("--register", name)
-    if not name.strip() or any(character in name for character in "/:") or not name.isprintable() or len(name) > 256:
-        raise ConfigError(f"--register {shown(name)}: the name of a registered model is not empty and holds no / and no :")
+    if not name.strip() or any(character in name for character in "/:'") or not name.isprintable() or len(name) > 256:
+        raise ConfigError(f"--register {shown(name)}: the name of a registered model is not empty and holds no / : or '")
 
 
 def find_tracked(run_dir: RunDir) -> TrackedRun:
@@ -82,80 +79,68 @@ def find_tracked(run_dir: RunDir) -> TrackedRun:
         TrackingError: it was never tracked, was deleted, or MLflow does not answer or does not hold it; or it is tracked at an
             address that is not ours.
     """
-    known = own_tracked(run_dir, read_tracked(run_dir))
-    try:
-        with short_retries():
-            run = make_client(known.uri, create=False).get_run(known.run_id)
-        owner = find_owner(run, run_dir, known)
-        failure = "it was deleted" if run.info.lifecycle_stage == "deleted" else owner and f"it belongs to {owner}"
-    except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-        failure = cause(error, most=120)
-    if failure is None:
-        return known
-    raise TrackingError(
-        f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({failure}); nothing was exported. "
+    known = own_tracked(run_dir)
+    remedy = (
         "Start its server, set MLFLOW_TRACKING_URI to where it is, or leave out --register; where its store was replaced, "
         f"`grpo track {path_argument(run_dir.path)}` logs it to the new one"
     )
+    what = f"run dir {run_dir.path}: its MLflow run {known.run_id} cannot be used ({{cause}}); nothing was exported. {remedy}"
+    with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
+        run = make_client(known.uri, create=False).get_run(known.run_id)
+    refuse_copy(run, run_dir, remedy)
+    if run.info.lifecycle_stage == "deleted":
+        raise TrackingError(what.replace("{cause}", "it was deleted"))
+    return known
 
 
-def register_version(exported: Exported, tracked: TrackedRun, name: str, remedy: str) -> Registered:
+def register_version(exported: Exported, tracked: TrackedRun, name: str) -> Registered:
     """Log an export as a model of its MLflow run and register it; one that is registered already stays the only one.
 
     Args:
         exported: the export.
-        tracked: the MLflow run of its run, which goes on as it is: no other is made.
+        tracked: the MLflow run of its run, which stays as it is: no other is made.
         name: of the registered model, made where there is none.
-        remedy: what to do where MLflow fails, for the message.
 
     Raises:
         TrackingError: MLflow does not take it.
     """
     digest = sha256_of(exported.folder / MANIFEST_FILE)
-    with tracking_errors(f"--register {name}: the export cannot be registered in MLflow at {tracked.uri}", remedy):
+    what = (
+        f"--register {name}: the export cannot be registered in MLflow at {tracked.uri} ({{cause}}); the export is whole: "
+        f"{path_argument(exported.folder)}; the same command registers it when MLflow answers"
+    )
+    with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
         client = make_client(tracked.uri, create=False)
-        known = _version_of(client, name, digest, tracked.run_id)
-        loadable = is_pipeline(exported)
-        if known is not None:
-            return Registered(name=name, version=str(known.version), is_pipeline=loadable, was_there=True)
-        tags = _tags(exported, digest)
-        logged = _logged_before(client, tracked, digest) or _log_model(client, exported, tracked, tags)
-        _ensure_registered_model(client, name)
-        version = client.create_model_version(
-            name,
-            source=logged.artifact_location,  # `models:/<id>` is looked up in the store of MLflow's global state
-            run_id=tracked.run_id,
-            model_id=logged.model_id,
-            tags=tags,
-            description=_description(exported.card),
-        )
-        link = json.dumps([{"name": name, "version": int(version.version)}])
-        client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: link})
-    return Registered(name=name, version=str(version.version), is_pipeline=loadable)
+        versions = client.search_model_versions(f"name = '{name}' AND run_id = '{tracked.run_id}'")
+        known = next((one for one in versions if one.tags.get(DIGEST_TAG) == digest), None)
+        version = known or _add_version(client, exported, tracked, name, _tags(exported, digest))
+    return Registered(name=name, version=str(version.version), is_pipeline=is_pipeline(exported), was_there=known is not None)
 
 
-def _version_of(client: Any, name: str, digest: str, run_id: str) -> Any:
-    """Return the version of a registered model that is this export of this run; None where there is none."""
-    quoted = name.replace("'", "''")
-    versions = client.search_model_versions(f"name = '{quoted}'")
-    return next((one for one in versions if one.tags.get(DIGEST_TAG) == digest and one.run_id == run_id), None)
-
-
-def _logged_before(client: Any, tracked: TrackedRun, digest: str) -> Any:
-    """Return the model of an attempt that uploaded this export and could not register it; None where there is none."""
-    wanted = f"source_run_id = '{tracked.run_id}' AND tags.`{DIGEST_TAG}` = '{digest}'"
-    models = client.search_logged_models(experiment_ids=[tracked.experiment_id], filter_string=wanted)
-    return next((model for model in models if str(model.status) == "READY"), None)
-
-
-def _ensure_registered_model(client: Any, name: str) -> None:
+def _add_version(client: Any, exported: Exported, tracked: TrackedRun, name: str, tags: Mapping[str, str]) -> Any:
     from mlflow.exceptions import MlflowException
 
+    # The model of an attempt that could upload this export and not register it is used again.
+    wanted = f"source_run_id = '{tracked.run_id}' AND tags.`{DIGEST_TAG}` = '{tags[DIGEST_TAG]}'"
+    models = client.search_logged_models(experiment_ids=[tracked.experiment_id], filter_string=wanted)
+    ready = next((model for model in models if str(model.status) == "READY"), None)
+    logged = ready or _log_model(client, exported, tracked, tags)
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+    version = client.create_model_version(
+        name,
+        source=logged.artifact_location,  # `models:/<id>` is looked up in the store of MLflow's global state
+        run_id=tracked.run_id,
+        model_id=logged.model_id,
+        tags=tags,
+        description=_description(exported),
+    )
+    link = json.dumps([{"name": name, "version": int(version.version)}])
+    client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: link})
+    return version
 
 
 def _log_model(client: Any, exported: Exported, tracked: TrackedRun, tags: Mapping[str, str]) -> Any:
@@ -185,19 +170,19 @@ def _describe(exported: Exported, folder: Path, logged: Any, run_id: str) -> Non
 
     model = Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id)
     model.model_size_bytes = folder_bytes(exported.folder)
-    versions = installed_versions((*REQUIRED, "peft"))
+    versions = installed_versions(REQUIRED)
     if is_pipeline(exported):
-        _add_pipeline(model, exported, versions)
+        _add_pipeline(model, exported, versions["transformers"])
         tokenizer = folder / "components" / "tokenizer"
         tokenizer.mkdir(parents=True)
         for file in exported.folder.iterdir():
             if file.suffix in (".json", ".jinja", ".txt", ".model"):
                 shutil.copy(file, tokenizer)
     else:
-        model.add_flavor(FILES_FLAVOUR, data=MODEL_FOLDER, form=exported.plan.form)
+        model.add_flavor("grpo_export", data=MODEL_FOLDER, form=exported.plan.form)
     requirements = sorted(f"{name}=={version.partition('+')[0]}" for name, version in versions.items())
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
-    model.save(str(folder / MODEL_FILE))
+    model.save(str(folder / "MLmodel"))
 
 
 def is_pipeline(exported: Exported) -> bool:
@@ -208,7 +193,7 @@ def is_pipeline(exported: Exported) -> bool:
     return exported.plan.form == "merged" and not exported.plan.config.model.trust_remote_code
 
 
-def _add_pipeline(model: Any, exported: Exported, versions: Mapping[str, str]) -> None:
+def _add_pipeline(model: Any, exported: Exported, transformers_version: str) -> None:
     """Describe an export as `mlflow.transformers.save_model` does, with transformers' automatic classes.
 
     By their names no code of a model is run, and a tokenizer is found whatever the installed transformers calls its class.
@@ -221,7 +206,7 @@ def _add_pipeline(model: Any, exported: Exported, versions: Mapping[str, str]) -
     model.signature = ModelSignature(inputs=text, outputs=text)
     model.add_flavor(
         "transformers",
-        transformers_version=versions["transformers"],
+        transformers_version=transformers_version,
         code=None,
         task=TASK,
         instance_type="TextGenerationPipeline",
@@ -238,23 +223,19 @@ def _add_pipeline(model: Any, exported: Exported, versions: Mapping[str, str]) -
 def _tags(exported: Exported, digest: str) -> dict[str, str]:
     """Return what a version is found and chosen by: step, form, figures with their intervals."""
     plan, card = exported.plan, exported.card
-    figures = {f"{one.key}": _shown(one.policy) for one in card.evaluations if one.policy is not None}
-    base = {f"base/{one.key}": _shown(one.base) for one in card.evaluations if one.base is not None}
+    figures = {one.key: one.policy for one in card.evaluations}
+    figures |= {f"base/{one.key}": one.base for one in card.evaluations}
+    known = {key: str(value) for key, value in figures.items() if value is not None}
     drift = {one.key: str(one) for one in card.drift}
     about = {"step": str(plan.step), "form": plan.form, "dtype": plan.dtype, DIGEST_TAG: digest, **card.digests}
-    return {**about, **figures, **base, **drift}
+    return {**about, **known, **drift}
 
 
-def _shown(value: Estimate | float) -> str:
-    return str(value) if isinstance(value, Estimate) else f"{value:.3f}"
-
-
-def _description(card: Card) -> str:
+def _description(exported: Exported) -> str:
     """Return a version's description, in Markdown: what it is, and its figures against the base's."""
-    lines = [f"**{for_markdown(card.title)}**", ""]
-    for one in card.evaluations:
-        base = "not evaluated" if one.base is None else _shown(one.base)
-        policy = "not evaluated" if one.policy is None else _shown(one.policy)
-        lines.append(f"- `{one.key}`: {policy} (base: {base})")
-    lines += [f"- `{one.key}`: {one}" for one in card.drift]
-    return "\n".join(lines)[:MOST_DESCRIPTION]
+    card = exported.card
+    figures = [
+        f"- `{one.key}`: {one.policy or 'not evaluated'} (base: {one.base or 'not evaluated'})" for one in card.evaluations
+    ]
+    drift = [f"- `{one.key}`: {one}" for one in card.drift]
+    return "\n".join([f"**{for_markdown(card.title)}**", "", *figures, *drift])[:MOST_DESCRIPTION]

@@ -5,21 +5,30 @@ and after every error, is sent again. A step that is replayed after a resume is 
 and a tag lists those whose replay gave other figures. The table of reference syncs follows each sync.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from grpo_core.errors import ranges
+from grpo_core.errors import cause, ranges
 from grpo_core.plain_text import for_markdown
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
 from grpo_core.run.comparison import Identity, figures, identity
-from grpo_core.run.journal import Record
+from grpo_core.run.journal import Record, supersede
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
 from tasks.tracking.opening import NOTE
-from tasks.tracking.store import TrackedRun, make_client, short_retries
-from tasks.tracking.sync_table import SyncTable
+from tasks.tracking.store import TrackedRun, make_client
 
+if TYPE_CHECKING:
+    import pandas
+
+logger = logging.getLogger(__name__)
+
+SYNC_TABLE = "ref_syncs"
+PAUSE_SECONDS = 10.0
+"""Between two writes of the table of syncs: it is written whole, and a reference may be synchronised after every step."""
 SHIP_SECONDS = 1.0
 MAX_METRICS = 1000
 """MLflow's limit for one log_batch."""
@@ -39,6 +48,16 @@ END_SECONDS = 60.0
 """How long the end of a run waits for a tracking server that is away."""
 
 
+def log_whole_table(client: Any, run_id: str, name: str, table: "pandas.DataFrame") -> None:
+    """Log a table to an MLflow run under `tables/`, in the place of an earlier one of that name."""
+    path = f"tables/{name}.json"
+    if path in {file.path for file in client.list_artifacts(run_id, "tables")}:
+        # log_table would append to it; this replaces it, in the same format
+        client.log_text(run_id, table.to_json(orient="split", index=False, date_format="iso"), path)
+    else:
+        client.log_table(run_id, data=table, artifact_file=path)
+
+
 class Shipper:
     """Collects records and sends them in batches; while the server is away they wait here."""
 
@@ -49,7 +68,10 @@ class Shipper:
         self._waiting: list[Record] = []
         self._tags: dict[str, str] = {}
         self._notes: list[str] = []
-        self._syncs = SyncTable(self._client, tracked.run_id)
+        self._syncs: list[Record] = []
+        """Syncs, and the resumes that took some of them back."""
+        self._has_new_sync = False
+        self._next_table = 0.0
         self._marks: dict[str, int] = {}
         self._first: dict[Identity, int] = {}
         """Hash of the deterministic figures of each step's and evaluation's first record: those that MLflow gets."""
@@ -71,7 +93,9 @@ class Shipper:
         if record.kind == "resume" and PASSES_FIELD in record.data:
             sizes = ", ".join(f"{name} {size}" for name, size in record.data[PASSES_FIELD].items())
             self._tags[PASSES_TAG] = f"after step {record.step}: {sizes}"
-        self._syncs.add(record)
+        if record.kind in ("ref_sync", "resume", "start"):
+            self._syncs.append(record)
+            self._has_new_sync = self._has_new_sync or record.kind == "ref_sync"
         if not record.metrics:
             return
         what, digest = identity(record), hash(repr(sorted(figures(record).items())))  # of the text: no NaN equals another
@@ -91,14 +115,13 @@ class Shipper:
 
     def ship(self) -> bool:
         """Send what waits, at most about once a second; return whether nothing waits any more. Never raises for an outage."""
-        if not (self._waiting or self._tags or self._syncs.is_due):
+        if not (self._waiting or self._tags or self._table_is_due):
             return True
         if time.monotonic() < self._next_ship:
             return False
         self._next_ship = time.monotonic() + SHIP_SECONDS
         try:
-            with short_retries():
-                self._send()
+            self._send()
         except Exception as error:  # noqa: BLE001  (an outage of any kind: the records wait, training continues)
             self.last_error = DELETED if self._finds_deleted() else redact_uri(f"{type(error).__name__}: {error}")
             self._marks.clear()  # a batch whose answer was lost may have arrived
@@ -116,8 +139,7 @@ class Shipper:
 
     def _finds_deleted(self) -> bool:
         try:
-            with short_retries():
-                return bool(self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted")
+            return bool(self._client.get_run(self._tracked.run_id).info.lifecycle_stage == "deleted")
         except Exception:  # noqa: BLE001  (the server is away, too)
             return False
 
@@ -143,8 +165,23 @@ class Shipper:
             )
             self._tags.clear()
             self._notes.clear()
-        if self._syncs.is_due:
-            self._syncs.send()
+        if self._table_is_due:
+            self._send_table()
+
+    @property
+    def _table_is_due(self) -> bool:
+        return self._has_new_sync and time.monotonic() >= self._next_table
+
+    def _send_table(self) -> None:
+        """Write the table of syncs; one that cannot be written does not hold up the figures, and is tried again."""
+        from grpo_core.run.tables import sync_table
+
+        self._next_table = time.monotonic() + PAUSE_SECONDS
+        try:
+            log_whole_table(self._client, self._tracked.run_id, SYNC_TABLE, sync_table(supersede(self._syncs)))
+            self._has_new_sync = False
+        except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
+            logger.warning("the table of reference syncs is not in MLflow yet (%s)", cause(error))
 
     def _mark(self, record: Record) -> int:
         """Return the last step of this kind of record that MLflow holds, read back once; -1 where it holds none."""

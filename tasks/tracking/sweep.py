@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,25 +12,15 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from grpo_core.config.loading import KNOBS
+from grpo_core.errors import TrackingError, raised_as
 from grpo_core.plain_text import for_code, for_markdown, visible
-from grpo_core.sweep.folder import StoredSweep, SweepDir, mlflow_run_id
+from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.measures import MEASURES
 from tasks.links import prefect_run_page
 from tasks.process.cancellation import was_interrupted
-from tasks.tracking import OPENING_REMEDY, Status
-from tasks.tracking.charts import own_metrics
-from tasks.tracking.opening import NOTE, PARENT, create_run, link_back, refuse_copy, take_over
-from tasks.tracking.prefect_link import link_mlflow
-from tasks.tracking.store import (
-    TrackedRun,
-    log_folder,
-    make_client,
-    own_tracked,
-    read_tracking_file,
-    short_retries,
-    tracking_errors,
-    tracking_uri,
-)
+from tasks.tracking.opening import NOTE, create_run, find_run, link_back, link_mlflow, refuse_copy, take_over
+from tasks.tracking.store import TrackedRun, log_folder, make_client, own_tracked, tracking_uri
+from tasks.tracking.training import OPENING_REMEDY, Status
 from tasks.tracking.view import SavedView, ensure_view
 
 if TYPE_CHECKING:
@@ -40,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 6000
 """Of a parameter's value, in every store that MLflow has."""
-MAX_CHILDREN = 50_000
-"""What MLflow returns of a search at most."""
-NOTE_SECONDS = 2.0
 LABEL = "sweep"
 """Label of a sweep and of its runs: the sweep's id."""
 
@@ -54,50 +41,34 @@ def track_sweep(stored: StoredSweep) -> TrackedRun:
     Raises:
         TrackingError: the store or server cannot be used.
     """
-    tracked = _open_parent(stored)
-    link_mlflow(tracked)
-    return tracked
-
-
-def _open_parent(stored: StoredSweep) -> TrackedRun:
     config = stored.plan.configs[0]
     known = read_parent(stored.dir)
     uri = known.uri if known is not None else tracking_uri(config, stored.dir.path)
     settings = stored.plan.sweep.model_dump(mode="json", exclude={"overrides", "question", "study"})
-    params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
-    with tracking_errors(f"tracking.uri {uri}: the sweep cannot be tracked", OPENING_REMEDY):
+    what = f"tracking.uri {uri}: the sweep cannot be tracked ({{cause}}); {OPENING_REMEDY}"
+    with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
         client = make_client(uri)
-        if known is not None and (run := _find_parent(client, known)):
-            refuse_copy(run, stored.dir, known, "resume that one: a copied sweep gets no run of its own")
-            view = ensure_view(client, known.experiment_id, _view(stored))
-            return take_over(client, run, stored.dir, replace(known, view=view))
-        return create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params, view=_view(stored))
+        run = find_run(client, known.run_id) if known is not None else None
+        if known is None or run is None:
+            params = {f"sweep.{key}": str(value)[:MAX_CHARACTERS] for key, value in settings.items()}
+            tracked = create_run(stored.dir, config, uri, stored.name, tags=_tags(stored), params=params, view=_view(stored))
+        else:
+            refuse_copy(run, stored.dir, "resume that one: a copied sweep gets no run of its own")
+            tracked = replace(known, view=ensure_view(client, known.experiment_id, _view(stored)))
+            take_over(client, stored.dir, tracked)
+    link_mlflow(tracked)
+    return tracked
 
 
 def _view(stored: StoredSweep) -> SavedView:
     """Return the view of the sweep's runs alone, over each other; MLflow draws none that is folded below its parent."""
     plan, mark = stored.plan, stored.id.rpartition("-")[2]
-    own = frozenset[str]().union(*map(own_metrics, plan.configs))
-    if not mark.isalnum():  # of another version: the filter would have to quote it
-        return SavedView(own=own)
-    name = f"sweep {visible(stored.name)} {mark}"
-    search = f"tags.{LABEL} LIKE '%-{mark}' AND tags.arm LIKE '%'"
     return SavedView(
-        id=f"grpo-{mark}", name=name, own=own, search=search, params=tuple(dict.fromkeys((*plan.sweep.axes, KNOBS["seed"])))
+        id=f"grpo-{mark}",
+        name=f"sweep {visible(stored.name)} {mark}",
+        search=f"tags.{LABEL} LIKE '%-{mark}' AND tags.arm LIKE '%'",
+        params=tuple(dict.fromkeys((*plan.sweep.axes, KNOBS["seed"]))),
     )
-
-
-def _find_parent(client: Any, known: TrackedRun) -> Any:
-    """Return a sweep's run; None where it was deleted, or the whole store replaced."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        run = client.get_run(known.run_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-    return None if run.info.lifecycle_stage == "deleted" else run
 
 
 def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
@@ -106,8 +77,7 @@ def read_parent(sweep_dir: SweepDir) -> TrackedRun | None:
     Raises:
         TrackingError: at an address that is not ours.
     """
-    file = sweep_dir.tracking_file
-    return own_tracked(sweep_dir, read_tracking_file(file)) if file.exists() else None
+    return own_tracked(sweep_dir) if sweep_dir.tracking_file.exists() else None
 
 
 def _tags(stored: StoredSweep) -> dict[str, str]:
@@ -137,19 +107,22 @@ def _tags(stored: StoredSweep) -> dict[str, str]:
     }
 
 
-def drop_strays(tracked: TrackedRun, stored: StoredSweep) -> None:
-    """Delete runs below the sweep that no folder knows: a kill between MLflow's answer and the note of it leaves one, empty."""
+def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
+    """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
     client = make_client(tracked.uri)
-    with short_retries():
-        is_below = f"tags.`{PARENT}` = '{tracked.run_id}'"
-        children = client.search_runs([tracked.experiment_id], is_below, max_results=MAX_CHILDREN)
-        empty = [run.info.run_id for run in children if not run.data.metrics]
-        if not empty:
-            return
-        time.sleep(NOTE_SECONDS)  # a run of a worker that has just been opened is noted in its folder now
-        arms, seeds = stored.dir.read_arms(), stored.plan.sweep.seeds
-        for run_id in set(empty) - {mlflow_run_id(stored.dir.run_dir(arm, seed)) for arm in arms for seed in seeds}:
-            client.delete_run(run_id)
+    refuse_copy(client.get_run(tracked.run_id), stored.dir, "report on that one")
+    log_folder(client, tracked.run_id, stored.dir.results, "results")
+    log_folder(client, tracked.run_id, stored.dir.report, "report")
+    client.log_text(
+        tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
+    )
+    client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
+    client.set_tag(tracked.run_id, "answer", "\n".join(answer)[:MAX_CHARACTERS])
+    for row in results.runs.to_dict("records"):
+        if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
+            _log_figures(client, row)
+    for status, count in results.statuses().items():
+        client.log_metric(tracked.run_id, f"sweep/runs_{status}", count)
 
 
 def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
@@ -169,40 +142,6 @@ def _log_figures(client: Any, row: Mapping[Any, Any]) -> None:
     )
 
 
-def log_results(tracked: TrackedRun, stored: StoredSweep, results: "Results", answer: tuple[str, ...]) -> None:
-    """Log the results table, that of all steps, figures and report; replaces what an earlier session has logged."""
-    client = make_client(tracked.uri)
-    with short_retries():
-        refuse_copy(client.get_run(tracked.run_id), stored.dir, tracked, "report on that one")
-        log_folder(client, tracked.run_id, stored.dir.results, "results")
-        log_folder(client, tracked.run_id, stored.dir.report, "report")
-        client.log_text(
-            tracked.run_id, results.runs.to_json(orient="split", index=False, default_handler=str), "tables/results.json"
-        )
-        client.log_artifact(tracked.run_id, str(stored.dir.sweep_file))
-        client.set_tag(tracked.run_id, "answer", fitting_lines(answer, MAX_CHARACTERS))
-        for row in results.runs.to_dict("records"):
-            if row["status"] == "finished" and isinstance(row["mlflow_run_id"], str):  # pandas makes None a NaN
-                _log_figures(client, row)
-        for status, count in results.statuses().items():
-            client.log_metric(tracked.run_id, f"sweep/runs_{status}", count)
-
-
-def fitting_lines(lines: Sequence[str], most: int) -> str:
-    """Return lines as one text of at most so many characters; where they do not fit, whole lines and where the others are.
-
-    >>> fitting_lines(["one", "two", "three"], 100).splitlines()
-    ['one', 'two', 'three']
-    >>> fitting_lines(["one", "two" * 20, "three" * 20], 75).splitlines()
-    ['one', '(2 more lines in report/report.html)']
-    """
-    text, kept = "\n".join(lines), list(lines)
-    while len(text) > most and kept:
-        kept.pop()
-        text = "\n".join([*kept, f"({len(lines) - len(kept)} more lines in report/report.html)"])
-    return text[:most]
-
-
 @contextmanager
 def end_sweep(tracked: TrackedRun) -> Iterator[None]:
     """End the sweep's MLflow run with the right status whatever happens inside."""
@@ -214,7 +153,6 @@ def end_sweep(tracked: TrackedRun) -> Iterator[None]:
         raise
     finally:
         try:
-            with short_retries():
-                make_client(tracked.uri).set_terminated(tracked.run_id, status)
+            make_client(tracked.uri).set_terminated(tracked.run_id, status)
         except Exception:  # an outage of any kind must not hide what happened inside
             logger.warning("the sweep's MLflow run could not be ended as %s", status, exc_info=True)

@@ -1,57 +1,44 @@
-"""Saved views of an experiment: each is one tag, which MLflow's page lists under "Saved views" and opens from a link.
+"""The saved view with which MLflow opens an experiment, or the runs of a sweep: one tag of the experiment.
 
-It is written where there is none and where this version arranges the charts differently. A view that somebody has changed in
-MLflow is theirs: MLflow writes it anew, without our mark, and it is left as it is.
+The drift to the reference, its syncs, the reward and the accuracy stand on top, the other metrics of each area in a section
+that is folded; MLflow adds a section for those with names of their own (rewards, evaluation sets). `view.json` holds what
+MLflow 3.17 writes when somebody saves a view. A view that somebody has changed in MLflow has lost our mark, and stays as it is.
 """
 
 import base64
 import json
 import logging
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
-from grpo_core.config import RunConfig
+from tenacity import Retrying, stop_after_attempt
+
 from grpo_core.config.loading import KNOBS
+from grpo_core.errors import cause
+from grpo_core.metrics import REGISTRY
 from grpo_core.plain_text import for_terminal
-from tasks.tracking.charts import arrangement, own_metrics
+from grpo_core.sweep.measures import MEASURES
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "mlflow.sharedViewState."
-NAME = "GRPO: KL and syncs"
-MARK = "grpo"
-"""The key of the tag that MLflow's page does not write: whose metrics the view arranges."""
-WRITTEN_MS = 1_795_000_000_000
+MARK = {"grpo": True}
+"""What MLflow's page does not write."""
+TIMES = {"createdAt": 1_795_000_000_000, "updatedAt": 1_795_000_000_000}
 """Constant: two runs that write the view at the same time write the same."""
-MAX_CHARACTERS = 20_000
-"""Of an experiment's tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedView:
-    """A saved view, as this version writes it."""
+    """A saved view; links name it by its id."""
 
     id: str = "grpo"
-    """What links name it by."""
-    name: str = NAME
-    """As MLflow lists it."""
-    own: frozenset[str]
-    """Metrics of a run with names of their own; those of earlier runs stay in the view."""
+    name: str = "GRPO: KL and syncs"
     search: str = ""
-    """MLflow's filter of runs; empty = all."""
+    """MLflow's filter of runs, of a sweep's, whose results are open then; empty = all."""
     params: tuple[str, ...] = tuple(KNOBS.values())
     """Of the parallel coordinates."""
-
-    @property
-    def tag(self) -> str:
-        """The experiment's tag that holds it."""
-        return f"{PREFIX}{self.id}"
-
-
-def view_of(config: RunConfig) -> SavedView:
-    """Return the view of all runs of an experiment that a run with a configuration belongs to."""
-    return SavedView(own=own_metrics(config))
 
 
 def ensure_view(client: Any, experiment_id: str, view: SavedView) -> str:
@@ -61,53 +48,49 @@ def ensure_view(client: Any, experiment_id: str, view: SavedView) -> str:
     a tag that two runs add at the same moment: the second attempt finds the other run's, which holds the same.
     """
     try:
-        try:
-            _write_view(client, experiment_id, view)
-        except Exception:  # noqa: BLE001  (as below)
-            _write_view(client, experiment_id, view)
+        Retrying(stop=stop_after_attempt(2), reraise=True)(_write_view, client, experiment_id, view)
     except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
-        reason = for_terminal(" ".join(str(error).split())[:200])
-        logger.warning(
-            "MLflow did not take the saved view of experiment %s (%s); its charts open without it", experiment_id, reason
-        )
+        reason = for_terminal(cause(error))
+        logger.warning("MLflow did not take the saved view (%s); the charts of %s open without it", reason, experiment_id)
         return ""
     return view.id
 
 
 def _write_view(client: Any, experiment_id: str, view: SavedView) -> None:
-    present = client.get_experiment(experiment_id).tags.get(view.tag)
-    value = updated_view(present, view)
-    if value != present:
-        client.set_experiment_tag(experiment_id, view.tag, value)
+    tag = f"mlflow.sharedViewState.{view.id}"
+    present = client.get_experiment(experiment_id).tags.get(tag)
+    state = zlib.compress(json.dumps(_arranged(view), separators=(",", ":")).encode(), 9)
+    value = json.dumps({"name": view.name, "state": f"deflate;{base64.b64encode(state).decode()}", **TIMES, **MARK})
+    if present is None or (present != value and MARK.keys() <= json.loads(present).keys()):
+        client.set_experiment_tag(experiment_id, tag, value)
 
 
-def updated_view(present: str | None, view: SavedView) -> str:
-    """Return what the tag of a view should hold; `present` is what it holds, None where there is none."""
-    envelope = _envelope(present)
-    if MARK not in envelope and "state" in envelope:
-        return str(present)
-    known = envelope.get(MARK)
-    return written_view(replace(view, own=view.own.union(map(str, known if isinstance(known, list) else ()))))
+def _arranged(view: SavedView) -> dict[str, Any]:
+    """Return the state of the saved view: columns of the table, charts, and sections of charts."""
+    parts = json.loads(files(__package__).joinpath("view.json").read_text())
+    pinned = [metrics[0] for metrics in parts["pinned"]]
+    keys = [metric.key for metric in REGISTRY if "<" not in metric.key and metric.key not in pinned]
 
+    def chart(kind: str, section: str, key: str, **more: Any) -> dict[str, Any]:
+        names = {"type": kind, "metricSectionId": f"grpo-{section}", "displayName": key, "metricKey": key}
+        return {**parts["chart"], **parts[kind], **names, **more}
 
-def written_view(view: SavedView) -> str:
-    """Return a view as MLflow stores it; metrics with names of their own are left out if it would be too long."""
-    text = json.dumps(arrangement(view.own, view.search, view.params), separators=(",", ":"))
-    envelope = {
-        "name": view.name,
-        "createdAt": WRITTEN_MS,
-        "updatedAt": WRITTEN_MS,
-        "state": f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}",
-        MARK: sorted(view.own),
+    charts = [
+        *(chart("LINE", "GRPO", metrics[0], selectedMetricKeys=metrics) for metrics in parts["pinned"]),
+        {**parts["parallel"], "selectedParams": list(view.params)},
+        *(chart("BAR", "sweep", f"sweep/{key}") for key, measure in MEASURES.items() if measure.in_mlflow),
+        *(chart("LINE", key.partition("/")[0], key, selectedMetricKeys=[key]) for key in keys),
+    ]
+    is_open = ["GRPO", "sweep"] if view.search else ["GRPO"]
+    sections = dict.fromkeys([*is_open, *(key.partition("/")[0] for key in keys), "sweep", *parts["mlflow_sections"]])
+    # Sorted by time, MLflow folds a sweep's runs below their parent, and draws none that is folded.
+    order = {"orderByKey": "metrics.`sweep/objective`", "orderByAsc": False} if view.search else {}
+    return {
+        **parts["state"],
+        "compareRunCharts": [{**one, "uuid": f"grpo-{number}"} for number, one in enumerate(charts)],
+        "compareRunSections": [
+            {**parts["section"], "uuid": f"grpo-{name}", "name": name, "display": name in is_open} for name in sections
+        ],
+        "searchFilter": view.search,
+        **order,
     }
-    value = json.dumps(envelope)
-    return value if len(value) <= MAX_CHARACTERS or not view.own else written_view(replace(view, own=frozenset()))
-
-
-def _envelope(value: str | None) -> dict[str, Any]:
-    """Return what a tag holds; nothing where it is missing or no view."""
-    try:
-        envelope = json.loads(value or "{}")
-    except ValueError:
-        return {}
-    return envelope if isinstance(envelope, dict) else {}

@@ -95,13 +95,3 @@ def test_a_run_under_way_or_never_tracked_is_refused(grpo: Any, untracked: Path)
     done = grpo("track", str(untracked), cwd=untracked.parent)
     assert done.returncode == 2
     assert "has no readable tracking.json" in done.stderr
-
-
-def test_a_run_that_was_deleted_is_tracked_anew(grpo: Any, untracked: Path) -> None:
-    client, deleted = tracked_run(untracked)
-    client.delete_run(deleted)
-    done = grpo("track", str(untracked), cwd=untracked.parent)
-    assert done.returncode == 0, done.stderr
-    client, run_id = tracked_run(untracked)
-    assert run_id != deleted
-    assert [metric.step for metric in client.get_metric_history(run_id, "kl/ref/drift")] == list(range(1, STEPS + 1))

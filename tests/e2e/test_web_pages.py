@@ -129,7 +129,7 @@ def test_the_view_of_a_sweep_draws_its_runs_over_each_other(project: Project, br
             client.log_metric(run.info.run_id, "kl/ref/drift", step / (1 + beta), step=step)
         client.log_metric(run.info.run_id, "sweep/objective", 1 / beta, step=3)
     search = "tags.sweep LIKE '%-1a2b' AND tags.arm LIKE '%'"  # as tasks/tracking/sweep.py
-    view = ensure_view(client, experiment, SavedView(id="grpo-1a2b", name="by hand", own=frozenset(), search=search))
+    view = ensure_view(client, experiment, SavedView(id="grpo-1a2b", name="by hand", search=search))
     browser.resize(1600, 2400)
     browser.open(mlflow_charts_page(project.stack.mlflow_address, experiment, view))
     for text in ("kl/ref/drift", "β=0.1 (kl/ref/drift)", "β=4.0 (kl/ref/drift)", "sweep/objective"):

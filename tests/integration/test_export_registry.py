@@ -14,7 +14,7 @@ from grpo_core.errors import ConfigError, FolderError, TrackingError
 from grpo_core.export.choice import ExportWish
 from grpo_core.run.folder import RunDir
 from tasks.process.context import FLOW_RUN_VARIABLE
-from tasks.run.exporting import ExportSummary, find_exported_run, register_export, summarize_export, write_export
+from tasks.run.exporting import ExportSummary, export_run
 from tasks.tracking import open_tracking, track_results
 from tasks.tracking.store import TrackedRun, make_client
 
@@ -48,10 +48,7 @@ def tracked_run(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFa
 
 
 def registered(run: str, folder: Path, name: str, wish: ExportWish = ExportWish()) -> ExportSummary:  # noqa: B008  (frozen)
-    run_dir, tracked = find_exported_run.fn(run, folder, name)
-    exported = write_export.fn(run_dir, wish, folder)
-    assert tracked is not None
-    return summarize_export(exported, tracked, register_export.fn(exported, tracked, name))
+    return export_run.fn(run, wish, folder, name)
 
 
 @pytest.mark.proof
@@ -134,9 +131,11 @@ def test_what_mlflow_cannot_take_is_refused_before_anything_is_written(
 def test_a_run_is_found_by_its_id_in_mlflow(
     tracked_run: tuple[RunDir, TrackedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir, tracked = tracked_run
+    _, tracked = tracked_run
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracked.uri)
-    assert find_exported_run.fn(tracked.run_id, tmp_path / "out", None)[0].path == run_dir.path.resolve()
+    summary = export_run.fn(tracked.run_id, ExportWish(step=2), tmp_path / "out", None)
+    assert summary.title.endswith("step 2")
+    assert summary.registered is None
 
 
 def test_a_deployed_export_lies_below_the_roots_of_its_worker(
@@ -144,4 +143,4 @@ def test_a_deployed_export_lies_below_the_roots_of_its_worker(
 ) -> None:
     monkeypatch.setenv(FLOW_RUN_VARIABLE, "1")
     with pytest.raises(FolderError, match=r"to .*: is not below .*/runs, where deployed flows may write"):
-        find_exported_run.fn(str(tracked_run[0].path), tmp_path / "out", None)
+        export_run.fn(str(tracked_run[0].path), ExportWish(), tmp_path / "out", None)

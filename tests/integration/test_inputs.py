@@ -9,8 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput
 
-from tasks.tracking import log_inputs
-from tasks.tracking.store import log_folder
+from tasks.tracking.store import log_folder, patiently
 
 pytestmark = pytest.mark.proof
 
@@ -24,7 +23,7 @@ def test_runs_that_log_the_same_new_data_set_at_once_all_have_it(tmp_path: Path)
 
     def log(run_id: str, inputs: list[Any]) -> None:
         together.wait()
-        log_inputs(client, run_id, inputs)
+        patiently(client.log_inputs)(run_id, datasets=inputs)
 
     for number in range(ROUNDS):
         runs = [client.create_run(experiment).info.run_id for _ in range(RUNS)]

@@ -46,19 +46,6 @@ def test_a_server_that_came_up_at_another_address_has_the_same_run(opened: tuple
     assert read_tracked(run_dir) == tracked
 
 
-def test_a_server_that_is_away_is_named_with_both_addresses(
-    opened: tuple[Any, TrackedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir, _ = opened
-    monkeypatch.setenv("GRPO_ALLOWED_TRACKING", "http://127.0.0.1:9")
-    facts = json.loads(run_dir.tracking_file.read_text())
-    run_dir.tracking_file.write_text(json.dumps({**facts, "uri": "http://127.0.0.1:9", "run_id": "0" * 32}))
-    with pytest.raises(TrackingError, match=r"tracking\.uri http://127\.0\.0\.1:9 and sqlite:") as caught:
-        open_tracking.fn(run_dir.path)
-    assert "cannot be used" in str(caught.value)
-    assert json.loads(run_dir.tracking_file.read_text())["run_id"] == "0" * 32  # nothing was replaced
-
-
 def test_a_damaged_tracking_file_is_no_fault_of_the_server(opened: tuple[Any, TrackedRun]) -> None:
     run_dir, _ = opened
     run_dir.tracking_file.write_text("{")

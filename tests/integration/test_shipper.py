@@ -10,9 +10,6 @@ import pytest
 
 from grpo_core.run.journal import Journal, Record, read_records
 from tasks.tracking import Shipper, TrackedRun
-from tests.integration import stateful_reward
-from tests.integration.test_lowered_passes import cut_back
-from tests.integration.test_training import of_kind, train
 
 KEY = "kl/ref/drift"
 
@@ -135,25 +132,6 @@ def test_a_tag_lists_the_steps_whose_replay_gave_other_figures(
     assert [(number, value) for number, value, _ in history(tracked) if number != 4] == [(1, 0.1), (2, 0.2), (3, 0.3), (5, 0.5)]
 
 
-def test_a_tag_that_mlflow_could_not_take_comes_later(
-    tracked: TrackedRun, otherwise: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow import MlflowClient
-
-    def away(*_: Any, **__: Any) -> None:
-        raise ConnectionError("the server is away")
-
-    shipper = Shipper(tracked)
-    with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "log_batch", away)
-        for record in otherwise:
-            shipper.add(record)
-        assert not shipper.ship()
-    assert replayed_tag(tracked) is None
-    assert shipper.ship_all(20) == 0
-    assert replayed_tag(tracked) == f"steps 2-4: {FIRST_ATTEMPT}"
-
-
 def test_a_replay_that_gives_the_first_figures_after_all_takes_the_steps_from_the_tag(
     tracked: TrackedRun, replayed: list[Record], tmp_path: Path
 ) -> None:
@@ -167,26 +145,6 @@ def test_a_replay_that_gives_the_first_figures_after_all_takes_the_steps_from_th
         ship(Shipper(tracked), read_records(tmp_path / "journal.jsonl"))
         assert replayed_tag(tracked) == (f"steps 3-4: {FIRST_ATTEMPT}" if factor == 2 else "no step any more")
     journal.close()
-
-
-def test_a_reward_with_a_state_of_its_own_is_replayed_and_the_run_carries_the_tag(tracked: TrackedRun, tiny_run: Any) -> None:
-    fn = f"{stateful_reward.__name__}:{stateful_reward.counting.__name__}"
-    options = {"training.steps": 6, "training.checkpoint_every": 4, "training.keep_checkpoints": 9, "rewards": [{"fn": fn}]}
-    run = tiny_run(options)
-    train(run)
-    first = read_records(run.journal_file)
-    ship(Shipper(tracked), first)  # by a monitor that was killed with the training
-    assert replayed_tag(tracked) is None
-    cut_back(run, 4)
-    counted = train(run)
-    ship(Shipper(tracked), read_records(run.journal_file))
-    assert replayed_tag(tracked) == f"steps 5-6: {FIRST_ATTEMPT}"
-    assert history(tracked, "reward/mean") == [
-        (r.step, r.metrics["reward/mean"], r.timestamp_ms) for r in of_kind(first, "step")
-    ]
-    assert [r.metrics["reward/mean"] for r in of_kind(counted, "step")][4:] != [
-        point[1] for point in history(tracked, "reward/mean")
-    ][4:]
 
 
 def sync(journal: Journal, number: int, alpha: float) -> None:
@@ -205,7 +163,7 @@ def synced_table(tracked: TrackedRun) -> list[list[float]]:
 def test_the_table_of_syncs_follows_each_sync_and_forgets_those_that_a_resume_repeats(
     tracked: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.sync_table.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.tracking.shipper.PAUSE_SECONDS", 0.0)
     journal = Journal(tmp_path / "journal.jsonl")
     shipper, seen = Shipper(tracked), []
     for number, alpha in ((2, 1.0), (4, 1.0)):

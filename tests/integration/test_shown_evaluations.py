@@ -28,7 +28,7 @@ from grpo_core.sweep.results import SweepRun, run_row
 from grpo_core.sweep.schema import ObjectiveConfig
 from grpo_core.training.__main__ import main
 from grpo_core.training.process import EVALUATE
-from tasks.run.run_report import compose
+from tasks.run.reporting import compose
 from tasks.tracking.store import TrackedRun
 
 pytestmark = pytest.mark.proof

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from grpo_core.metrics import REGISTRY
 from tasks.tracking import open_tracking
 from tasks.tracking.store import TrackedRun, make_client
-from tasks.tracking.view import SavedView, ensure_view, updated_view, written_view
+from tasks.tracking.view import SavedView, ensure_view
 
 TAG = "mlflow.sharedViewState.grpo"
 PINNED = ["kl/ref/drift", "kl/init/drift", "kl/probe/full_init", "ref/synced", "reward/mean", "eval/heldout/greedy_accuracy"]
@@ -68,12 +67,12 @@ def test_an_experiment_of_before_gets_the_view_and_the_next_run_writes_nothing(t
 
 
 def test_a_view_of_an_older_version_is_replaced_and_one_that_somebody_saved_is_not(opened: TrackedRun) -> None:
-    client, view = make_client(opened.uri), SavedView(own=frozenset())
+    client, view = make_client(opened.uri), SavedView()
     current = tag_of(opened)
     older = {**json.loads(current), "state": "deflate;" + base64.b64encode(zlib.compress(b"{}")).decode()}
     client.set_experiment_tag(opened.experiment_id, TAG, json.dumps(older))
     assert ensure_view(client, opened.experiment_id, view) == "grpo"
-    assert tag_of(opened) == current  # with the metrics that the older one knew
+    assert tag_of(opened) == current
 
     saved = json.dumps({key: value for key, value in older.items() if key != "grpo"})  # as MLflow's page writes it
     mine = "mlflow.sharedViewState.0123"
@@ -82,58 +81,6 @@ def test_a_view_of_an_older_version_is_replaced_and_one_that_somebody_saved_is_n
     assert ensure_view(client, opened.experiment_id, view) == "grpo"
     tags = client.get_experiment(opened.experiment_id).tags
     assert (tags[TAG], tags[mine]) == (saved, saved)
-
-
-@pytest.mark.parametrize("broken", ["", "{", "[]", "null", '"text"', '{"state": 1, "grpo": 5}'])
-def test_what_is_no_view_is_replaced(broken: str) -> None:
-    view = SavedView(own=frozenset({"reward/mine/mean"}))
-    assert updated_view(broken, view) == written_view(view)
-
-
-def test_the_view_knows_the_rewards_of_all_runs_and_stays_within_mlflows_bound() -> None:
-    first = written_view(SavedView(own=frozenset({"reward/one/mean"})))
-    both = state(updated_view(first, SavedView(own=frozenset({"reward/two/mean"}))))
-    metrics = {chart.get("metricKey"): chart["metricSectionId"] for chart in both["compareRunCharts"]}
-    assert metrics["reward/one/mean"] == metrics["reward/two/mean"] == metrics["reward/std"]
-    many = frozenset(f"reward/{'m' * 90}{number}/mean" for number in range(300))
-    assert len(written_view(SavedView(own=many))) < 5000
-
-
-def test_a_store_that_refuses_tags_ends_no_run_and_its_link_names_no_view(
-    opened: TrackedRun, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Refusing:
-        """A client whose user may log runs and not change experiments."""
-
-        def get_experiment(self, experiment_id: str) -> Any:
-            return make_client(opened.uri).get_experiment(experiment_id)
-
-        def set_experiment_tag(self, *_: Any) -> None:
-            raise PermissionError("403: not\nallowed\x1b[2J")
-
-    assert ensure_view(Refusing(), opened.experiment_id, SavedView(id="other", own=frozenset())) == ""
-    assert r"(403: not allowed\x1b[2J); its charts open without it" in caplog.text
-    without = TrackedRun(uri="http://host/mlflow/", experiment_id="1", run_id="2", name="n")
-    assert (
-        without.charts_address == "http://host/mlflow/#/experiments/1/runs?workflowType=machine_learning&compareRunsMode=CHART"
-    )
-
-
-def test_runs_that_start_together_make_one_experiment_with_one_view(tiny_run: Any, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    make_client(uri)
-    values = {"tracking.uri": uri, "tracking.experiment": "viewed"}
-    folders = [tiny_run({**values, "training.seed": seed}, name=f"run{seed}").path for seed in range(4)]
-    found: list[TrackedRun] = []
-    threads = [threading.Thread(target=lambda path=path: found.append(open_tracking.fn(path))) for path in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert {(tracked.experiment_id, tracked.view) for tracked in found} == {(found[0].experiment_id, "grpo")}
-    tags = make_client(uri).get_experiment(found[0].experiment_id).tags
-    assert [tag for tag in tags if tag.startswith("mlflow.sharedViewState.")] == [TAG]
 
 
 @pytest.mark.parametrize(

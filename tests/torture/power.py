@@ -30,7 +30,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
 from grpo_core.run.resuming import check_resumable
 from grpo_core.training import from_python
-from tasks.run.run_report import compose
+from tasks.run.reporting import compose
 from tasks.tracking.store import TrackedRun, read_tracked
 from tests.conftest import build_values, write_model
 from tests.torture.compare import checkpoint_differences, journal_differences, table_differences

@@ -1,0 +1,245 @@
+"""The MLflow run of a training or an evaluation: opened before anything costly, fed by the monitor, ended whatever happens."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
+
+from grpo_core.errors import JournalError, TrackingError, cause, raised_as
+from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Record, read_journal, read_records
+from grpo_core.run.judge import alerts_of
+from tasks.credentials import is_same_address, usable_uri
+from tasks.process.cancellation import was_interrupted
+from tasks.tracking.opening import STOP_TAG, link_mlflow, open_new, reopen
+from tasks.tracking.shipper import DELETED, END_SECONDS, SYNC_TABLE, Shipper, log_whole_table
+from tasks.tracking.store import (
+    TrackedRun,
+    log_folder,
+    make_client,
+    own_tracked,
+    patiently,
+    read_tracked,
+    tracking_uri,
+)
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED_SECONDS = 3.0
+"""How long a run that was interrupted waits for a tracking server that is away; Prefect kills a cancelled flow after 30 s."""
+
+LOCKED_SECONDS = 60.0
+"""How long a run tries to be opened in a SQLite store in which many others write."""
+OPENING_REMEDY = (
+    "start it, correct tracking.uri or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file; a login goes to the "
+    "server of MLFLOW_TRACKING_URI alone"
+)
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@task(name="open-tracking", cache_policy=NO_CACHE)
+def open_tracking(run_path: Path) -> TrackedRun:
+    """Create the MLflow run and remember it in tracking.json, before anything costly is done; a resumed run keeps its own.
+
+    The flow run's page in Prefect links to it from then on.
+
+    Raises:
+        TrackingError: the store or server cannot be used.
+    """
+    run_dir = RunDir(run_path)
+    tracked = find_or_open(run_dir, tracking_uri(run_dir.read_config(), run_path))
+    link_mlflow(tracked)
+    return tracked
+
+
+@retry(
+    # SQLite on a machine that is overloaded; what had been opened is found again
+    retry=retry_if_exception_message(match=r".*database is locked"),
+    stop=stop_after_delay(LOCKED_SECONDS),
+    wait=wait_fixed(1),
+    reraise=True,
+)
+def find_or_open(run_dir: RunDir, uri: str) -> TrackedRun:
+    """Return the MLflow run of a folder, running: the one that it has, at its own address or at `uri`, or a new one there.
+
+    Raises:
+        TrackingError: the store or server cannot be used, or the folder names an address that is not ours.
+    """
+    known = read_tracked(run_dir) if run_dir.tracking_file.exists() else None
+    if known is not None and not is_same_address(known.uri, uri):
+        known = own_tracked(run_dir)
+    address = uri if known is None else known.uri
+    what = f"tracking.uri {address}: MLflow cannot be used there ({{cause}}); {OPENING_REMEDY}"
+    with raised_as(TrackingError, what, Exception):  # mlflow raises unrelated types for each store
+        return (known and reopen(run_dir, known)) or open_new(run_dir, uri)
+
+
+@task(name="track-inputs", cache_policy=NO_CACHE)
+@patiently
+def track_inputs(run_path: Path, tracked: TrackedRun) -> None:
+    """Log what the run is made with: config, provenance, frozen prompts, and the data set as an input."""
+    import mlflow
+    import pandas
+    from mlflow.data.code_dataset_source import CodeDatasetSource
+    from mlflow.entities import DatasetInput, InputTag
+
+    from grpo_core.data.frozen import load_frozen
+
+    run_dir, client = RunDir(run_path), make_client(tracked.uri)
+    provenance, config = run_dir.read_provenance(), run_dir.read_config()
+    for key in ("git_commit", "config_digest", "data_digest", "model_digest", "adapter_digest"):
+        if provenance.get(key) is not None:
+            client.set_tag(tracked.run_id, key, provenance[key])
+    for file in (run_dir.config_file, run_dir.origin_file, run_dir.provenance_file):
+        client.log_artifact(tracked.run_id, str(file))
+    log_folder(client, tracked.run_id, run_dir.data, "data")
+    inputs = []
+    for split, context, prompts in zip(("train", "eval"), ("training", "evaluation"), load_frozen(run_dir.data), strict=True):
+        frame = pandas.DataFrame({"prompt": [prompt.text for prompt in prompts]})
+        source = CodeDatasetSource({"data.source": config.data.source, "artifact": f"data/{split}.jsonl"})
+        data = mlflow.data.from_pandas(frame, source=source, name=f"{split}-prompts", digest=provenance["data_digest"][:8])
+        inputs.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", context)]))
+    client.log_inputs(tracked.run_id, datasets=inputs)
+
+
+@task(name="track-results", cache_policy=NO_CACHE)
+def track_results(run_path: Path, tracked: TrackedRun, status: Status) -> tuple[str, ...]:
+    """Ship what is left of the journal, log tables, figures and policy, end the run; return what could not be tracked.
+
+    A run that was interrupted has little time left: nothing is waited for and the policy is not copied.
+    """
+    run_dir, finished = RunDir(run_path), status == "FINISHED"
+    problems = []
+    client, shipper = make_client(tracked.uri), Shipper(tracked)
+    records: list[Record] = []
+    try:
+        records = read_records(run_dir.journal_file) if run_dir.journal_file.exists() else []
+    except JournalError as error:  # nothing of a damaged journal is tracked
+        problems.append(str(error))
+    for record in records:
+        shipper.add(record)
+    for alert in alerts_of(run_dir, records):
+        shipper.add_alert(alert)
+    unshipped = shipper.ship_all(END_SECONDS if finished else INTERRUPTED_SECONDS)
+    if shipper.is_deleted:
+        return (*problems, f"{DELETED}; everything is in {run_path}, and `grpo track {run_path}` logs it to a new MLflow run")
+    if unshipped:
+        problems.append(
+            f"{unshipped} records of {run_dir.journal_file} are not in MLflow ({shipper.last_error}); "
+            f"`grpo track {run_path}` ships them later"
+        )
+    with collect_problems(problems, "artifacts are not all in MLflow", f"; they are in {run_dir.path}"):
+        _log_results(client, run_dir, tracked, with_policy=finished)
+    with collect_problems(problems, f"the MLflow run could not be ended as {status}"):
+        client.set_terminated(tracked.run_id, status)
+    return tuple(problems)
+
+
+@contextmanager
+def collect_problems(problems: list[str], problem: str, remedy: str = "") -> Iterator[None]:
+    """Add a problem instead of raising: what cannot be tracked does not make a training fail."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (mlflow raises unrelated types for each store)
+        problems.append(f"{problem} ({type(error).__name__}: {cause(error)}){remedy}")
+
+
+@contextmanager
+def end_tracking(run_path: Path, tracked: TrackedRun) -> Iterator[None]:
+    """End the MLflow run with the right status if what is inside is interrupted (KILLED) or fails (FAILED).
+
+    A start that fails before any process of the run was started is no run: it is deleted (MLflow keeps what is deleted until
+    its garbage collection).
+    """
+    try:
+        yield
+    except BaseException as error:
+        status: Status = "KILLED" if was_interrupted(error) else "FAILED"
+        if status == "FAILED" and not RunDir(run_path).has_started:
+            problems: list[str] = []
+            with collect_problems(problems, "the MLflow run of a start that failed could not be deleted"):
+                make_client(tracked.uri).delete_run(tracked.run_id)
+        else:
+            problems = list(track_results.fn(run_path, tracked, status))
+        for problem in problems:
+            logger.warning(problem)
+        raise
+
+
+def stop_requested(tracked: TrackedRun) -> str | None:
+    """Return why somebody wants the run to end, from its tag `grpo.stop` or its deletion in the MLflow UI; None otherwise."""
+    try:
+        run = make_client(tracked.uri).get_run(tracked.run_id)
+    except Exception:  # noqa: BLE001  (the server is away: nobody can ask for anything there)
+        return None
+    if run.info.lifecycle_stage == "deleted":
+        return DELETED
+    reason = run.data.tags.get(STOP_TAG)
+    return None if reason is None else f"asked for in MLflow (tag {STOP_TAG}: {reason or 'no reason given'})"
+
+
+@contextmanager
+def system_metrics(tracked: TrackedRun) -> Iterator[None]:
+    """Log CPU, memory and GPU use of this machine while inside."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    watcher = SystemMetricsMonitor(tracked.run_id, resume_logging=True, tracking_uri=usable_uri(tracked.uri))
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.finish()
+
+
+def _log_results(client: Any, run_dir: RunDir, tracked: TrackedRun, with_policy: bool) -> None:
+    for file in (run_dir.journal_file, run_dir.alerts_file, run_dir.log_file("train")):
+        if file.exists():
+            client.log_artifact(tracked.run_id, str(file))
+    for folder in (run_dir.completions, run_dir.probe, run_dir.eval, run_dir.report):
+        if folder.exists():
+            log_folder(client, tracked.run_id, folder, folder.name)
+    for name, table in _tables(run_dir).items():
+        log_whole_table(client, tracked.run_id, name, table)
+    if with_policy:
+        _log_policy(client, run_dir, tracked)
+
+
+def _tables(run_dir: RunDir) -> Mapping[str, Any]:
+    """Return what the MLflow UI shows as tables: syncs, the last step's completions, the evaluations' completions."""
+    from grpo_core.run.tables import read_table, sync_table
+
+    tables = {}
+    if run_dir.journal_file.exists():
+        tables[SYNC_TABLE] = sync_table(read_journal(run_dir.journal_file))
+    files = {f"completions_eval_{file.stem}": file for file in sorted(run_dir.eval.glob("*.parquet"))}
+    for file in sorted(run_dir.completions.glob("*.parquet"))[-1:]:
+        files["completions_last_step"] = file
+    return tables | {name: table for name, file in files.items() if (table := read_table(file)) is not None}
+
+
+def _log_policy(client: Any, run_dir: RunDir, tracked: TrackedRun) -> None:
+    """Log the final policy, and the best where that is another one: where it is, its digest, and the weights if asked for."""
+    from grpo_core.policy.saved import find_best, list_checkpoints, read_state
+    from grpo_core.policy.sources.weight_files import weights_digest
+
+    checkpoints = list_checkpoints(run_dir.checkpoints)
+    if not checkpoints:
+        return
+    keeps_weights = run_dir.read_config().tracking.log_policy
+    present = {file.path for file in client.list_artifacts(tracked.run_id)}
+    for name, checkpoint in (("policy", checkpoints[-1]), ("best_policy", find_best(run_dir.checkpoints))):
+        if checkpoint is None:
+            continue
+        policy = checkpoint / "policy"
+        client.set_tag(tracked.run_id, f"{name}_path", str(policy.resolve()))
+        client.set_tag(tracked.run_id, f"{name}_digest", weights_digest(policy))
+        client.set_tag(tracked.run_id, f"{name}_step", str(read_state(checkpoint).step))
+        # The best is not sent twice where it is the final one, unless another one is there from before.
+        must_upload = name == "policy" or checkpoint != checkpoints[-1] or name in present
+        if must_upload and keeps_weights:
+            log_folder(client, tracked.run_id, policy, name)
