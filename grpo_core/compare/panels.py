@@ -1,18 +1,15 @@
 """What the pictures and the page draw, panel by panel, and where syncs of several runs are marked."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from grpo_core.compare.paired import ACCURACY
+from grpo_core.compare.differences import ACCURACY
 from grpo_core.run.curves import CURVE_KINDS, FORGETTING
-
-PLACES = "places"
-"""The picture of where each run's drift is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonPanel:
+class Panel:
     """One diagram."""
 
     title: str
@@ -27,10 +24,9 @@ class ComparisonPanel:
     """Whether the axis begins at 0."""
 
 
-def _panel(key: str, *, smooth: bool = False, points: str | None = None) -> ComparisonPanel:
-    kind = CURVE_KINDS[key]
-    title = CURVE_KINDS[points].title if points else kind.title
-    return ComparisonPanel(title=title, unit=kind.unit, line=key, points=points, smooth=smooth, is_kl=key.startswith("kl/"))
+def _panel(key: str, *, smooth: bool = False, points: str | None = None) -> Panel:
+    kind = CURVE_KINDS[points or key]
+    return Panel(title=kind.title, unit=kind.unit, line=key, points=points, smooth=smooth, is_kl=key.startswith("kl/"))
 
 
 PANELS = (
@@ -44,7 +40,7 @@ PANELS = (
 )
 
 
-def panels_with(measured: Iterable[str]) -> list[ComparisonPanel]:
+def panels_with(measured: Iterable[str]) -> list[Panel]:
     """Return the panels for which any run has figures."""
     known = set(measured)
     return [panel for panel in PANELS if known & {panel.line, panel.points}]
@@ -60,15 +56,14 @@ def sync_segments(steps_of: Sequence[Sequence[int]]) -> list[list[Segment]]:
     >>> sync_segments([[10, 20], [10]])
     [[(10, 0.0, 0.5), (20, 0.0, 1.0)], [(10, 0.5, 1.0)]]
     """
-    runs_at: Mapping[int, list[int]] = defaultdict(list)
+    runs_at = defaultdict[int, list[int]](list)
     for index, steps in enumerate(steps_of):
         for step in dict.fromkeys(steps):
             runs_at[step].append(index)
     return [
-        [_segment(step, runs_at[step].index(index), len(runs_at[step])) for step in dict.fromkeys(steps)]
+        [
+            (step, runs_at[step].index(index) / len(runs_at[step]), (runs_at[step].index(index) + 1) / len(runs_at[step]))
+            for step in dict.fromkeys(steps)
+        ]
         for index, steps in enumerate(steps_of)
     ]
-
-
-def _segment(step: int, place: int, count: int) -> Segment:
-    return step, place / count, (place + 1) / count

@@ -213,13 +213,13 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
 
 def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
     """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
-    from grpo_core.compare.of_sweep import compare_sweep
+    from grpo_core.compare.files import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
     again = f"`grpo report {path_argument(stored.dir.path)}` tries again"
-    compared = compare_sweep(stored)
-    results, report = make_report(stored, compared.page)
-    problems = [] if compared.fault is None else [f"the runs are not compared ({compared.fault}); {again}"]
+    comparison, fault = compare_sweep(stored)
+    results, report = make_report(stored, comparison)
+    problems = [] if fault is None else [f"the runs are not compared ({fault}); {again}"]
     try:
         if tracked is not None:
             log_results(tracked, stored, results, report.answer)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from grpo_core.metrics import find_metric
-from grpo_core.pages.table import Table
+from grpo_core.pages.page import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
     PLUS_MINUS,

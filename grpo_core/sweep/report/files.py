@@ -1,6 +1,7 @@
 """The report of a sweep's folder: its runs become tables, pictures, Parquet tables of effects, and one page."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
+from grpo_core.pages.page import Picture
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import Key, total_runs
 from grpo_core.sweep.display import knob_name
@@ -20,7 +22,7 @@ from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
 from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
 from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
-from grpo_core.sweep.report.page import Picture, render_page
+from grpo_core.sweep.report.page import render_page
 from grpo_core.sweep.report.pictures import cost_figure, effect_figure, heat_figure
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
@@ -141,8 +143,7 @@ def write_report(
     findings = find(SweepRuns(facts, runs, by_prompt), OUTCOMES)
     words = answer(findings)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [_save(folder, drawing) for drawing in _drawings(findings, steps, syncs)]
-    pictured = [picture for picture in drawn if picture is not None]
+    pictures = _save(folder, _drawings(findings, steps, syncs))
     tables = {
         "effects": effects_table(list(findings.effects.values())),
         "interactions": interactions_table([found for family in findings.interactions.values() for found in family]),
@@ -152,8 +153,10 @@ def write_report(
     for name, table in tables.items():
         table.to_parquet(paths[name], index=False)
     page = folder / "report.html"
-    page.write_text(render_page(findings, words, pictured, comparison), encoding="utf-8")
-    return SweepReport(page=page, figures=tuple(picture.path for picture in pictured), tables=paths, answer=words)
+    page.write_text(render_page(findings, words, pictures, comparison), encoding="utf-8")
+    return SweepReport(
+        page=page, figures=tuple(one.path for some in pictures.values() for one in some), tables=paths, answer=words
+    )
 
 
 def _drawings(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Iterator[Drawing]:
@@ -198,15 +201,17 @@ def _drift_drawings(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.Dat
         yield f"curves_{_file_name(knob)}", "curves", alt, partial(level_curves_figure, sweep, steps, knob)
 
 
-def _save(folder: Path, drawing: Drawing) -> Picture | None:
-    name, section, alt, draw = drawing
-    path = folder / f"{name}.png"
-    # The whole drawing: rcParams are read when text is made and again when it is laid out.
-    with mpl.rc_context(STYLE):
-        if (figure := draw()) is not None:
-            take_literally(figure)
-            figure.savefig(path, dpi=DPI)
-    return Picture(path=path, section=section, alt=alt) if figure is not None else None
+def _save(folder: Path, drawings: Iterable[Drawing]) -> dict[str, list[Picture]]:
+    """Save pictures as PNG files; return them by section."""
+    pictures = defaultdict[str, list[Picture]](list)
+    for name, section, alt, draw in drawings:
+        # The whole drawing: rcParams are read when text is made and again when it is laid out.
+        with mpl.rc_context(STYLE):
+            if (figure := draw()) is not None:
+                take_literally(figure)
+                figure.savefig(folder / f"{name}.png", dpi=DPI)
+                pictures[section].append(Picture(path=folder / f"{name}.png", alt=alt))
+    return pictures
 
 
 def take_literally(figure: Figure) -> None:
