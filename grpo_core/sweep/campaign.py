@@ -22,8 +22,6 @@ from grpo_core.sweep.results import outcome_of, read_run, run_row
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
 
-LIFE_SECONDS = 5.0
-"""How often the sweep writes down that it is at work."""
 TRIES = 2
 """How often in one session a run is begun whose process was lost."""
 LOOK_SECONDS = 2.0
@@ -70,7 +68,7 @@ class Campaign:
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
         self._journals, self._pace = Journals(stored), SweepPace(stored, self._arms, self._outcomes)
-        self._next_life = self._next_look = 0.0
+        self._next_look = 0.0
         self._is_spent = False
         reports.percent(self._pace.percent)
         self._dir.write_arms(self._arms)
@@ -83,9 +81,6 @@ class Campaign:
         self._prune()
         while len(self._under_way) < self._sweep.runs.concurrency and (key := self._next()) is not None:
             self._start(key)
-        if time.monotonic() > self._next_life:
-            self._next_life = time.monotonic() + LIFE_SECONDS
-            self._dir.sign_of_life()
         if (line := self._pace.under_way(self._under_way.values(), self._journals)) is not None:
             self._reports.line(line)
         return bool(self._under_way)
@@ -106,19 +101,13 @@ class Campaign:
             self._settle()
 
     def _start(self, key: Key) -> None:
+        arm, seed = self._arms[key[0]], key[1]
         try:
-            job = self._job(self._arms[key[0]], key[1])
+            arm_config(self._sweep, self._stored.plan.base, arm.values)
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
-            self._conclude(Outcome(arm=key[0], seed=key[1], status="failed", cause=str(error)))
+            self._conclude(Outcome(arm=arm.number, seed=seed, status="failed", cause=str(error)))
             return
-        self._dir.note_begin(*key)
-        self._launcher.start(job)
-        self._under_way[key] = job
-        self._tries[key] += 1
-
-    def _job(self, arm: Arm, seed: int) -> Job:
-        arm_config(self._sweep, self._stored.plan.base, arm.values)
-        return Job(
+        job = Job(
             arm=arm.number,
             seed=seed,
             name=arm.run_name(seed),
@@ -127,20 +116,20 @@ class Campaign:
             run_dir=self._dir.run_dir(arm.number, seed),
             log_file=self._dir.log_file(arm.number, seed),
         )
+        self._launcher.start(job)
+        self._under_way[key] = job
+        self._tries[key] += 1
 
     def _take(self, ended: Ended) -> None:
         arm, seed = key = ended.job.key
         del self._under_way[key]
-        seconds = self._dir.wall_seconds(*key)
         if ended.cancelled:
-            self._conclude(
-                Outcome(arm=arm, seed=seed, status="stopped", cause="its flow run was cancelled", wall_seconds=seconds)
-            )
+            self._conclude(Outcome(arm=arm, seed=seed, status="stopped", cause="its flow run was cancelled"))
         elif ended.crashed and self._tries[key] < TRIES:
             self._reports.line(f"{ended.job.name}: {ended.failure}; once more")
             self._start(key)
         else:
-            self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure, seconds))
+            self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure))
 
     def _conclude(self, outcome: Outcome) -> None:
         """Write down how a run ended, then report it."""
@@ -188,18 +177,7 @@ class Campaign:
 
     def _budget_is_spent(self) -> bool:
         """Return whether no further run may begin; what is spent stays spent, and is reported once."""
-        budget, reason = self._sweep.budget, ""
-        if self._is_spent:
-            return True
-        if budget.hours is not None and self._dir.elapsed_seconds() >= 3600 * budget.hours:
-            reason = f"budget.hours: {budget.hours:g} are spent"
-        elif budget.tokens is not None and (spent := self._tokens()) >= budget.tokens:
-            reason = f"budget.tokens: {spent} of {budget.tokens} are spent"
-        if reason:
+        if not self._is_spent and (reason := self._journals.spent_budget(self._arms)) is not None:
             self._is_spent = True
             self._reports.line(f"{reason}; no further run begins")
         return self._is_spent
-
-    def _tokens(self) -> int:
-        """Return the completion tokens of all runs so far."""
-        return sum(self._journals.of((number, seed)).tokens for number in self._arms for seed in self._sweep.seeds)

@@ -17,7 +17,7 @@ from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, check_primary, count_arms, grid
 from grpo_core.sweep.display import arm_name
-from grpo_core.sweep.measured import counted_arms, find_unmeasured
+from grpo_core.sweep.measures import counted_arms, find_unmeasured
 from grpo_core.sweep.objective import check_objective, refuse_first, swept_units
 from grpo_core.sweep.schema import Range, SweepConfig
 

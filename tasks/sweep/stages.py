@@ -86,7 +86,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
 
 @contextlib.contextmanager
 def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
-    """Keep every other flow out of a sweep while inside, and count the time as one of its sessions.
+    """Keep every other flow out of a sweep while inside.
 
     Raises:
         SweepError: it is none.
@@ -98,9 +98,9 @@ def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
     stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
     refuse_code_of_sweep(stored.plan)
     uri = stored.plan.configs[0].tracking.uri
-    if uri is not None and stored.dir.sessions_file.exists():  # it is resumed
+    if uri is not None and stored.dir.arms_file.exists():  # it is resumed
         refuse_foreign(stored.dir, "sweep.json", uri)
-    with holding(stored.dir), stored.dir.session():
+    with holding(stored.dir):
         yield stored
 
 

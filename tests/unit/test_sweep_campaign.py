@@ -74,11 +74,10 @@ def run_all(stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]]) -> tu
     """Run a sweep to its end; return its launcher, its lines, and the arms of the study that are still open."""
     study, launcher, lines = SweepStudy.open(stored), Launcher(stored.plan.base, endings), list[str]()
     reports = Reports(line=lines.append, percent=lambda percent: None)
-    with stored.dir.session():
-        outcomes, tracking = stored.dir.read_outcomes(), {"tracking.parent": "parent"}
-        campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
-        while campaign.proceed():
-            pass
+    outcomes, tracking = stored.dir.read_outcomes(), {"tracking.parent": "parent"}
+    campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
+    while campaign.proceed():
+        pass
     still_open = study.open_arms()
     study.close()
     return launcher, lines, still_open

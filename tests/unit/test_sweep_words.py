@@ -243,7 +243,7 @@ QUESTIONS = (None, Primary(knob=BETA), Primary(knob=SYNC, levels=(5, None)))
 def test_every_figure_of_a_sentence_stands_in_a_table(primary: Primary | None) -> None:
     _, runs = measured((0, 1, 2, 3), primary)
     findings = find(runs, OUTCOMES)
-    page = render_page(findings, (), ())
+    page = render_page(findings, (), {})
     cells = set(re.findall(r"\d+\.\d+", " ".join(re.findall(r"<t[dh]\b.*?</t[dh]>", html.unescape(page), flags=re.DOTALL))))
     starts = ("the question", "best", "arm by arm", "β", "sync period", "interaction", "drift")
     said = [text for text in answer(findings) if text.startswith(starts)]

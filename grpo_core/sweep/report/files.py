@@ -20,6 +20,7 @@ from grpo_core.sweep.arms import Key, total_runs
 from grpo_core.sweep.display import knob_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
+from grpo_core.sweep.progress import Journals
 from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
 from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
 from grpo_core.sweep.report.page import render_page
@@ -29,7 +30,6 @@ from grpo_core.sweep.results import Results, collect
 from grpo_core.sweep.statistics.effects import MAX_LEVELS
 from grpo_core.sweep.statistics.findings import Findings, find
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
-from grpo_core.sweep.status import is_budget_spent
 
 DPI = 130
 Drawing = tuple[str, str, str, Callable[[], Figure | None]]
@@ -67,7 +67,7 @@ def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Res
         _storable(getattr(results, name)).to_parquet(folder / f"{name}.parquet", index=False)
     results.runs.to_csv(folder / "runs.csv", index=False)
     return results, write_report(
-        _facts(stored, results.notes),
+        _facts(stored, results),
         results.runs,
         results.steps,
         results.syncs,
@@ -88,7 +88,7 @@ def _storable(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.assign(**{str(column): table[column].map(str, na_action="ignore") for column in mixed})
 
 
-def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
+def _facts(stored: StoredSweep, results: Results) -> SweepFacts:
     plan, sweep, objective = stored.plan, stored.plan.sweep, stored.plan.sweep.objective
     arms, asked = stored.dir.read_arms(), sweep.primary
     levels = None if asked is None or asked.levels is None else (as_level(asked.first), as_level(asked.second))
@@ -103,15 +103,15 @@ def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
         hold=sweep.hold,
         sampler=sweep.sampler,
         concurrency=sweep.runs.concurrency,
-        elapsed_seconds=stored.dir.elapsed_seconds() or None,
-        notes=(*plan.notes, *notes),
+        elapsed_seconds=results.elapsed_seconds or None,
+        notes=(*plan.notes, *results.notes),
         planned_runs=total_runs(plan.num_arms, sweep, arms),
         kl_bound=objective.kl_bound,
         kl_metric=objective.kl_metric,
         last_steps=objective.last_steps,
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
         primary=None if asked is None else Primary(knob=asked.knob, levels=levels),
-        budget_spent=is_budget_spent(stored, arms),
+        budget_spent=Journals(stored).spent_budget(arms) is not None,
     )
 
 
