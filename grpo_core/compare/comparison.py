@@ -23,7 +23,6 @@ from grpo_core.run.record import now
 from grpo_core.sweep.display import kl_lines
 
 TITLED_RUNS = 4
-"""A title names so many runs."""
 VERSION = 1
 """Of the document; a reader of another one should look at what it finds."""
 
@@ -34,7 +33,6 @@ class RunComparison:
 
     title: str
     made: str
-    """When: ISO-8601 with time zone."""
     runs: tuple[ComparedRun, ...]
     unread: tuple[UnreadRun, ...]
     settings: tuple[Setting, ...]

@@ -44,9 +44,7 @@ class RunDifference:
 
     label: str
     against: str
-    """What the first run is called."""
     shared_steps: int
-    """Steps that both runs have finished."""
     first: FigureDifference | None
     """`before` is the first run's value, `now` this run's; None where every figure that both hold is the same."""
     first_completions: FigureDifference | None
@@ -61,7 +59,6 @@ class SeedDifference:
     group: str
     against: str
     n: int
-    """Seeds."""
     seeds: tuple[int, ...]
     mean: float
     low: float
@@ -79,7 +76,6 @@ class PromptDifference:
     run: str
     against: str
     n: int
-    """Prompts."""
     mean: float
     low: float
     high: float

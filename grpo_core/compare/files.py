@@ -37,7 +37,6 @@ TABLES = {
     "paired_over_seeds": ("metric", "group", "against", "n", "seeds", "mean", "low", "high", "p", "holm_p"),
     "paired_over_prompts": ("run", "against", "n", "mean", "low", "high"),
 }
-"""CSV files and their columns."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class ComparisonDir(FlowDir):
     kinds: ClassVar[tuple[str, ...]] = ("comparison",)
 
     page = Place(PAGE)
-    """The diagrams, with zoom, and all tables."""
     document = Place("comparison.json")
-    """What `grpo compare --json` prints."""
 
     files: ClassVar[tuple[str, ...]] = (
         *(*FlowDir.files, *places(vars(), "file")),

@@ -21,7 +21,6 @@ class Panel:
     smooth: bool = False
     """Whether the line is the mean of the last five steps, over a thin one of each step."""
     is_kl: bool = False
-    """Whether the axis begins at 0."""
 
 
 def _panel(key: str, *, smooth: bool = False, points: str | None = None) -> Panel:

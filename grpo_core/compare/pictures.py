@@ -24,7 +24,6 @@ MOST_BANDS = 4
 LEGEND_CHARACTERS = 60
 PICTURES = ("kl", "learning", "places")
 WIDTH, PANEL_HEIGHT, LEGEND_LINE = 10.0, 2.7, 0.2
-"""In inches."""
 
 
 def save_pictures(comparison: RunComparison, folder: Path) -> dict[str, Path]:

@@ -19,7 +19,6 @@ TAB10 = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
 )
-"""Tableau's ten colours, matplotlib's own."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Of lines, as plotly names them; more runs than colours take them in turn."""
 
@@ -32,7 +31,6 @@ class Source:
     """What the user typed: a folder or an MLflow run id."""
     path: Path
     is_downloaded: bool = False
-    """Whether the folder is a copy that MLflow gave, which is removed again."""
 
     @property
     def place(self) -> str:
@@ -47,7 +45,6 @@ class OpenedRun:
     source: Source
     run: Run
     curves: RunCurves
-    """What is drawn of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +54,6 @@ class ComparedRun(OpenedRun):
     label: str
     """What its lines are called: first what differs, such as `β=0.1`."""
     colour: str
-    """As `#rrggbb`."""
     dash: str
     """Of its lines, as plotly names it."""
 

@@ -24,7 +24,6 @@ class Setting:
 
     key: str
     values: tuple[Any, ...]
-    """One per run."""
 
     def texts(self) -> tuple[str, ...]:
         """Return the values as a table shows them."""

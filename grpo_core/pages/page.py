@@ -16,7 +16,6 @@ WORDY = frozenset(
         *("run", "folder", "figure", "here", "against"),
     ]
 )
-"""Headings of columns of words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class Table:
     """One per column; empty where a column has none."""
     rows: tuple[tuple[str, ...], ...]
     strong: frozenset[int] = frozenset()
-    """Rows to stress."""
 
     @property
     def texts(self) -> frozenset[int]:

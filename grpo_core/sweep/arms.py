@@ -94,7 +94,6 @@ class Arm:
     """One point of the search space; of an Optuna study: one trial."""
 
     number: int
-    """Its trial's."""
     values: Values
 
     @property

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 TRIES = 2
 """How often in one session a run is begun whose process was lost."""
 LOOK_SECONDS = 2.0
-"""How often the runs under way are judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,6 @@ class Reports:
 
     line: Callable[[str], None]
     percent: Callable[[float], None]
-    """Called with how far the sweep is, whenever a run has ended."""
 
 
 class Campaign:

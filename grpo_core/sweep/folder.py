@@ -44,19 +44,15 @@ class SweepDir(FlowDir):
     kinds: ClassVar[tuple[str, ...]] = ("sweep",)
 
     sweep_file = Place(SWEEP_FILE)
-    """The sweep's own keys, and its id."""
     arms_file = Place("arms.json")
     """The arms that have been chosen so far; the study's trials, readable without it."""
     outcomes_file = Place("outcomes.jsonl")
-    """One JSON line a run that has ended."""
     study_file = Place("study.db")
     """The Optuna study, where it is SQLite."""
     runs = Place("runs")
     """A folder for each run. What is in it may lie behind links, so it is watched as a file is."""
     results = Place("results", "folder")
-    """Tables of all runs and of all their steps."""
     report = Place("report", "folder")
-    """Page, figures and tables."""
 
     vllm = Place("vllm", "folder")
     """vLLM servers that the runs hand on, for the owner alone."""
@@ -169,7 +165,6 @@ class StoredSweep:
     base: Path
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
     import_from: tuple[str, ...] = ()
-    """Folders in which its runs look for reward functions."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

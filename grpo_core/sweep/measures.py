@@ -30,9 +30,7 @@ class Measure:
     table: Literal["reached", "used"] | None = None
     """The table of arms that has a column of it, once any run has it."""
     heading: str = ""
-    """Of that column."""
     unit: str = ""
-    """Below the heading."""
     shown: Literal["spread", "mean", "count", "time"] = "spread"
     """As mean ± half its interval, as a mean alone, as a whole number, or as a time."""
     outcome: str = ""
@@ -133,7 +131,6 @@ OUTCOMES = tuple(key for key, measure in MEASURES.items() if measure.outcome)
 DRIFTS = ("probe_kl_init", "kl_init_seq")
 """Measures of the drift from the initial policy, the better first."""
 EXACT_DRIFT = "kl/probe/full_init"
-"""Shown in every report whose runs measure it."""
 
 
 def figure_at_end(values: Mapping[int, float], key: str, *, end: int, count: int) -> float | None:

@@ -16,7 +16,6 @@ from grpo_core.sweep.results import covered_seconds, measure, work_spans
 logger = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 160
-"""Of the cause of a failure, in the line of a run; the outcomes hold all of it."""
 SILENCE_SECONDS = 60.0
 """After so long without a line, one reports how far the runs under way are."""
 
@@ -27,13 +26,10 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    """Generated for completions."""
     rewards: Sequence[float] = ()
-    """Mean reward of each step."""
     drift: Mapping[int, float] = field(default_factory=dict)
     """`objective.kl_metric` by step, where it was measured."""
     spans: Sequence[tuple[float, float]] = ()
-    """When it was at work."""
 
 
 class Journals:
@@ -43,7 +39,6 @@ class Journals:
         """Read those of a sweep."""
         self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._read: dict[Key, tuple[int, Progress]] = {}
-        """Size of a journal, and what it held then."""
 
     def of(self, key: Key) -> Progress:
         """Return how far a run is; nothing of a run that has no readable journal."""

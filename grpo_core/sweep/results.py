@@ -64,11 +64,9 @@ class SweepRun:
     arm: Arm
     seed: int
     folder: RunDir
-    """It need not exist."""
     records: Sequence[Record] = ()
     """Its journal; empty where it has none, or a damaged one."""
     fault: str | None = None
-    """What is wrong with the journal or with the run's configuration."""
     notes: tuple[str, ...] = field(default=())
 
     @property

@@ -30,13 +30,10 @@ class SweepStatus:
     """Where a sweep is."""
 
     state: str
-    """`not started`, `running`, `finished`, `failed` (more runs than it allows), or `interrupted`."""
     name: str
     ended: int
     total: int
-    """Runs."""
     outcomes: Mapping[str, int]
-    """Runs by how they ended."""
     under_way: int
     """Runs that were begun and have not ended."""
     resume: str | None
@@ -57,15 +54,12 @@ class Listed:
     """Steps of a run, runs of a sweep."""
     total: int = 0
     bytes: int
-    """Of all files in the folder."""
     accuracy: float | None = None
     """Highest held-out greedy accuracy after the first step, in a sweep that of its runs; None where none was measured."""
     started: datetime
-    """With time zone."""
     resume: str | None = None
     """The command that resumes it; None where there is nothing to resume."""
     fault: str | None = None
-    """Why it cannot be read."""
 
 
 def sweep_status(sweep_dir: SweepDir) -> SweepStatus:

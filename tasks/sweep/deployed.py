@@ -40,7 +40,6 @@ class DeploymentLauncher:
         self._waiting: list[Job] = []
         """Not handed out yet: Prefect is away."""
         self._jobs: dict[str, Job] = {}
-        """By flow run id."""
         self._cancelling: set[str] = set()
         """Flow runs that were on their way out when they were found."""
         self._hopeless: list[Ended] = []

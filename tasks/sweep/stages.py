@@ -175,12 +175,9 @@ class SweepSummary:
     sweep_path: Path
     page: Path
     answer: tuple[str, ...]
-    """The findings in words."""
     statuses: dict[str, int]
-    """Runs by how they ended."""
     tracked: TrackedRun
     problems: tuple[str, ...] = ()
-    """What could not be compared or tracked."""
 
 
 @task(name="report-sweep", cache_policy=NO_CACHE)

@@ -46,7 +46,6 @@ class SweepReport:
     tables: Mapping[str, Path]
     """`effects`, `interactions` and `differences`: Parquet."""
     answer: tuple[str, ...]
-    """The plain words, one line each."""
 
 
 def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Results, SweepReport]:
@@ -136,9 +135,6 @@ def write_report(
         folder: made if it is not there; files of the same names are replaced.
         comparison: page of the comparison of the runs, relative to `folder`; None = there is none.
         by_prompt: as in `Results`; None = nothing is said of new prompts.
-
-    Raises:
-        ValueError: `runs` lacks a required column, or holds a seed of an arm twice.
     """
     findings = find(SweepRuns(facts, runs, by_prompt), OUTCOMES)
     words = answer(findings)

@@ -36,7 +36,6 @@ class Findings:
 
     sweep: SweepRuns
     effects: dict[str, KnobEffects]
-    """By outcome."""
     interactions: dict[str, tuple[Interaction, ...]]
     """By outcome: of the objective and of the drift."""
     differences: tuple[Comparison, ...]
@@ -44,7 +43,6 @@ class Findings:
     sentences: tuple[Statement, ...]
     """Those of the above that the answer is made of, the question first: one family."""
     question: tuple[Comparison | Association, ...]
-    """The statements about what the sweep named as its question."""
 
     @property
     def facts(self) -> SweepFacts:
@@ -89,7 +87,6 @@ class Best:
     """Arms that are not over the bound, with fewer complete seeds: what they lack is not comparable."""
     seeds: int
     rivals: tuple[Rival, ...]
-    """The ranked arms without the best one, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,6 @@ class Difference(Statement):
     first: Level
     second: Level
     differences: tuple[float, ...]
-    """One per seed."""
     estimate: PairedEstimate
     pairs: int
     """Pairs of runs, or sets of four, that entered."""
