@@ -225,18 +225,10 @@ def _faults(sweep: SweepConfig, config: RunConfig) -> Iterator[str]:
 
 
 def _warnings(objective: ObjectiveConfig, config: RunConfig) -> Iterator[str]:
-    every, last_steps = config.probe.every_steps, objective.last_steps
-    if every is None or not last_measured(config, EXACT_DRIFT):
-        return  # a period beyond the run has a warning of its own
-    why = unmeasured_at_end(config, EXACT_DRIFT, last_steps)
-    if why is not None and EXACT_DRIFT not in _used(objective).values():
+    if not last_measured(config, EXACT_DRIFT) or EXACT_DRIFT in _used(objective).values():
+        return  # no probe is wanted, or its period beyond the run has a warning of its own; or it is a fault
+    if (why := unmeasured_at_end(config, EXACT_DRIFT, objective.last_steps)) is not None:
         yield f"the report will lack the exact drift: {why}"
-    if why is None and config.training.max_tokens is not None and every > last_steps:
-        yield (
-            f"runs end at training.max_tokens {config.training.max_tokens}, so their last {last_steps} steps "
-            f"(objective.last_steps) may hold no probe (probe.every_steps {every}); such runs have no exact drift: set "
-            f"objective.last_steps to {every} or more"
-        )
 
 
 def _used(objective: ObjectiveConfig) -> dict[str, str]:

@@ -24,7 +24,7 @@ from grpo_core.sweep.progress import Journals
 from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
 from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
 from grpo_core.sweep.report.page import render_page
-from grpo_core.sweep.report.pictures import cost_figure, effect_figure, heat_figure
+from grpo_core.sweep.report.pictures import effect_figure, heat_figure
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
 from grpo_core.sweep.statistics.effects import MAX_LEVELS
@@ -162,9 +162,6 @@ def _drawings(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFra
         yield from _frontier_drawings(sweep)
     if not steps.empty:
         yield from _drift_drawings(sweep, steps, syncs)
-    if any(sweep.values("wall_seconds").values()):
-        alt = "Bars: seconds and generated tokens of each arm's runs. The figures are in the table of costs."
-        yield "costs", "costs", alt, partial(cost_figure, sweep)
 
 
 def _effect_drawings(findings: Findings) -> Iterator[Drawing]:

@@ -201,26 +201,3 @@ def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
         times = f"{duration(trained)} / ({duration(sweep.facts.elapsed_seconds)} x {sweep.facts.concurrency} at a time)"
         lines.append(f"share of the machine's time spent in training steps: {share:.0%} = {times}")
     return tuple(lines)
-
-
-def cost_figure(sweep: SweepRuns) -> Figure:
-    """Return seconds and generated tokens per run, the mean of each arm's runs; the outlined bar is the whole run."""
-    figure = Figure(figsize=(9, 1.4 + 0.28 * len(sweep.arms)), layout="constrained")
-    seconds, tokens = figure.subplots(1, 2, sharey=True)
-    places = np.arange(len(sweep.arms))
-    means = {name: _means(sweep, name) for name in ("train_seconds", "wall_seconds", "tokens")}
-    seconds.barh(places, means["wall_seconds"], color="none", edgecolor="0.5", height=0.75, label="whole run")
-    seconds.barh(places, means["train_seconds"], color=PALETTE[0], height=0.55, label="training steps")
-    tokens.barh(places, means["tokens"], color=PALETTE[2], height=0.55)
-    seconds.set_yticks(places, [f"{arm.number}: {arm.name}" for arm in sweep.arms], fontsize=8)
-    seconds.set(ylim=(len(places) - 0.4, -0.6), xlabel="seconds per run")
-    tokens.set_xlabel("generated tokens per run")
-    for axes in (seconds, tokens):
-        axes.grid(alpha=0.3, axis="x")
-    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
-    return figure
-
-
-def _means(sweep: SweepRuns, measure: str) -> list[float]:
-    values = sweep.values(measure)
-    return [math.fsum(of_arm) / max(1, len(of_arm)) for of_arm in (values[arm.number].values() for arm in sweep.arms)]
