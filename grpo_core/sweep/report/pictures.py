@@ -5,15 +5,12 @@ The same level is the same colour in every picture.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.typing import FillStyleType
 
 from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, arm_points, mean_and_half_width
@@ -21,8 +18,6 @@ from grpo_core.sweep.statistics.findings import Findings
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, is_number
 from grpo_core.sweep.statistics.statements import Comparison
 
-MARKERS = "osD^vP*X"
-FILLS = ("full", "none", "bottom")
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b5a2b")
 """Okabe and Ito's colours, which people with any kind of colour vision can tell apart, dark ones first."""
 LOG_FROM = 100
@@ -48,32 +43,6 @@ class Colours:
         if self.scale is not None and is_number(level):
             return to_hex(self.scale.to_rgba(np.asarray([float(level)]))[0])
         return "#777777" if self.knob else PALETTE[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """How an arm is drawn: colour, shape and filling say the levels of its first three knobs."""
-
-    colour: str = "0.4"
-    mark: str = "o"
-    fill: FillStyleType = "full"
-
-    def line(self, *point: float, edge: str | None = None, label: str = "") -> Line2D:
-        """Return the mark at a point, or nowhere for a legend."""
-        x, y = ([place] for place in point) if point else ([], [])
-        return Line2D(
-            x,
-            y,
-            marker=self.mark,
-            linestyle="",
-            color=self.colour,
-            markersize=8,
-            fillstyle=self.fill,
-            markerfacecoloralt="white",
-            markeredgecolor=edge or self.colour,
-            label=label,
-            zorder=3,
-        )
 
 
 def spans_decades(values: Sequence[float]) -> bool:
