@@ -74,7 +74,7 @@ def write_comparison(comparison: RunComparison, folder: Path) -> Path:
     return place.page
 
 
-def _rows(document: dict[str, Any], table: str) -> list[dict[str, Any]]:
+def _rows(document: dict[str, Any], table: str) -> list[Any]:
     """Return the rows of a CSV file, one a thing."""
     runs = document["runs"]
     if table == "curves":
@@ -94,8 +94,7 @@ def _rows(document: dict[str, Any], table: str) -> list[dict[str, Any]]:
         ]
     if table == "first_differences":
         return pandas.json_normalize(document[table], sep="_").to_dict("records")
-    rows: list[dict[str, Any]] = document[table]
-    return rows
+    return list(document[table])
 
 
 def _points(run: dict[str, Any], metric: str, curve: dict[str, Any]) -> list[dict[str, Any]]:

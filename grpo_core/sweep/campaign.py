@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +26,6 @@ TRIES = 2
 LOOK_SECONDS = 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reports:
-    """Where a campaign reports what happens."""
-
-    line: Callable[[str], None]
-    percent: Callable[[float], None]
-
-
 class Campaign:
     """Begins the runs of a sweep, some at a time, until all have ended or no more may begin."""
 
@@ -46,7 +37,8 @@ class Campaign:
         launcher: Launcher,
         *,
         tracking: Mapping[str, Any],
-        reports: Reports,
+        report_line: Callable[[str], None],
+        report_percent: Callable[[float], None],
     ) -> None:
         """Take up a sweep where earlier sessions have left it.
 
@@ -56,11 +48,12 @@ class Campaign:
             outcomes: how runs have ended that are not to run again.
             launcher: what starts the runs.
             tracking: overrides of every run that say where it is tracked.
-            reports: where to report.
+            report_line: called with what happens.
+            report_percent: called with how far the sweep is, whenever a run has ended.
         """
         self._stored, self._study, self._launcher = stored, study, launcher
         self._dir, self._sweep = stored.dir, stored.plan.sweep
-        self._tracking, self._reports = tracking, reports
+        self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
         self._arms, self._open_arms = study.arms(), study.open_arms()
         self._outcomes = dict(outcomes)
         self._under_way: dict[Key, Job] = {}
@@ -68,7 +61,7 @@ class Campaign:
         self._journals, self._pace = Journals(stored), SweepPace(stored, self._arms, self._outcomes)
         self._next_look = 0.0
         self._is_spent = False
-        reports.percent(self._pace.percent)
+        report_percent(self._pace.percent)
         self._dir.write_arms(self._arms)
         self._settle()
 
@@ -80,7 +73,7 @@ class Campaign:
         while len(self._under_way) < self._sweep.runs.concurrency and (key := self._next()) is not None:
             self._start(key)
         if (line := self._pace.under_way(self._under_way.values(), self._journals)) is not None:
-            self._reports.line(line)
+            self._report_line(line)
         return bool(self._under_way)
 
     def _next(self) -> Key | None:
@@ -124,7 +117,7 @@ class Campaign:
         if ended.cancelled:
             self._conclude(Outcome(arm=arm, seed=seed, status="stopped", cause="its flow run was cancelled"))
         elif ended.crashed and self._tries[key] < TRIES:
-            self._reports.line(f"{ended.job.name}: {ended.failure}; once more")
+            self._report_line(f"{ended.job.name}: {ended.failure}; once more")
             self._start(key)
         else:
             self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure))
@@ -133,8 +126,8 @@ class Campaign:
         """Write down how a run ended, then report it."""
         self._dir.add_outcome(outcome)
         self._outcomes[outcome.arm, outcome.seed] = outcome
-        self._reports.percent(self._pace.percent)
-        self._reports.line(self._pace.describe(outcome))
+        self._report_percent(self._pace.percent)
+        self._report_line(self._pace.describe(outcome))
         self._settle()
 
     def _settle(self) -> None:
@@ -177,5 +170,5 @@ class Campaign:
         """Return whether no further run may begin; what is spent stays spent, and is reported once."""
         if not self._is_spent and (reason := self._journals.spent_budget(self._arms)) is not None:
             self._is_spent = True
-            self._reports.line(f"{reason}; no further run begins")
+            self._report_line(f"{reason}; no further run begins")
         return self._is_spent

@@ -18,7 +18,7 @@ from grpo_core.config.section import Section
 from grpo_core.errors import ConfigError, listed
 from grpo_core.metrics import find_metric, is_registered
 from grpo_core.sweep.arms import GROUP_SIZE, MOST_ARMS, PROMPTS, arm_config, check_axes, check_primary, count_arms, grid
-from grpo_core.sweep.display import arm_name
+from grpo_core.sweep.display import arm_name, first_few
 from grpo_core.sweep.measures import counted_arms, find_unmeasured
 from grpo_core.sweep.schema import Range, SweepConfig
 
@@ -82,8 +82,7 @@ def make_plan(values: Mapping[str, Any], *, begun: bool = False) -> Plan:
     base_file = find_config(sweep.base)
     base = apply_overrides(read_values(base_file), sweep.overrides)
     configs = _arm_configs(sweep, base)
-    _check_beta(sweep, configs)
-    _check_sync(sweep, configs)
+    _check_reference(sweep, configs)
     _check_objective(sweep, configs)
     faults, warnings = find_unmeasured(sweep, configs)
     if faults and not begun:
@@ -162,37 +161,25 @@ def _arm_configs(sweep: SweepConfig, base: Mapping[str, Any]) -> list[RunConfig]
             for line in str(error).splitlines():
                 faults[line].append(arm_name(values))
     if faults:
-        raise ConfigError(listed([f"{_how_many(names, len(points))}: {line}" for line, names in faults.items()]))
+        raise ConfigError(listed([f"arm {first_few(names, 1)}: {line}" for line, names in faults.items()]))
     return configs
 
 
-def _how_many(names: Sequence[str], total: int) -> str:
-    if len(names) == total:
-        return f"every arm ({total})"
-    return f"arm {names[0]}" + (f" and {len(names) - 1} of {total - 1} others" if len(names) > 1 else "")
-
-
-def _check_beta(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
+def _check_reference(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
+    """Refuse a sweep over β, or over the sync period, in which the axis has no effect, or not alone its own."""
     idle = sum(
         is_single_update(config) and config.reference.sync_steps == 1 and config.reference.mixup_alpha == 1
         for config in configs
     )
+    moved = sum(has_sync_rule(config) for config in configs)
     _refuse_first(
         {
             f"axes.{BETA}: in {idle} of {len(configs)} arms the KL is always 0 (reference.sync_steps 1, "
             "reference.mixup_alpha 1, one update a rollout: the reference is the policy that made the rollouts), so every β is "
-            "the same arm there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0
-        }
-    )
-
-
-def _check_sync(sweep: SweepConfig, configs: Sequence[RunConfig]) -> None:
-    moved = sum(has_sync_rule(config) for config in configs)
-    _refuse_first(
-        {
+            "the same arm there; sync more rarely, or sweep something else": BETA in sweep.axes and idle > 0,
             f"axes.{SYNC}: in {moved} of {len(configs)} arms a rule of monitor.rules (action: sync) synchronises the reference "
             "as well, so the levels would not be when it moves (null would not be never); leave the rule or the axis out, or "
-            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0
+            "make axes.monitor.rules the axis": SYNC in sweep.axes and moved > 0,
         }
     )
 

@@ -23,7 +23,7 @@ from grpo_core.run.flow_folder import holding, make_folder, starting
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.campaign import Campaign, Reports
+from grpo_core.sweep.campaign import Campaign
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
@@ -119,10 +119,10 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     # Without the address each run would track beside its own folder, inside the sweep's.
     uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
-    reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
+    percent = ProgressArtifact("sweep-progress", for_markdown(stored.name)).show
     with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored, tracked) as launcher:
         try:
-            campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
+            campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
             while campaign.proceed():
                 time.sleep(POLL_SECONDS)
                 cancellation.check()
