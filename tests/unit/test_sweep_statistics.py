@@ -273,7 +273,7 @@ def test_the_family_of_the_knobs_holds_all_their_contrasts() -> None:
     smallest = min(effects.contrasts, key=lambda found: found.estimate.p)
     assert smallest.holm_p == pytest.approx(min(1, 5 * smallest.estimate.p))
     wanted = t_interval(smallest.differences, comparisons=5)
-    assert smallest.together == wanted
+    assert smallest.simultaneous_interval == wanted
 
 
 def test_sampled_knobs_are_associated_and_not_contrasted() -> None:

@@ -265,7 +265,11 @@ def _difference_cells(found: Difference, sign: int = 1) -> tuple[str, ...]:
 
 
 def _together(found: Difference, sign: int = 1) -> str:
-    return UNKNOWN if math.isnan(found.together[0]) else bounds(found.estimate.mean, *found.together, sign)[1]
+    return (
+        UNKNOWN
+        if math.isnan(found.simultaneous_interval[0])
+        else bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1]
+    )
 
 
 def _p_or_last(found: Comparison | Interaction) -> tuple[float, float]:

@@ -273,7 +273,7 @@ def interactions_table(interactions: Sequence[Interaction]) -> pandas.DataFrame:
 
 def _figures(found: Comparison | Interaction) -> tuple[object, ...]:
     estimate = found.estimate
-    intervals = (estimate.low, estimate.high, *found.together, *found.new_prompts)
+    intervals = (estimate.low, estimate.high, *found.simultaneous_interval, *found.new_prompts)
     p_values = (estimate.p, found.moderated_p, found.holm_p)
     return (estimate.mean, *intervals, *p_values, estimate.seeds, found.pairs, found.planned_pairs, estimate.spread)
 

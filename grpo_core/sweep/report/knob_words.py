@@ -132,18 +132,22 @@ def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool =
     alone = [
         f"{_put(found, wording[1])} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
         for found in tested
-        if found.is_alone
+        if found.is_significant_uncorrected
     ]
     if alone:
         texts.append(f"{not_established(findings.sweep)}: {first_few(alone)}")
-    rest = [found for found in tested if not found.is_claim and not found.is_alone]
+    rest = [found for found in tested if not found.is_claim and not found.is_significant_uncorrected]
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
 
 
 def _stands(found: Comparison, wording: Wording) -> str:
     sign = 1 if found.estimate.mean > 0 else -1
-    at_least = bounds(found.estimate.mean, *found.together, sign)[1].strip("[]").split(",")[0]
-    surely = f", at least {at_least} with all comparisons at once" if min(sign * end for end in found.together) > 0 else ""
+    at_least = bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1].strip("[]").split(",")[0]
+    surely = (
+        f", at least {at_least} with all comparisons at once"
+        if min(sign * end for end in found.simultaneous_interval) > 0
+        else ""
+    )
     return f"{_put(found, wording[0])} (Holm {p_words(found.holm_p)}{surely})"
 
 
@@ -169,7 +173,7 @@ def _association_words(found: Association, what: str) -> str:
     left_out = f"; {counted(found.left_out, 'arm')} with null left out" if found.left_out else ""
     why = f"an association, not matched arms: {found.reason}"
     if not found.is_claim:
-        alone = f", alone {p_words(correlation.p)}" if found.is_alone else ""
+        alone = f", alone {p_words(correlation.p)}" if found.is_significant_uncorrected else ""
         return f"no association established with {correlation.count} arms ({facts}{alone}{left_out}); {why}"
     return f"larger values go with a {'higher' if correlation.rho > 0 else 'lower'} {what} ({facts}{left_out}); {why}"
 
@@ -180,7 +184,7 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
     known = [found for found in findings.interactions.get(outcome, ()) if not math.isnan(found.estimate.p)]
     # They are in the order of their knobs.
     strongest = [
-        max(of_knobs, key=lambda found: (found.is_claim, found.is_alone, abs(found.estimate.mean)))
+        max(of_knobs, key=lambda found: (found.is_claim, found.is_significant_uncorrected, abs(found.estimate.mean)))
         for _, of_knobs in groupby(known, key=lambda found: (found.knob, found.other))
     ]
     return [
@@ -188,7 +192,7 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
             sweep, f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(sweep, found)}", outcome
         )
         for found in strongest
-        if found.is_claim or found.is_alone or _hides(findings, found)
+        if found.is_claim or found.is_significant_uncorrected or _hides(findings, found)
     ]
 
 
@@ -198,7 +202,8 @@ def _hides(findings: Findings, found: Interaction) -> bool:
     sides = ((found.knob, {found.first, found.second}), (found.other, {found.at_first, found.at_second}))
     averages = [main for knob, levels in sides for main in effects.of(knob) if {main.first, main.second} == levels]
     return any(
-        abs(found.estimate.mean) > abs(main.estimate.mean) and (main.is_claim or main.is_alone or _is_large(found.estimate))
+        abs(found.estimate.mean) > abs(main.estimate.mean)
+        and (main.is_claim or main.is_significant_uncorrected or _is_large(found.estimate))
         for main in averages
     )
 
@@ -223,7 +228,7 @@ def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
     holm_p = f"Holm {p_words(found.holm_p)}"
     if found.is_claim:
         sure = f"the effect is {larger} by {difference} ({holm_p})"
-    elif found.is_alone:
+    elif found.is_significant_uncorrected:
         sure = f"that it is {larger} is {not_established(sweep)} (alone: by {difference}, {holm_p})"
     else:
         sure = f"that it is {larger} by {difference} is not established, but more than the mean effect: read each level"

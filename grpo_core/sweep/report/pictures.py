@@ -115,8 +115,8 @@ def _levels_panel(axes: Axes, sweep: SweepRuns, knob: str) -> None:
 def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
     for place, found in enumerate(contrasts):
         estimate, colour = found.estimate, PALETTE[1] if found.is_claim else "0.35"
-        if not math.isnan(found.together[0]):
-            axes.plot(found.together, [place, place], color=colour, linewidth=1)
+        if not math.isnan(found.simultaneous_interval[0]):
+            axes.plot(found.simultaneous_interval, [place, place], color=colour, linewidth=1)
         if not math.isnan(estimate.low):
             axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=4, solid_capstyle="butt")
         axes.plot(estimate.mean, place, "o", color=colour, markeredgecolor="white", markersize=8)

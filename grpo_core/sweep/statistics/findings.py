@@ -66,7 +66,7 @@ class Rival:
     @property
     def is_beaten_alone(self) -> bool:
         """Whether the best arm is better by the interval of this pair alone, and no longer after the correction."""
-        return self.difference is not None and self.difference.is_alone and self.lead > 0
+        return self.difference is not None and self.difference.is_significant_uncorrected and self.lead > 0
 
     @property
     def lead(self) -> float:
