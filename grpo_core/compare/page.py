@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from grpo_core.compare.comparison import RunComparison
 from grpo_core.compare.differences import OUTCOMES, PromptDifference, RunDifference, SeedDifference, shared_ends
-from grpo_core.compare.panels import panels_with, sync_segments
+from grpo_core.compare.pictures import panels_with, sync_segments
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.pages.page import Picture, Section, Table, render

@@ -1,6 +1,8 @@
-"""Pictures of a comparison, as PNG: the curves of all runs over each other, syncs marked, one legend below."""
+"""What is drawn of a comparison, panel by panel; as PNG: the curves of all runs over each other, one legend below."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from grpo_core.compare.comparison import RunComparison
-from grpo_core.compare.panels import Panel, Segment, panels_with, sync_segments
+from grpo_core.compare.differences import ACCURACY
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.plain_text import visible
-from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, Curve
+from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS, FORGETTING, Curve
 from grpo_core.run.figures import DPI, SMOOTHED, draw_band, draw_curve, start_kl_at_zero
 from grpo_core.run.probe_pictures import places_figure, read_places
 from grpo_core.sweep.report.files import take_literally
@@ -24,6 +26,66 @@ MOST_BANDS = 4
 LEGEND_CHARACTERS = 60
 PICTURES = ("kl", "learning", "places")
 WIDTH, PANEL_HEIGHT, LEGEND_LINE = 10.0, 2.7, 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One diagram."""
+
+    title: str
+    unit: str
+    line: str
+    """The metric whose line is drawn."""
+    points: str | None = None
+    """The metric that is drawn as squares with bars: evaluations before and after training."""
+    smooth: bool = False
+    """Whether the line is the mean of the last five steps, over a thin one of each step."""
+    is_kl: bool = False
+
+
+def _panel(key: str, *, smooth: bool = False, points: str | None = None) -> Panel:
+    kind = CURVE_KINDS[points or key]
+    return Panel(title=kind.title, unit=kind.unit, line=key, points=points, smooth=smooth, is_kl=key.startswith("kl/"))
+
+
+PANELS = (
+    _panel("kl/ref/drift"),
+    _panel("kl/init/drift"),
+    _panel("kl/probe/full_init"),
+    _panel(FORGETTING),
+    _panel("reward/mean", smooth=True),
+    _panel("completion/tokens/mean", smooth=True),
+    _panel("eval/heldout_sample/greedy_accuracy", points=ACCURACY),
+)
+
+
+def panels_with(measured: Iterable[str]) -> list[Panel]:
+    """Return the panels for which any run has figures."""
+    known = set(measured)
+    return [panel for panel in PANELS if known & {panel.line, panel.points}]
+
+
+Segment = tuple[int, float, float]
+"""Step of a sync, and the part of the height of a panel in which it is marked: 0 below, 1 above."""
+
+
+def sync_segments(steps_of: Sequence[Sequence[int]]) -> list[list[Segment]]:
+    """Return for each run where its syncs are marked: runs that sync after the same step share the height of its line.
+
+    >>> sync_segments([[10, 20], [10]])
+    [[(10, 0.0, 0.5), (20, 0.0, 1.0)], [(10, 0.5, 1.0)]]
+    """
+    runs_at = defaultdict[int, list[int]](list)
+    for index, steps in enumerate(steps_of):
+        for step in dict.fromkeys(steps):
+            runs_at[step].append(index)
+    return [
+        [
+            (step, runs_at[step].index(index) / len(runs_at[step]), (runs_at[step].index(index) + 1) / len(runs_at[step]))
+            for step in dict.fromkeys(steps)
+        ]
+        for index, steps in enumerate(steps_of)
+    ]
 
 
 def save_pictures(comparison: RunComparison, folder: Path) -> dict[str, Path]:

@@ -21,8 +21,7 @@ from grpo_core.compare.comparison import RunComparison, compare_sources
 from grpo_core.compare.differences import shared_ends
 from grpo_core.compare.files import ComparisonDir, write_comparison
 from grpo_core.compare.page import render_comparison
-from grpo_core.compare.panels import PANELS, sync_segments
-from grpo_core.compare.pictures import comparison_figure
+from grpo_core.compare.pictures import PANELS, comparison_figure, sync_segments
 from grpo_core.compare.runs import MOST_RUNS, Source
 from grpo_core.errors import ConfigError, FolderError, JournalError
 from grpo_core.metrics import LAST_STEPS

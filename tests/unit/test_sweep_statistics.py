@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from grpo_core.sweep.statistics.effects import arm_differences, knob_effects, mean_and_half_width
+from grpo_core.sweep.statistics.effects import (
+    arm_differences,
+    find_interactions,
+    knob_effects,
+    mean_and_half_width,
+    simple_effects,
+)
 from grpo_core.sweep.statistics.findings import frontier
-from grpo_core.sweep.statistics.interactions import find_interactions, simple_effects
 from grpo_core.sweep.statistics.paired import (
     holm,
     moderated_p,

@@ -20,9 +20,8 @@ from grpo_core.sweep.display import (
 )
 from grpo_core.sweep.measures import MEASURES, Measure
 from grpo_core.sweep.report.knob_words import new_prompts_text
-from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.effects import Interaction, mean_and_half_width, simple_effects
 from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure, shrunken_means
-from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import ALPHA
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
 from grpo_core.sweep.statistics.statements import Comparison, Difference, KnobEffects, Statement

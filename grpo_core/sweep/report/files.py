@@ -26,9 +26,8 @@ from grpo_core.sweep.report.page import render_page
 from grpo_core.sweep.report.pictures import effect_figure, heat_figure
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
-from grpo_core.sweep.statistics.effects import MAX_LEVELS
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, Interaction
 from grpo_core.sweep.statistics.findings import Findings, find
-from grpo_core.sweep.statistics.interactions import Interaction
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
 from grpo_core.sweep.statistics.statements import Comparison, KnobEffects
 

@@ -20,8 +20,13 @@ import numpy as np
 
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import DRIFTS
-from grpo_core.sweep.statistics.effects import arm_differences, knob_effects, mean_and_half_width
-from grpo_core.sweep.statistics.interactions import Interaction, find_interactions
+from grpo_core.sweep.statistics.effects import (
+    Interaction,
+    arm_differences,
+    find_interactions,
+    knob_effects,
+    mean_and_half_width,
+)
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 from grpo_core.sweep.statistics.statements import Association, Comparison, KnobEffects, Statement, adjust
