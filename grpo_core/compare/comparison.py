@@ -86,7 +86,7 @@ def compare_sources(given: Sequence[Source], title: str | None = None) -> RunCom
     """
     sources, notes = find_sources(given)
     opened, unread = open_runs(sources)
-    settings = differing_settings([one.run.config for one in opened])
+    settings = differing_settings([run.config for _, run, _ in opened])
     runs = with_looks(opened, settings)
     groups = group_runs(runs, settings)
     labels = [one.label for one in runs]

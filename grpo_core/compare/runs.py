@@ -38,19 +38,17 @@ class Source:
         return f"MLflow run {self.given}" if self.is_downloaded else str(self.path)
 
 
+OpenedRun = tuple[Source, Run, RunCurves]
+"""A run as it was read, and what is drawn of it."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OpenedRun:
-    """A run as it was read."""
+class ComparedRun:
+    """One run of a comparison."""
 
     source: Source
     run: Run
     curves: RunCurves
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ComparedRun(OpenedRun):
-    """One run of a comparison."""
-
     label: str
     """What its lines are called: first what differs, such as `β=0.1`."""
     colour: str
@@ -128,20 +126,20 @@ def _open_training(source: Source) -> OpenedRun:
     if marker is not None and marker.kind == "evaluation":
         raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
     # The curves too, while a fault can still be laid to this run alone.
-    return OpenedRun(source=source, run=run, curves=run.curves())
+    return source, run, run.curves()
 
 
 def with_looks(opened: Sequence[OpenedRun], settings: Sequence[Setting]) -> tuple[ComparedRun, ...]:
     """Return runs with the name, the colour and the dashes of their lines, given the settings in which they differ."""
-    labels = name_lines(settings, [one.run.path.name for one in opened], [one.run.name for one in opened])
+    labels = name_lines(settings, [run.path.name for _, run, _ in opened], [run.name for _, run, _ in opened])
     return tuple(
         ComparedRun(
-            source=one.source,
-            run=one.run,
-            curves=one.curves,
+            source=source,
+            run=run,
+            curves=curves,
             label=label,
             colour=TAB10[index % len(TAB10)],
             dash=DASHES[index // len(TAB10) % len(DASHES)],
         )
-        for index, (one, label) in enumerate(zip(opened, labels, strict=True))
+        for index, ((source, run, curves), label) in enumerate(zip(opened, labels, strict=True))
     )

@@ -61,7 +61,7 @@ class SweepFacts:
     sampler: str
     concurrency: int
     elapsed_seconds: float | None
-    """From the first start to the last end."""
+    """In which any run was at work; None where none was."""
     notes: tuple[str, ...]
     planned_runs: int | None
     kl_bound: float | None = None
