@@ -285,18 +285,6 @@ def test_an_evaluation_before_the_last_step_is_not_that_of_the_final_policy(tmp_
     assert "reward/mean" in {one.metric for one in pair.over_seeds}
 
 
-def test_a_group_without_the_keys_that_differ_is_named_by_that(tmp_path: Path) -> None:
-    one, two = [{"fn": "format"}], [{"fn": "format"}, {"fn": "length"}]
-    paths = [write_compared(tmp_path / str(len(rewards)), {"rewards": rewards}, steps=2).path for rewards in (two, one)]
-    found = {(one.group, one.against) for one in compared(*paths).over_seeds}
-    assert found == {
-        (
-            "fn=(absent) weight=(absent) args=(absent) dry_run=(absent) cpu_seconds=(absent)",
-            "fn=length weight=1 args={} dry_run=true cpu_seconds=null",
-        )
-    }
-
-
 def test_runs_of_different_lengths_are_compared_where_both_are(tmp_path: Path) -> None:
     short = write_compared(tmp_path / "short", {"loss.beta": 0.0}, steps=4)
     long = write_compared(tmp_path / "long", {"loss.beta": 0.1}, steps=12)

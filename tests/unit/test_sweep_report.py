@@ -19,7 +19,7 @@ from grpo_core.sweep.display import p_words, plain
 from grpo_core.sweep.measures import OUTCOMES
 from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
 from grpo_core.sweep.report.files import SweepReport, write_report
-from grpo_core.sweep.report.pictures import machine_share
+from grpo_core.sweep.report.page import time_lines
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.statistics.findings import check_bound, find
 from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
@@ -454,5 +454,5 @@ def test_levels_are_drawn_at_the_settings_that_all_of_them_have_complete() -> No
 def test_the_share_of_the_machine_is_of_all_journalled_training() -> None:
     frame = grid()
     frame.loc[0, "status"] = "failed"
-    assert machine_share(SweepRuns(FACTS, frame)) == pytest.approx(24 * 50 / (1000 * 2))
-    assert machine_share(SweepRuns(replace(FACTS, elapsed_seconds=None), frame)) is None
+    assert "60% = 20 min 00 s / (16 min 40 s x 2 at a time)" in time_lines(SweepRuns(FACTS, frame))[1]  # 24 * 50 / (1000 * 2)
+    assert len(time_lines(SweepRuns(replace(FACTS, elapsed_seconds=None), frame))) == 1

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from grpo_core.pages.page import Picture, Section, Table, render
 from grpo_core.sweep.arms import GROUP_SIZE
-from grpo_core.sweep.display import PLUS_MINUS, counted, knob_name, knob_title, level_name, significant
+from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name, significant
 from grpo_core.sweep.report import cells
-from grpo_core.sweep.report.pictures import time_lines
 from grpo_core.sweep.report.words import held_words
 from grpo_core.sweep.statistics.findings import Findings, best_arm
 from grpo_core.sweep.statistics.paired import smallest_t
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 TITLES = {
     "sampled": "Knobs without matched arms",
@@ -107,6 +107,17 @@ def _drift_tables(findings: Findings) -> list[Table]:
         for one in effects
         for table in (*(cells.contrast_table(one, knob) for knob in findings.sweep.varied), cells.association_table(one))
     ]
+
+
+def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
+    """Return where wall-clock went, one line a fact."""
+    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
+    line = f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"
+    elapsed, at_a_time = sweep.facts.elapsed_seconds, sweep.facts.concurrency
+    if not elapsed or not trained:
+        return (line,)
+    share = f"{trained / (elapsed * at_a_time):.0%} = {duration(trained)} / ({duration(elapsed)} x {at_a_time} at a time)"
+    return line, f"share of the machine's time spent in training steps: {share}"
 
 
 def _plan(findings: Findings) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
 
-from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
+from grpo_core.sweep.display import knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, arm_points, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, is_number
@@ -149,24 +149,3 @@ def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     axes.set(xlabel=knob_title(knob), ylabel="objective")
     axes.grid(alpha=0.3)
     return figure
-
-
-def machine_share(sweep: SweepRuns) -> float | None:
-    """Return the share of the machine's time spent in training steps: journalled seconds of all runs / (elapsed x concurrency).
-
-    None where the elapsed time or every training time is unknown.
-    """
-    elapsed, trained = sweep.facts.elapsed_seconds, float(sweep.table["train_seconds"].sum())
-    if not elapsed or not sweep.table["train_seconds"].notna().any():
-        return None
-    return trained / (elapsed * sweep.facts.concurrency)
-
-
-def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
-    """Return where wall-clock went, one line a fact."""
-    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
-    lines = [f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"]
-    if (share := machine_share(sweep)) is not None and sweep.facts.elapsed_seconds is not None:
-        times = f"{duration(trained)} / ({duration(sweep.facts.elapsed_seconds)} x {sweep.facts.concurrency} at a time)"
-        lines.append(f"share of the machine's time spent in training steps: {share:.0%} = {times}")
-    return tuple(lines)
