@@ -20,7 +20,7 @@ from grpo_core.run.flow_folder import RUNS_FOLDER
 if TYPE_CHECKING:
     from grpo_core.run.adapter_summary import AdapterSummary
     from grpo_core.run.memory_fit import Fit
-    from grpo_core.sweep.listing import Listed
+    from grpo_core.sweep.status import Listed
 
 SHOWN_METRICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "time/step_seconds")
 
@@ -197,7 +197,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one sweep.")] = RUNS_FOLDER, as_json: AsJson = False
 ) -> None:
     """List runs and sweeps, the newest first: state, steps done (a sweep's: runs), best held-out accuracy, size, start."""
-    from grpo_core.sweep.listing import list_folders
+    from grpo_core.sweep.status import list_folders
 
     if not folder.is_dir() and folder != RUNS_FOLDER:
         raise ConfigError(f"{name_of(str(folder), 300)}: is no folder; give the folder of runs, or of one sweep")

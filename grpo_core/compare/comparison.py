@@ -2,26 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from grpo_core.compare.differences import RunDifference, first_differences
-from grpo_core.compare.paired import (
+from grpo_core.compare.differences import (
     PromptDifference,
+    RunDifference,
     SeedDifference,
+    first_differences,
     group_runs,
-    prompt_differences_of,
+    prompt_differences,
     seed_differences,
 )
-from grpo_core.compare.runs import ComparedRun, OpenedRuns, Source, UnreadRun, find_sources, open_runs
-from grpo_core.compare.settings import ABSENT, Setting
+from grpo_core.compare.runs import ENDED, ComparedRun, Source, UnreadRun, find_sources, open_runs, with_looks
+from grpo_core.compare.settings import Setting, differing_settings
 from grpo_core.run.comparison import FigureDifference
-from grpo_core.run.curves import CURVE_KINDS, Curve, Floats
+from grpo_core.run.curves import CURVE_KINDS, Curve
 from grpo_core.run.record import now
+from grpo_core.sweep.display import kl_lines
 
 TITLED_RUNS = 4
-"""A title names so many runs."""
 VERSION = 1
 """Of the document; a reader of another one should look at what it finds."""
 
@@ -32,29 +33,43 @@ class RunComparison:
 
     title: str
     made: str
-    """When: ISO-8601 with time zone."""
     runs: tuple[ComparedRun, ...]
     unread: tuple[UnreadRun, ...]
     settings: tuple[Setting, ...]
+    """In which the runs differ; values in the order of `runs`."""
     notes: tuple[str, ...]
     firsts: tuple[RunDifference, ...]
     over_seeds: tuple[SeedDifference, ...]
     over_prompts: tuple[PromptDifference, ...]
-    have_ended: bool
-    """Whether no run can get longer by itself."""
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether the training of every run has."""
+        return all(one.run.state in ENDED for one in self.runs)
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The comparison as JSON values: what `grpo compare --json` prints and the page draws.
-
-        A figure that is not finite is null. A configuration that does not have a key has null for it, and the key among
-        `absent`.
-        """
-        return _as_document(self)
+        """The comparison as JSON values: what `grpo compare --json` prints and the page draws; no figure is not finite."""
+        metrics = {key: {"title": kind.title, "unit": kind.unit} for key, kind in CURVE_KINDS.items() if self.has(key)}
+        document = {
+            "version": VERSION,
+            "title": self.title,
+            "made": self.made,
+            "have_ended": self.have_ended,
+            "metrics": metrics,
+            "runs": [_run(one) for one in self.runs],
+            "not_read": [{"run": one.source.given, "fault": one.fault} for one in self.unread],
+            "settings": [asdict(one) for one in self.settings],
+            "first_differences": [_first(one) for one in self.firsts],
+            "paired_over_seeds": [asdict(one) for one in self.over_seeds],
+            "paired_over_prompts": [asdict(one) for one in self.over_prompts],
+            "notes": self.notes,
+        }
+        return {key: _as_json(value) for key, value in document.items()}
 
     def has(self, metric: str) -> bool:
         """Return whether any run has measured a metric."""
-        return any(compared.curves.get(metric) is not None for compared in self.runs)
+        return any(one.curves.get(metric) is not None for one in self.runs)
 
 
 def compare_sources(given: Sequence[Source], title: str | None = None) -> RunComparison:
@@ -69,49 +84,33 @@ def compare_sources(given: Sequence[Source], title: str | None = None) -> RunCom
         ConfigError: there are too many runs.
         JournalError: none of them can be read.
     """
-    return compare_opened(open_runs(*find_sources(given)), title)
-
-
-def compare_opened(opened: OpenedRuns, title: str | None = None) -> RunComparison:
-    """Compare runs that have been opened."""
-    groups = group_runs(opened.runs, opened.settings)
+    sources, notes = find_sources(given)
+    opened, unread = open_runs(sources)
+    settings = differing_settings([run.config for _, run, _ in opened])
+    runs = with_looks(opened, settings)
+    groups = group_runs(runs, settings)
+    labels = [one.label for one in runs]
     return RunComparison(
-        title=title or _title([compared.label for compared in opened.runs]),
+        title=title or (f"Comparison of {len(runs)} runs" if len(runs) > TITLED_RUNS else f"Comparison: {', '.join(labels)}"),
         made=now(),
-        runs=opened.runs,
-        unread=opened.unread,
-        settings=opened.settings,
-        notes=opened.notes,
-        firsts=first_differences(opened.runs),
+        runs=runs,
+        unread=tuple(unread),
+        settings=settings,
+        notes=(*notes, *_notes(runs), *kl_lines(one.key for one in settings)),
+        firsts=first_differences(runs),
         over_seeds=seed_differences(groups),
-        over_prompts=prompt_differences_of(groups),
-        have_ended=opened.have_ended,
+        over_prompts=prompt_differences(groups),
     )
 
 
-def _title(labels: Sequence[str]) -> str:
-    return f"Comparison of {len(labels)} runs" if len(labels) > TITLED_RUNS else f"Comparison: {', '.join(labels)}"
-
-
-def _as_document(comparison: RunComparison) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "title": comparison.title,
-        "made": comparison.made,
-        "have_ended": comparison.have_ended,
-        "metrics": {key: {"title": kind.title, "unit": kind.unit} for key, kind in CURVE_KINDS.items() if comparison.has(key)},
-        "runs": [_run(compared) for compared in comparison.runs],
-        "not_read": [{"run": one.source.given, "fault": one.fault} for one in comparison.unread],
-        "settings": [_setting(one) for one in comparison.settings],
-        "first_differences": [_first(one) for one in comparison.firsts],
-        "paired_over_seeds": [_over_seeds(one) for one in comparison.over_seeds],
-        "paired_over_prompts": [_over_prompts(one) for one in comparison.over_prompts],
-        "notes": list(comparison.notes),
-    }
+def _notes(runs: Sequence[ComparedRun]) -> list[str]:
+    alone = ["there is one run, so nothing is compared"] if len(runs) == 1 else []
+    empty = [f"{one.label}: no step is finished yet ({one.run.state})" for one in runs if not one.run.last_step]
+    return [*alone, *empty, *(f"{one.label}: {note}" for one in runs for note in one.run.notes)]
 
 
 def _run(compared: ComparedRun) -> dict[str, Any]:
-    run, curves = compared.run, compared.curves
+    run, syncs = compared.run, compared.curves.syncs
     return {
         "label": compared.label,
         "name": run.name,
@@ -124,24 +123,18 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "seed": run.config.training.seed,
         "colour": compared.colour,
         "dash": compared.dash,
-        "curves": {key: _curve(curve) for key, curve in curves.curves.items()},
+        "curves": {key: _curve(curve) for key, curve in compared.curves.curves.items()},
         "syncs": {
-            "steps": curves.syncs.steps.tolist(),
-            "kl_before": _finite(curves.syncs.kl_before),
-            "kl_after": _finite(curves.syncs.kl_after),
+            "steps": syncs.steps.tolist(),
+            "kl_before": syncs.kl_before.tolist(),
+            "kl_after": syncs.kl_after.tolist(),
         },
     }
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    ends = {} if curve.low is None or curve.high is None else {"low": _finite(curve.low), "high": _finite(curve.high)}
-    return {"steps": curve.steps.tolist(), "values": _finite(curve.values), **ends}
-
-
-def _setting(setting: Setting) -> dict[str, Any]:
-    absent = [index for index, value in enumerate(setting.values) if value is ABSENT]
-    values = [None if value is ABSENT else _number(value) for value in setting.values]
-    return {"key": setting.key, "values": values, **({"absent": absent} if absent else {})}
+    ends = {} if curve.low is None or curve.high is None else {"low": curve.low.tolist(), "high": curve.high.tolist()}
+    return {"steps": curve.steps.tolist(), "values": curve.values.tolist(), **ends}
 
 
 def _first(found: RunDifference) -> dict[str, Any]:
@@ -157,36 +150,13 @@ def _first(found: RunDifference) -> dict[str, Any]:
 def _figure(found: FigureDifference | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {"step": found.step, "metric": found.key, "against": _number(found.before), "run": _number(found.now)}
+    return {"step": found.step, "metric": found.key, "against": found.before, "run": found.now}
 
 
-def _over_seeds(found: SeedDifference) -> dict[str, Any]:
-    estimate = found.estimate
-    figures = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "p": estimate.p, "holm_p": found.holm_p}
-    return {
-        "metric": found.metric,
-        "group": found.group,
-        "against": found.against,
-        "n": estimate.seeds,
-        "seeds": list(found.seeds),
-        **{name: _number(value) for name, value in figures.items()},
-    }
-
-
-def _over_prompts(found: PromptDifference) -> dict[str, Any]:
-    estimate = found.estimate
-    figures = {"mean": estimate.value, "low": estimate.low, "high": estimate.high}
-    return {
-        "run": found.label,
-        "against": found.against,
-        "n": found.num_prompts,
-        **{name: _number(value) for name, value in figures.items()},
-    }
-
-
-def _finite(values: Floats) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _number(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
+    """Return lists for tuples, and null for figures that are not finite."""
+    if isinstance(value, dict):
+        return {key: _as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

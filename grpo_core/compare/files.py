@@ -1,26 +1,42 @@
 """A comparison on disk: the page, pictures, CSV tables and one JSON document, in a folder of its own."""
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_core.compare.comparison import RunComparison
+import pandas
+
+from grpo_core.compare.comparison import RunComparison, compare_sources
 from grpo_core.compare.page import render_comparison
-from grpo_core.compare.panels import PLACES
-from grpo_core.compare.tables import csv_tables
-from grpo_core.errors import FolderError, raised_as
+from grpo_core.compare.pictures import PICTURES, save_pictures
+from grpo_core.compare.runs import Source, begun_runs
+from grpo_core.errors import FolderError, cause, raised_as
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.flow_folder import FlowDir, Place, places
+from grpo_core.sweep.folder import StoredSweep
+
+logger = logging.getLogger(__name__)
 
 PAGE = "compare.html"
-TABLES = (
-    *("runs", "curves", "syncs", "settings", "first_differences"),
-    *("paired_over_seeds", "paired_over_prompts"),
-)
-PICTURES = ("kl", "learning", PLACES)
+OF_SWEEP = "compare"
+"""Folder of the comparison inside a sweep's report."""
 NAME_CHARACTERS = 40
+FIGURE = ("step", "metric", "against", "run")
+TABLES = {
+    "runs": ("label", "name", "folder", "state", "reason", "last_step", "steps", "seed", "colour"),
+    "curves": ("run", "metric", "step", "value", "low", "high"),
+    "syncs": ("run", "step", "kl_before", "kl_after"),
+    "settings": ("key", "run", "value"),
+    "first_differences": (
+        *("run", "against", "shared_steps"),
+        *(f"{name}_{key}" for name in ("first", "first_of_completions") for key in FIGURE),
+    ),
+    "paired_over_seeds": ("metric", "group", "against", "n", "seeds", "mean", "low", "high", "p", "holm_p"),
+    "paired_over_prompts": ("run", "against", "n", "mean", "low", "high"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,9 +48,7 @@ class ComparisonDir(FlowDir):
     kinds: ClassVar[tuple[str, ...]] = ("comparison",)
 
     page = Place(PAGE)
-    """The diagrams, with zoom, and all tables."""
     document = Place("comparison.json")
-    """What `grpo compare --json` prints."""
 
     files: ClassVar[tuple[str, ...]] = (
         *(*FlowDir.files, *places(vars(), "file")),
@@ -42,39 +56,54 @@ class ComparisonDir(FlowDir):
     )
 
 
-def write_comparison(
-    comparison: RunComparison, folder: Path, *, reload_seconds: float | None = None, pictures: bool = True
-) -> Path:
+def write_comparison(comparison: RunComparison, folder: Path) -> Path:
     """Write a comparison into a folder that is empty, new, or holds an earlier comparison; return its page.
-
-    Args:
-        comparison: what was found.
-        folder: where to.
-        reload_seconds: how often the page loads itself again; None = never.
-        pictures: whether the PNG files are drawn again.
 
     Raises:
         FolderError: the folder holds something else, or cannot be written.
     """
-    place = ComparisonDir(folder)
+    place, document = ComparisonDir(folder), comparison.document
     place.mark("comparison")
     with raised_as(FolderError, f"comparison folder {folder}: cannot be written ({{cause}}); give another --out", OSError):
-        for name, table in csv_tables(comparison.document).items():
+        for name, columns in TABLES.items():
+            table = pandas.DataFrame(_rows(document, name), columns=list(columns))
             write_whole(folder / f"{name}.csv", table.to_csv(index=False).encode(errors="backslashreplace"))
-        write_whole(place.document, as_json_text(comparison.document))
-        if pictures:
-            from grpo_core.compare.pictures import save_pictures
-
-            save_pictures(comparison, folder)
-        drawn = folder / f"{PLACES}.png"
-        picture = drawn.read_bytes() if drawn.exists() else None
-        write_whole(place.page, render_comparison(comparison, reload_seconds, picture))
+        write_whole(place.document, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        pictures = save_pictures(comparison, folder)
+        write_whole(place.page, render_comparison(comparison, pictures.get("places")))
     return place.page
 
 
-def as_json_text(document: dict[str, Any]) -> str:
-    """Return a comparison's document as JSON text."""
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+def _rows(document: dict[str, Any], table: str) -> list[Any]:
+    """Return the rows of a CSV file, one a thing."""
+    runs = document["runs"]
+    if table == "curves":
+        return [row for run in runs for metric, curve in run["curves"].items() for row in _points(run, metric, curve)]
+    if table == "syncs":
+        columns = ("steps", "kl_before", "kl_after")
+        return [
+            {"run": run["label"], "step": step, "kl_before": before, "kl_after": after}
+            for run in runs
+            for step, before, after in zip(*(run["syncs"][column] for column in columns), strict=True)
+        ]
+    if table == "settings":
+        return [
+            {"key": one["key"], "run": run["label"], "value": str(value)}
+            for one in document["settings"]
+            for run, value in zip(runs, one["values"], strict=True)
+        ]
+    if table == "first_differences":
+        return pandas.json_normalize(document[table], sep="_").to_dict("records")
+    return list(document[table])
+
+
+def _points(run: dict[str, Any], metric: str, curve: dict[str, Any]) -> list[dict[str, Any]]:
+    unknown = [None] * len(curve["steps"])
+    columns = (curve["steps"], curve["values"], curve.get("low", unknown), curve.get("high", unknown))
+    return [
+        {"run": run["label"], "metric": metric, "step": step, "value": value, "low": low, "high": high}
+        for step, value, low, high in zip(*columns, strict=True)
+    ]
 
 
 def comparison_name(comparison: RunComparison) -> str:
@@ -84,3 +113,25 @@ def comparison_name(comparison: RunComparison) -> str:
     """
     keys = "-".join(setting.key.rpartition(".")[2] for setting in comparison.settings)
     return re.sub(r"[^A-Za-z0-9]+", "-", keys)[:NAME_CHARACTERS].strip("-") or "runs"
+
+
+def compare_sweep(stored: StoredSweep) -> tuple[str | None, str | None]:
+    """Write the comparison of a sweep's runs into its report's folder.
+
+    Returns:
+        Its page, relative to the report's folder; None where there is none. Then why the runs could not be compared, in one
+        line; None where they were, and where no run has begun.
+
+    Raises:
+        FolderError: the sweep's folder is not ours.
+    """
+    stored.dir.require_ours()
+    if not begun_runs(stored.dir):
+        return None, None
+    try:
+        comparison = compare_sources([Source(given=str(stored.dir.path), path=stored.dir.path)], f"Sweep {stored.name}: runs")
+        write_comparison(comparison, stored.dir.report / OF_SWEEP)
+    except Exception as error:  # whatever is wrong with it: the report of a sweep does not depend on it
+        logger.info("the comparison of %s failed", stored.dir.path, exc_info=True)
+        return None, cause(error)
+    return f"{OF_SWEEP}/{PAGE}", None

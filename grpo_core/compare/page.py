@@ -1,39 +1,39 @@
-"""The page of a comparison: one HTML file with plotly and all figures inside, which needs no network and no server."""
+"""The page of a comparison: its diagrams, drawn by plotly in the browser, and the tables below them."""
 
-import base64
 import json
+import math
 from dataclasses import asdict
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from grpo_core.compare.comparison import RunComparison
-from grpo_core.compare.panels import panels_with, sync_segments
-from grpo_core.compare.tables import page_sections
-from grpo_core.pages.environment import page_environment
-from grpo_core.run.curves import AFTER_STEP
+from grpo_core.compare.differences import OUTCOMES, PromptDifference, RunDifference, SeedDifference, shared_ends
+from grpo_core.compare.pictures import panels_with, sync_segments
+from grpo_core.compare.runs import ComparedRun
+from grpo_core.metrics import LAST_STEPS
+from grpo_core.pages.page import Picture, Section, Table, render
+from grpo_core.run.comparison import FigureDifference
+from grpo_core.run.curves import AFTER_STEP, CURVE_KINDS
 from grpo_core.run.figures import SMOOTHED
+from grpo_core.sweep.display import UNKNOWN, bounds, first_few, p_text, plain
 
 MOST_BANDS = 6
 """Runs whose standard errors are shaded on the page, where others can be hidden."""
-WORDS = (
-    "Drag in a diagram to zoom; all diagrams show the same steps. A double click shows everything again. Click a run to hide "
-    "or show it, double-click it to see it alone. A dotted vertical line is a reference sync, in the colour of its run; runs "
-    "that sync after the same step share the line's height."
-)
+MOST_COLUMNS = 6
+"""Runs that the table of settings has as columns; more become its rows."""
 
 
-def render_comparison(
-    comparison: RunComparison, reload_seconds: float | None = None, places_picture: bytes | None = None
-) -> str:
+def render_comparison(comparison: RunComparison, places: Path | None = None) -> str:
     """Return the page as HTML.
 
     Args:
         comparison: what it shows.
-        reload_seconds: how often the page loads itself again, keeping zoom and hidden runs; None = never.
-        places_picture: PNG of where each run's drift is; None = no run was probed.
+        places: picture of where each run's drift is; None = no run was probed.
     """
+    from plotly.offline import get_plotlyjs
+
     document = comparison.document
     drawing = {
         "panels": [asdict(panel) for panel in panels_with(document["metrics"])],
@@ -41,17 +41,24 @@ def render_comparison(
         "after_step": AFTER_STEP,
         "smoothed": SMOOTHED,
         "most_bands": MOST_BANDS,
-        "reload_seconds": reload_seconds,
     }
-    template = page_environment("grpo_core.compare").get_template("compare.html.j2")
-    return template.render(
+    pictures = () if places is None else (Picture(path=places, alt="Heat maps of the drift of each run, positions over steps"),)
+    sections = [
+        Section(anchor="places", title="Where the drift is", words=(PLACES_NOTE,) if pictures else (), pictures=pictures),
+        Section(anchor="runs", title="Runs", words=(RUNS_NOTE,), tables=(_run_table(comparison),)),
+        _settings_section(comparison),
+        _firsts_section(comparison),
+        _paired_section(comparison),
+    ]
+    return render(
+        "grpo_core.compare",
+        "compare.html.j2",
+        comparison.title,
+        sections,
         comparison=comparison,
         words=WORDS,
-        sections=page_sections(comparison),
-        reload_seconds=reload_seconds,
-        places=base64.b64encode(places_picture).decode() if places_picture else "",
         data=Markup(_for_script({"document": document, "drawing": drawing})),
-        plotly=Markup(_plotly()),
+        plotly=Markup(get_plotlyjs()),
     )
 
 
@@ -65,9 +72,135 @@ def _for_script(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-@cache
-def _plotly() -> str:
-    """Return plotly's program, as its package has it."""
-    from plotly.offline import get_plotlyjs
+def _run_table(comparison: RunComparison) -> Table:
+    keys = [key for key in OUTCOMES if comparison.has(key)]
+    return Table(
+        caption="Runs, and their figures at the end",
+        head=("run", "state", "steps", "syncs", *(CURVE_KINDS[key].title for key in keys), "folder"),
+        units=("", "", "", "", *(CURVE_KINDS[key].unit for key in keys), ""),
+        rows=tuple(
+            (
+                one.label,
+                one.run.state,
+                f"{one.run.last_step} of {one.run.config.training.steps}",
+                str(len(one.curves.syncs)),
+                *(_at_end(one, key) for key in keys),
+                one.source.place,
+            )
+            for one in comparison.runs
+        ),
+    )
 
-    return str(get_plotlyjs())
+
+def _at_end(compared: ComparedRun, key: str) -> str:
+    """Return a run's own figure at its end, taken as where two runs are compared."""
+    ends = shared_ends(key, compared, compared)
+    return UNKNOWN if ends is None else plain(ends[0])
+
+
+def _settings_section(comparison: RunComparison) -> Section:
+    title, settings, labels = (
+        "What differs between the configurations",
+        comparison.settings,
+        [one.label for one in comparison.runs],
+    )
+    if not settings:
+        words = ("The configurations are the same.",) if len(labels) > 1 else ()
+        return Section(anchor="settings", title=title, words=words)
+    head, rows = ("key", *labels), [(one.key, *one.texts()) for one in settings]
+    if len(labels) > MOST_COLUMNS:
+        head, *rows = zip(("run", *labels), *rows, strict=True)
+    table = Table(caption="Keys in which the runs differ", head=head, units=("",) * len(head), rows=tuple(rows))
+    return Section(anchor="settings", title=title, words=(SETTINGS_NOTE,), tables=(table,))
+
+
+def _firsts_section(comparison: RunComparison) -> Section:
+    title, against = "Since when the runs differ", comparison.runs[0].label
+    if not comparison.firsts:
+        return Section(anchor="first", title=title)
+    table = Table(
+        caption=f"The first figure that differs from {against}",
+        head=("run", "shared steps", "step", "figure", "against", "here", "other completions from step"),
+        units=("", "", "", "", against, "this run", ""),
+        rows=tuple(_first_row(found) for found in comparison.firsts),
+    )
+    return Section(anchor="first", title=title, words=(FIRST_NOTE,), tables=(table,))
+
+
+def _first_row(found: RunDifference) -> tuple[str, ...]:
+    first, completions = found.first, found.first_completions
+    if first is None:
+        same = "none: every figure is the same" if found.shared_steps else "no shared step"
+        return found.label, str(found.shared_steps), UNKNOWN, same, UNKNOWN, UNKNOWN, UNKNOWN
+    steps = str(completions.step) if completions is not None else "none so far"
+    return found.label, str(found.shared_steps), str(first.step), first.key, *_both(first), steps
+
+
+def _both(found: FigureDifference) -> tuple[str, str]:
+    """Return both values with as many digits as tell them apart."""
+    pairs = [tuple(f"{value:.{digits}g}" for value in (found.before, found.now)) for digits in range(4, 18)]
+    before, now = next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+    return before, now
+
+
+def _paired_section(comparison: RunComparison) -> Section:
+    seeds = Table(
+        caption="Over seeds: differences at the end of what each pair of runs has done",
+        head=("figure", "run", "against", "difference [95 %]", "p", "Holm p", "seeds"),
+        units=("", "", "", "on these prompts", "paired t", "all rows of this figure", "n: which"),
+        rows=tuple(
+            (
+                f"{CURVE_KINDS[one.metric].title}, {CURVE_KINDS[one.metric].unit}",
+                *(one.group, one.against, _interval(one), p_text(one.p), p_text(one.holm_p)),
+                f"{one.n}: {first_few([str(seed) for seed in one.seeds], 6)}",
+            )
+            for one in comparison.over_seeds
+        ),
+    )
+    prompts = Table(
+        caption="Over prompts: held-out accuracy of the final policies",
+        head=("run", "against", "difference [95 %]", "prompts"),
+        units=("", "", "share, on new prompts", "n"),
+        rows=tuple((one.run, one.against, _interval(one), str(one.n)) for one in comparison.over_prompts),
+    )
+    tables = tuple(table for table in (seeds, prompts) if table.rows)
+    words = PAIRED_NOTE if tables else (UNPAIRED_NOTE,) if len(comparison.runs) > 1 else ()
+    return Section(anchor="paired", title="Paired differences", words=words, tables=tables)
+
+
+def _interval(found: SeedDifference | PromptDifference) -> str:
+    return plain(found.mean) if math.isnan(found.low) else " ".join(bounds(found.mean, found.low, found.high))
+
+
+WORDS = (
+    "Drag in a diagram to zoom; all diagrams show the same steps. A double click shows everything again. Click a run to hide "
+    "or show it, double-click it to see it alone. A dotted vertical line is a reference sync, in the colour of its run; runs "
+    "that sync after the same step share the line's height."
+)
+PLACES_NOTE = (
+    "Exact KL to the initial policy on the probe prompts, nats per token, by the token's position in its completion; all runs "
+    "have one scale of colours."
+)
+RUNS_NOTE = (
+    f"Figures of every step are means over a run's last {LAST_STEPS} steps, the exact KL is that of the last probe, held-out "
+    "accuracy that of the final policy."
+)
+SETTINGS_NOTE = "Only keys that differ; where a run is tracked and what it is called there is left out."
+FIRST_NOTE = (
+    "Journals are compared figure by figure, in the order in which they were written; times and memory are left out. Before "
+    "its completions differ, a run has sampled the same tokens, and differs only in what it made of them. The reward shows "
+    "other completions only where both runs have the same rewards."
+)
+PAIRED_NOTE = (
+    (
+        "Runs are paired where they share their random numbers: the same seed and the same frozen prompts. Over seeds, the "
+        f"seed is the unit: the figures are means over the last {LAST_STEPS} steps that both runs have done (of a probe the "
+        "last one that both have), intervals and p-values those of the sweep report: Student's t over seeds, Holm's correction "
+        "within a figure. One seed has neither. They are for these prompts: what others would give is not in them."
+    ),
+    (
+        "Over prompts, the prompt is the unit: the interval says how sure the difference between these two policies is on new "
+        "prompts (Agresti & Min 2005). What another seed would give is not in it."
+    ),
+)
+UNPAIRED_NOTE = "No two runs with different settings share seed and frozen prompts, so no difference is paired."

@@ -3,23 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from grpo_core.compare.colours import dash_of, distinct_colours
-from grpo_core.compare.settings import Setting, differing_settings, name_lines
+from grpo_core.compare.settings import Setting, name_lines
 from grpo_core.errors import ConfigError, GrpoError, JournalError, SweepError, cause
-from grpo_core.machine.locks import lock_holder
 from grpo_core.machine.marker import read_marker
 from grpo_core.run.curves import RunCurves
-from grpo_core.run.folder import RunDir
 from grpo_core.run.opened import Run
-from grpo_core.sweep.display import kl_lines
 from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 
 MOST_RUNS = 60
 """More lines cannot be told apart, and the page becomes slow."""
 ENDED = frozenset(["finished", "stopped", "failed", "died"])
 """States of a run that will not get longer by itself."""
+TAB10 = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Of lines, as plotly names them; more runs than colours take them in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,6 @@ class Source:
     """What the user typed: a folder or an MLflow run id."""
     path: Path
     is_downloaded: bool = False
-    """Whether the folder is a copy that MLflow gave, which is removed again."""
 
     @property
     def place(self) -> str:
@@ -38,13 +38,8 @@ class Source:
         return f"MLflow run {self.given}" if self.is_downloaded else str(self.path)
 
 
-class OpenedRun(NamedTuple):
-    """A run as it was read, not named among others yet."""
-
-    source: Source
-    run: Run
-    name: str
-    curves: RunCurves
+OpenedRun = tuple[Source, Run, RunCurves]
+"""A run as it was read, and what is drawn of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,11 +49,9 @@ class ComparedRun:
     source: Source
     run: Run
     curves: RunCurves
-    """What is drawn of it."""
     label: str
     """What its lines are called: first what differs, such as `β=0.1`."""
     colour: str
-    """As `#rrggbb`."""
     dash: str
     """Of its lines, as plotly names it."""
 
@@ -71,24 +64,7 @@ class UnreadRun:
     fault: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedRuns:
-    """What came of opening runs."""
-
-    runs: tuple[ComparedRun, ...]
-    unread: tuple[UnreadRun, ...]
-    settings: tuple[Setting, ...]
-    """In which the runs differ; values in the order of `runs`."""
-    notes: tuple[str, ...]
-
-    @property
-    def have_ended(self) -> bool:
-        """Whether no run can get longer by itself."""
-        paths = [*(one.source.path for one in self.runs), *(one.source.path for one in self.unread)]
-        return all(compared.run.state in ENDED for compared in self.runs) and not any(map(is_worked_on, paths))
-
-
-def find_sources(given: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+def find_sources(given: Sequence[Source]) -> tuple[list[Source], list[str]]:
     """Return every run once, a sweep's folder replaced by its runs; and what a reader should know about the choice.
 
     Raises:
@@ -99,39 +75,25 @@ def find_sources(given: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[str
     found: dict[Path, Source] = {}
     for source in given:
         for one in _runs_of(source, notes):
-            place = one.path.expanduser().resolve()
-            if place in found:
-                notes.append(f"{one.given} is given twice and shown once")
-            found.setdefault(place, one)
+            found.setdefault(one.path.expanduser().resolve(), one)
     if len(found) > MOST_RUNS:
         raise ConfigError(f"{len(found)} runs are given; at most {MOST_RUNS} can be told apart in one figure: give fewer")
-    return tuple(found.values()), tuple(dict.fromkeys(notes))
+    return list(found.values()), notes
 
 
 def _runs_of(source: Source, notes: list[str]) -> list[Source]:
     if not (source.path / SWEEP_FILE).exists():
         return [source]
-    sweep_dir = SweepDir(source.path)
-    begun = begun_runs(sweep_dir)
+    begun = begun_runs(SweepDir(source.path))
     if not begun:
         raise SweepError(f"sweep dir {source.path}: none of its runs has begun, so there is nothing to compare yet")
     if len(begun) > MOST_RUNS:
-        first = sorted(begun, key=lambda path: (_seed_of(path), path.name))[:MOST_RUNS]
         notes.append(
             f"{source.given} has {len(begun)} runs; shown are {MOST_RUNS} of them, the lowest seeds first: "
             "give the folders of other runs to see these"
         )
-        begun = sorted(first)
+        begun = sorted(sorted(begun, key=lambda path: (int(path.name.rpartition("-")[2]), path.name))[:MOST_RUNS])
     return [Source(given=str(path), path=path) for path in begun]
-
-
-def is_worked_on(path: Path) -> bool:
-    """Return whether a flow or a training works on the run, or a flow on the sweep, in a folder.
-
-    Between two processes of a run, such as the training and the final evaluation, its flow alone shows that it is under way.
-    """
-    run_dir = RunDir(path.expanduser())  # the lock of a sweep has the same name
-    return any(lock_holder(file) is not None for file in (run_dir.lock_file, run_dir.journal_file))
 
 
 def begun_runs(sweep_dir: SweepDir) -> list[Path]:
@@ -139,17 +101,8 @@ def begun_runs(sweep_dir: SweepDir) -> list[Path]:
     return sorted(file.parent for file in sweep_dir.runs.glob("arm-*-seed-*/config.json"))
 
 
-def _seed_of(path: Path) -> int:
-    digits = path.name.rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
-
-
-def open_runs(sources: Sequence[Source], notes: Sequence[str] = ()) -> OpenedRuns:
-    """Open runs for a comparison; one that cannot be read is named with its fault, and the others are compared.
-
-    Args:
-        sources: as `find_sources` gives them.
-        notes: about their choice.
+def open_runs(sources: Sequence[Source]) -> tuple[list[OpenedRun], list[UnreadRun]]:
+    """Open runs; one that cannot be read is named with its fault.
 
     Raises:
         JournalError: none of them can be read.
@@ -164,21 +117,7 @@ def open_runs(sources: Sequence[Source], notes: Sequence[str] = ()) -> OpenedRun
     if not opened:
         faults = "\n".join(f"{one.source.given}: {one.fault}" for one in unread)
         raise JournalError(f"none of the runs can be read:\n{faults}")
-    settings = differing_settings([one.run.config for one in opened])
-    labels = name_lines(settings, [one.run.path.name for one in opened], [one.name for one in opened])
-    colours = distinct_colours(len(opened))
-    runs = tuple(
-        ComparedRun(
-            source=one.source, run=one.run, curves=one.curves, label=label, colour=colour, dash=dash_of(index, len(opened))
-        )
-        for index, (one, label, colour) in enumerate(zip(opened, labels, colours, strict=True))
-    )
-    return OpenedRuns(
-        runs=runs,
-        unread=tuple(unread),
-        settings=settings,
-        notes=(*notes, *_notes(runs), *kl_lines(one.key for one in settings)),
-    )
+    return opened, unread
 
 
 def _open_training(source: Source) -> OpenedRun:
@@ -186,12 +125,21 @@ def _open_training(source: Source) -> OpenedRun:
     marker = read_marker(run.path)
     if marker is not None and marker.kind == "evaluation":
         raise JournalError(f"run {source.given}: is an evaluation, which has no steps; give the folder of a training")
-    # All that a comparison reads of it, while a fault can still be laid to this run alone.
-    return OpenedRun(source, run, run.name, run.curves())
+    # The curves too, while a fault can still be laid to this run alone.
+    return source, run, run.curves()
 
 
-def _notes(runs: Sequence[ComparedRun]) -> list[str]:
-    empty = [f"{one.label}: no step is finished yet ({one.run.state})" for one in runs if not one.run.last_step]
-    of_journals = [f"{one.label}: {note}" for one in runs for note in one.run.notes]
-    alone = ["there is one run, so nothing is compared"] if len(runs) == 1 else []
-    return [*alone, *empty, *of_journals]
+def with_looks(opened: Sequence[OpenedRun], settings: Sequence[Setting]) -> tuple[ComparedRun, ...]:
+    """Return runs with the name, the colour and the dashes of their lines, given the settings in which they differ."""
+    labels = name_lines(settings, [run.path.name for _, run, _ in opened], [run.name for _, run, _ in opened])
+    return tuple(
+        ComparedRun(
+            source=source,
+            run=run,
+            curves=curves,
+            label=label,
+            colour=TAB10[index % len(TAB10)],
+            dash=DASHES[index // len(TAB10) % len(DASHES)],
+        )
+        for index, ((source, run, curves), label) in enumerate(zip(opened, labels, strict=True))
+    )

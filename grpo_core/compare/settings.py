@@ -12,19 +12,10 @@ from grpo_core.plain_text import visible
 from grpo_core.sweep.display import KNOB_NAMES, arm_name, level_name
 
 SEED = "training.seed"
-NOT_COMPARED = ("tracking.",)
+NOT_COMPARED = "tracking."
 """Where a run is tracked and what it is called there changes none of its figures."""
-
-
-class Absent:
-    """The value of a key that a configuration does not have, such as the second of one reward."""
-
-    def __repr__(self) -> str:
-        """Return what a table shows."""
-        return "(absent)"
-
-
-ABSENT = Absent()
+ABSENT = "(absent)"
+"""The value of a key that a configuration does not have, such as the second of one reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +24,6 @@ class Setting:
 
     key: str
     values: tuple[Any, ...]
-    """One per run, `ABSENT` where its configuration does not have the key."""
 
     def texts(self) -> tuple[str, ...]:
         """Return the values as a table shows them."""
@@ -43,19 +33,12 @@ class Setting:
 def differing_settings(configs: Sequence[RunConfig]) -> tuple[Setting, ...]:
     """Return the keys in which any two configurations differ, those first that have a name of their own, the seed last."""
     flat = [named_settings(config) for config in configs]
+    keys = [key for key in dict.fromkeys(key for values in flat for key in values) if not key.startswith(NOT_COMPARED)]
+    order = [*KNOB_NAMES, *(key for key in keys if key not in (*KNOB_NAMES, SEED)), SEED]
     found = [
-        Setting(key=key, values=tuple(values.get(key, ABSENT) for values in flat))
-        for key in dict.fromkeys(key for values in flat for key in values)
-        if not key.startswith(NOT_COMPARED)
+        Setting(key=key, values=tuple(values.get(key, ABSENT) for values in flat)) for key in sorted(keys, key=order.index)
     ]
-    named = list(KNOB_NAMES)
-    differing = [setting for setting in found if any(value != setting.values[0] for value in setting.values)]
-    return tuple(
-        sorted(
-            differing,
-            key=lambda setting: (setting.key == SEED, named.index(setting.key) if setting.key in named else len(named)),
-        )
-    )
+    return tuple(one for one in found if any(value != one.values[0] for value in one.values))
 
 
 def name_lines(settings: Sequence[Setting], folders: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -66,16 +49,18 @@ def name_lines(settings: Sequence[Setting], folders: Sequence[str], names: Seque
         folders: the name of each run's folder, which tells apart runs with the same settings.
         names: what each run is called in MLflow, which names its line where the settings of all runs are the same.
     """
-    shown = _shown(settings)
-    differ = [_name_of({setting.key: setting.values[index] for setting in shown}) for index in range(len(folders))]
+    short = [one for one in settings if one.key in KNOB_NAMES]
+    others = [one for one in settings if one.key not in KNOB_NAMES and one.key != SEED]
+    room = NAMED_CHANGES if short else 2 * NAMED_CHANGES
+    shown = [*short, *others[:room], *(one for one in settings if one.key == SEED)]
+    differ = [_name_of({one.key: one.values[index] for one in shown}) for index in range(len(folders))]
     counts = Counter(differ)
-    lines: list[str] = []
-    for text, folder, name in zip(differ, folders, names, strict=True):
-        parts = [text] if text else [visible(name)]
-        if counts[text] > 1:
-            parts.append(visible(folder))
-        lines.append(" · ".join(parts))
-    return _numbered(lines)
+    return _numbered(
+        [
+            " · ".join([text or visible(name), *([visible(folder)] if counts[text] > 1 else [])])
+            for text, folder, name in zip(differ, folders, names, strict=True)
+        ]
+    )
 
 
 def name_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -87,28 +72,16 @@ def name_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     return _numbered([_name_of(values) or arm_name(values) or "the same settings" for values in groups])
 
 
-def _shown(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings that a name has room for: those with a short name, the seed, and a few others."""
-    short = [setting for setting in settings if setting.key in KNOB_NAMES]
-    seed = [setting for setting in settings if setting.key == SEED]
-    others = [setting for setting in settings if setting not in (*short, *seed)]
-    return [*short, *others[: NAMED_CHANGES if short else 2 * NAMED_CHANGES], *seed]
-
-
 def _name_of(values: Mapping[str, Any]) -> str:
-    present = {key: _cut(key, value) for key, value in values.items() if value is not ABSENT}
-    return arm_name(present)
-
-
-def _cut(key: str, value: Any) -> Any:
-    text = level_name(key, value)
-    return value if len(text) <= NAMED_CHARACTERS else f"{text[: NAMED_CHARACTERS - 1]}…"
+    texts = {key: level_name(key, value) for key, value in values.items()}
+    cut = {key: f"{text[: NAMED_CHARACTERS - 1]}…" for key, text in texts.items() if len(text) > NAMED_CHARACTERS}
+    return arm_name({key: cut.get(key, value) for key, value in values.items() if value != ABSENT})
 
 
 def _numbered(lines: Sequence[str]) -> list[str]:
     """Return the lines, those that are there already with a number: two runs in folders of the same name."""
     numbered: dict[str, None] = {}
     for line in lines:
-        free = (f"{line} ({number})" for number in itertools.count(2))
-        numbered[line if line not in numbered else next(name for name in free if name not in numbered)] = None
+        names = itertools.chain([line], (f"{line} ({number})" for number in itertools.count(2)))
+        numbered[next(name for name in names if name not in numbered)] = None
     return list(numbered)

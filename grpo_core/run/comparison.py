@@ -37,8 +37,6 @@ IN_OTHER_PASSES = Tolerance(relative=1e-4, absolute=1e-6)
 STATISTICS = ("reward/mean", "kl/ref/drift", "kl/init/drift", "policy/entropy", "completion/tokens/mean")
 """Figures whose means over the steps are compared where tokens differ."""
 
-ADDED = ("/timeout_frac",)
-"""Ends of keys that earlier versions did not measure: not compared with a record that lacks them."""
 WORDS = ("cause",)
 """What a `ref_sync` record holds beside figures."""
 Identity = tuple[Kind, int, str]
@@ -123,7 +121,7 @@ def differences(
 ) -> list[FigureDifference]:
     """Return the figures in which two records of the same step differ, those in `unlike` left out; NaN equals NaN."""
     old, new = figures(before), figures(now)
-    compared = [key for key in dict.fromkeys((*old, *new)) if key not in unlike and (key in old or not key.endswith(ADDED))]
+    compared = [key for key in dict.fromkeys((*old, *new)) if key not in unlike]
     keys = [key for key in compared if not tolerance.same(old.get(key), new.get(key))]
     return [FigureDifference(step=now.step, key=key, before=old.get(key), now=new.get(key)) for key in keys]
 

@@ -4,6 +4,7 @@ The arrays are the journal's own figures: nothing is smoothed, joined or filled 
 was measured and no others; a figure that was not finite stays in it as NaN or infinity.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -159,25 +160,12 @@ def read_curve(records: Sequence[Record], key: str) -> Curve:
 def _bounds(records: Sequence[Record], key: str) -> tuple[Floats | None, Floats | None]:
     """Return the ends of the bars of a curve, (None, None) where no record holds them; NaN where one record does not."""
     kind = CURVE_KINDS.get(key)
-    pairs = [_of_standard_error(record, key, kind.error if kind else None) or _of_estimate(record, key) for record in records]
-    if not any(pairs):
-        return None, None
-    ends = np.asarray([pair or (np.nan, np.nan) for pair in pairs], dtype=float)
-    return ends[:, 0], ends[:, 1]
+    ends = np.asarray([_ends(record, key, kind.error if kind else None) for record in records], dtype=float).reshape(-1, 2)
+    return (None, None) if np.isnan(ends).all() else (ends[:, 0], ends[:, 1])
 
 
-def _of_standard_error(record: Record, key: str, error: str | None) -> tuple[float, float] | None:
-    if error is None or error not in record.metrics:
-        return None
-    value, size = record.metrics[key], record.metrics[error]
-    return value - size, value + size
-
-
-def _of_estimate(record: Record, key: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of an evaluation; older journals hold none."""
-    estimates = record.data.get("estimates")
-    found = estimates.get(key) if isinstance(estimates, dict) else None
-    try:
-        return (float(found["low"]), float(found["high"])) if isinstance(found, dict) else None
-    except (LookupError, TypeError, ValueError):
-        return None
+def _ends(record: Record, key: str, error: str | None) -> tuple[float, float]:
+    if error is not None and error in record.metrics:
+        return record.metrics[key] - record.metrics[error], record.metrics[key] + record.metrics[error]
+    found = record.data.get("estimates", {}).get(key, {})
+    return found.get("low", math.nan), found.get("high", math.nan)

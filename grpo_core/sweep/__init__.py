@@ -1,12 +1,12 @@
 """Sweeps: many runs that differ only in what is varied, and one report on them.
 
 schema, arms        the keys of a sweep file; the values that the axes give each arm, and which of its runs is next
-plan                the checked plan: every arm's configuration, and what the arms contradict together
+plan                the checked plan: every arm's configuration, the objective, and what the arms contradict together
 display             what knobs, levels and arms are called, and how figures are written
-measures, measured  the figures of a run, which results, tables and MLflow share; what is measured at its end
+measures            the figures of a run, which results, tables and MLflow share; what is measured at its end
 folder              the sweep's folder, and what its files hold
 campaign, progress  which run begins, and what to do when one has ended; how far the runs and the sweep are
 launcher, pruning   what starts the runs; which of them are not worth finishing
 study               the search, as an Optuna study: the only module that imports Optuna
-results             tables of all runs and their steps; `statistics` and `report` make the findings and the page of them
+results, status     tables of all runs and their steps, of which `statistics` and `report` are made; where sweeps and runs are
 """

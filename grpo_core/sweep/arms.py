@@ -94,7 +94,6 @@ class Arm:
     """One point of the search space; of an Optuna study: one trial."""
 
     number: int
-    """Its trial's."""
     values: Values
 
     @property
@@ -116,8 +115,6 @@ class Outcome(Section, strict=True):
     """`finished`, `stopped` (a rule, a person), `pruned` or `failed`."""
     cause: str | None = None
     """Why it was stopped or pruned, or how it failed."""
-    wall_seconds: float = 0.0
-    """From its start to its end, in all sessions, waiting for a slot included; 0.0 where it never ran."""
 
 
 def arm_overrides(sweep: SweepConfig, base: Mapping[str, Any], values: Values) -> dict[str, Any]:

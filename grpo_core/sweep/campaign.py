@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +21,9 @@ from grpo_core.sweep.results import outcome_of, read_run, run_row
 if TYPE_CHECKING:
     from grpo_core.sweep.study import SweepStudy
 
-LIFE_SECONDS = 5.0
-"""How often the sweep writes down that it is at work."""
 TRIES = 2
 """How often in one session a run is begun whose process was lost."""
 LOOK_SECONDS = 2.0
-"""How often the runs under way are judged."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reports:
-    """Where a campaign reports what happens."""
-
-    line: Callable[[str], None]
-    percent: Callable[[float], None]
-    """Called with how far the sweep is, whenever a run has ended."""
 
 
 class Campaign:
@@ -50,7 +37,8 @@ class Campaign:
         launcher: Launcher,
         *,
         tracking: Mapping[str, Any],
-        reports: Reports,
+        report_line: Callable[[str], None],
+        report_percent: Callable[[float], None],
     ) -> None:
         """Take up a sweep where earlier sessions have left it.
 
@@ -60,19 +48,20 @@ class Campaign:
             outcomes: how runs have ended that are not to run again.
             launcher: what starts the runs.
             tracking: overrides of every run that say where it is tracked.
-            reports: where to report.
+            report_line: called with what happens.
+            report_percent: called with how far the sweep is, whenever a run has ended.
         """
         self._stored, self._study, self._launcher = stored, study, launcher
         self._dir, self._sweep = stored.dir, stored.plan.sweep
-        self._tracking, self._reports = tracking, reports
+        self._tracking, self._report_line, self._report_percent = tracking, report_line, report_percent
         self._arms, self._open_arms = study.arms(), study.open_arms()
         self._outcomes = dict(outcomes)
         self._under_way: dict[Key, Job] = {}
         self._tries = Counter[Key]()
         self._journals, self._pace = Journals(stored), SweepPace(stored, self._arms, self._outcomes)
-        self._next_life = self._next_look = 0.0
+        self._next_look = 0.0
         self._is_spent = False
-        reports.percent(self._pace.percent)
+        report_percent(self._pace.percent)
         self._dir.write_arms(self._arms)
         self._settle()
 
@@ -83,11 +72,8 @@ class Campaign:
         self._prune()
         while len(self._under_way) < self._sweep.runs.concurrency and (key := self._next()) is not None:
             self._start(key)
-        if time.monotonic() > self._next_life:
-            self._next_life = time.monotonic() + LIFE_SECONDS
-            self._dir.sign_of_life()
         if (line := self._pace.under_way(self._under_way.values(), self._journals)) is not None:
-            self._reports.line(line)
+            self._report_line(line)
         return bool(self._under_way)
 
     def _next(self) -> Key | None:
@@ -106,19 +92,13 @@ class Campaign:
             self._settle()
 
     def _start(self, key: Key) -> None:
+        arm, seed = self._arms[key[0]], key[1]
         try:
-            job = self._job(self._arms[key[0]], key[1])
+            arm_config(self._sweep, self._stored.plan.base, arm.values)
         except GrpoError as error:  # of a range: a combination in between that contradicts itself
-            self._conclude(Outcome(arm=key[0], seed=key[1], status="failed", cause=str(error)))
+            self._conclude(Outcome(arm=arm.number, seed=seed, status="failed", cause=str(error)))
             return
-        self._dir.note_begin(*key)
-        self._launcher.start(job)
-        self._under_way[key] = job
-        self._tries[key] += 1
-
-    def _job(self, arm: Arm, seed: int) -> Job:
-        arm_config(self._sweep, self._stored.plan.base, arm.values)
-        return Job(
+        job = Job(
             arm=arm.number,
             seed=seed,
             name=arm.run_name(seed),
@@ -127,27 +107,27 @@ class Campaign:
             run_dir=self._dir.run_dir(arm.number, seed),
             log_file=self._dir.log_file(arm.number, seed),
         )
+        self._launcher.start(job)
+        self._under_way[key] = job
+        self._tries[key] += 1
 
     def _take(self, ended: Ended) -> None:
         arm, seed = key = ended.job.key
         del self._under_way[key]
-        seconds = self._dir.wall_seconds(*key)
         if ended.cancelled:
-            self._conclude(
-                Outcome(arm=arm, seed=seed, status="stopped", cause="its flow run was cancelled", wall_seconds=seconds)
-            )
+            self._conclude(Outcome(arm=arm, seed=seed, status="stopped", cause="its flow run was cancelled"))
         elif ended.crashed and self._tries[key] < TRIES:
-            self._reports.line(f"{ended.job.name}: {ended.failure}; once more")
+            self._report_line(f"{ended.job.name}: {ended.failure}; once more")
             self._start(key)
         else:
-            self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure, seconds))
+            self._conclude(outcome_of(ended.job.run_dir, *key, ended.failure))
 
     def _conclude(self, outcome: Outcome) -> None:
         """Write down how a run ended, then report it."""
         self._dir.add_outcome(outcome)
         self._outcomes[outcome.arm, outcome.seed] = outcome
-        self._reports.percent(self._pace.percent)
-        self._reports.line(self._pace.describe(outcome))
+        self._report_percent(self._pace.percent)
+        self._report_line(self._pace.describe(outcome))
         self._settle()
 
     def _settle(self) -> None:
@@ -188,18 +168,7 @@ class Campaign:
 
     def _budget_is_spent(self) -> bool:
         """Return whether no further run may begin; what is spent stays spent, and is reported once."""
-        budget, reason = self._sweep.budget, ""
-        if self._is_spent:
-            return True
-        if budget.hours is not None and self._dir.elapsed_seconds() >= 3600 * budget.hours:
-            reason = f"budget.hours: {budget.hours:g} are spent"
-        elif budget.tokens is not None and (spent := self._tokens()) >= budget.tokens:
-            reason = f"budget.tokens: {spent} of {budget.tokens} are spent"
-        if reason:
+        if not self._is_spent and (reason := self._journals.spent_budget(self._arms)) is not None:
             self._is_spent = True
-            self._reports.line(f"{reason}; no further run begins")
+            self._report_line(f"{reason}; no further run begins")
         return self._is_spent
-
-    def _tokens(self) -> int:
-        """Return the completion tokens of all runs so far."""
-        return sum(self._journals.of((number, seed)).tokens for number in self._arms for seed in self._sweep.seeds)

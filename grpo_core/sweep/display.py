@@ -20,7 +20,6 @@ MOST_DECIMALS = 8
 MOST_DIGITS = 6
 """Significant digits of a mean beside its half width."""
 MOST_LISTED = 3
-"""Items of one kind that a line spells out; the tables have all."""
 
 
 @dataclass(frozen=True, kw_only=True)

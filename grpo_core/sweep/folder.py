@@ -1,28 +1,19 @@
 """The folder of one sweep: where each thing is, and what its files hold.
 
-.grpo-folder  sweep.json  <base>.yaml  arms.json  begun.jsonl  outcomes.jsonl  sessions.json  tracking.json  flow_run  lock
-study.json  study.db  runs/arm-000-seed-0/ ...  results/  report/  vllm/
-
-Each file is read as what was written, or refused with what is wrong.
+.grpo-folder  sweep.json  <base>.yaml  arms.json  outcomes.jsonl  tracking.json  flow_run  lock  study.db
+runs/arm-000-seed-0/ ...  results/  report/  vllm/
 """
 
-import contextlib
-import math
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import ValidationError
-
-from grpo_core.config.loading import explain
 from grpo_core.config.section import Section
 from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.errors import GrpoError, SweepError, cause
+from grpo_core.errors import SweepError, raised_as
 from grpo_core.machine.disk import read_regular, write_whole
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
-from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
@@ -30,18 +21,11 @@ from grpo_core.sweep.arms import Arm, Outcome, arm_overrides
 from grpo_core.sweep.plan import Plan, make_plan
 
 SWEEP_FILE = "sweep.json"
+FAULTS = (OSError, ValueError, LookupError, TypeError)
+"""What is raised where a file holds something else than was written."""
 
 
-class Begin(Section):
-    """A line of begun.jsonl: when a run was started, or resumed."""
-
-    arm: int
-    seed: int
-    time: float
-    """In seconds since 1970."""
-
-
-class SweepFile(Section, extra="ignore"):
+class SweepFile(Section):
     """What sweep.json holds: the sweep's own keys, and what it is called."""
 
     id: str
@@ -49,13 +33,6 @@ class SweepFile(Section, extra="ignore"):
     sweep: dict[str, Any]
     import_from: tuple[str, ...] = ()
     """Folders in which the runs look for reward functions: of the sweep's start, and of its base."""
-
-
-def fault_of(error: Exception) -> str:
-    """Return why a file cannot be used, in one line."""
-    if not isinstance(error, ValidationError):
-        return cause(error)
-    return "; ".join(fault.removeprefix("config: ") for fault in explain(error, Outcome))
 
 
 @dataclass(frozen=True)
@@ -67,25 +44,15 @@ class SweepDir(FlowDir):
     kinds: ClassVar[tuple[str, ...]] = ("sweep",)
 
     sweep_file = Place(SWEEP_FILE)
-    """The sweep's own keys, and its id."""
     arms_file = Place("arms.json")
     """The arms that have been chosen so far; the study's trials, readable without it."""
-    begun_file = Place("begun.jsonl")
-    """One JSON line a `Begin` of a run."""
     outcomes_file = Place("outcomes.jsonl")
-    """One JSON line a run that has ended."""
-    sessions_file = Place("sessions.json")
-    """When the sweep was at work."""
-    study_mark = Place("study.json")
-    """Where the Optuna study was created, without its password."""
     study_file = Place("study.db")
     """The Optuna study, where it is SQLite."""
     runs = Place("runs")
     """A folder for each run. What is in it may lie behind links, so it is watched as a file is."""
     results = Place("results", "folder")
-    """Tables of all runs and of all their steps."""
     report = Place("report", "folder")
-    """Page, figures and tables."""
 
     vllm = Place("vllm", "folder")
     """vLLM servers that the runs hand on, for the owner alone."""
@@ -116,16 +83,13 @@ class SweepDir(FlowDir):
         """
         self.refuse_second_sweep()
         self.mark("sweep")
-        try:
+        base = self.path / f"{plan.preset}.yaml"
+        sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
+        file = SweepFile(id=sweep_id, name=name, sweep=sweep, import_from=import_from)
+        with raised_as(SweepError, f"sweep dir {self.path}: cannot be written ({{cause}}); give another --sweep-dir", OSError):
             self.runs.mkdir(exist_ok=True)
-            base = self.path / f"{plan.preset}.yaml"
             write_whole(base, dump_yaml(plan.base))
-            sweep = {**plan.sweep.model_dump(mode="json"), "base": str(base.resolve()), "overrides": {}}
-            write_json(self.sweep_file, SweepFile(id=sweep_id, name=name, sweep=sweep, import_from=import_from).model_dump())
-        except OSError as error:
-            raise SweepError(
-                f"sweep dir {self.path}: cannot be written ({error.strerror}); give another --sweep-dir"
-            ) from error
+            write_json(self.sweep_file, file.model_dump())
 
     def refuse_second_sweep(self) -> None:
         """Keep a sweep from being written over.
@@ -133,21 +97,9 @@ class SweepDir(FlowDir):
         Raises:
             SweepError: the folder already holds a sweep.
         """
-        if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
+        if self.sweep_file.exists() and self.marker() is not None:
             resume = f"grpo sweep --resume {path_argument(self.path)}"
             raise SweepError(f"sweep dir {self.path}: already holds a sweep; `{resume}` resumes it")
-
-    def why_not_older(self) -> str | None:
-        """Return why a folder without a marker holds no sweep of an older version; None where it does."""
-        try:
-            self.read()
-        except (GrpoError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            return cause(error)
-        return None
-
-    def older_kind(self) -> Kind:
-        """Return what a sweep is."""
-        return "sweep"
 
     def read(self) -> "StoredSweep":
         """Return the sweep of the folder, checked again.
@@ -156,13 +108,11 @@ class SweepDir(FlowDir):
             SweepError: the folder holds no sweep.
             ConfigError: its files were changed into something invalid.
         """
-        try:
+        with raised_as(
+            SweepError, f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder", *FAULTS
+        ):
             file = SweepFile.model_validate_json(read_regular(self.sweep_file))
             base = self.path / Path(file.sweep["base"]).name  # the folder may have moved
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise SweepError(
-                f"sweep dir {self.path}: no readable {SWEEP_FILE} ({fault_of(error)}); give a sweep's folder"
-            ) from error
         return StoredSweep(
             dir=self,
             id=file.id,
@@ -184,10 +134,8 @@ class SweepDir(FlowDir):
         """
         if not self.arms_file.exists():
             return {}
-        try:
+        with raised_as(SweepError, f"{self.arms_file}: not the arms of a sweep ({{cause}})", *FAULTS):
             arms = build(dict[int, dict[str, Any]], read_json(self.arms_file))
-        except (OSError, ValueError) as error:
-            raise SweepError(f"{self.arms_file}: not the arms of a sweep ({fault_of(error)})") from error
         return {number: Arm(number=number, values=values) for number, values in arms.items()}
 
     def add_outcome(self, outcome: Outcome) -> None:
@@ -200,57 +148,9 @@ class SweepDir(FlowDir):
         Raises:
             SweepError: a whole line is no outcome.
         """
-        outcomes = {}
-        for number, line in enumerate(read_lines(self.outcomes_file), start=1):
-            try:
-                outcome = Outcome.model_validate_json(line)
-            except ValueError as error:
-                raise SweepError(f"{self.outcomes_file}, line {number}: not an outcome ({fault_of(error)})") from error
-            outcomes[outcome.arm, outcome.seed] = outcome
-        return outcomes
-
-    def note_begin(self, arm: int, seed: int) -> None:
-        """Write down that a run begins, or is resumed, now."""
-        append_json(self.begun_file, Begin(arm=arm, seed=seed, time=time.time()).model_dump())
-
-    def wall_seconds(self, arm: int, seed: int) -> float:
-        """Return how long a run that has just ended was under way, in all sessions, waiting for a slot included."""
-        begun = []
-        for line in read_lines(self.begun_file):
-            with contextlib.suppress(ValueError):  # a line that something else has damaged
-                begun.append(Begin.model_validate_json(line))
-        starts = [entry.time for entry in begun if (entry.arm, entry.seed) == (arm, seed)]
-        ends = [*starts[1:], time.time()]
-        return float(sum(min(self._session_end(start), end) - start for start, end in zip(starts, ends, strict=True)))
-
-    def _session_end(self, moment: float) -> float:
-        """Return the last sign of life of the session at work at a moment; without limit for the newest."""
-        return next((end for start, end in self.sessions()[:-1] if start <= moment <= end), math.inf)
-
-    def sessions(self) -> list[tuple[float, float]]:
-        """Return when the sweep was at work: (start, last sign of life) in seconds since 1970."""
-        try:
-            return build(list[tuple[float, float]], read_json(self.sessions_file))
-        except (OSError, ValueError):
-            return []
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
-        """Count the time inside as a session of the sweep."""
-        write_json(self.sessions_file, [*self.sessions(), (time.time(), time.time())])
-        try:
-            yield
-        finally:
-            self.sign_of_life()
-
-    def sign_of_life(self) -> None:
-        """Write down that this session is at work: a kill takes at most the seconds since the last sign from the count."""
-        *earlier, (start, _) = self.sessions()
-        write_json(self.sessions_file, [*earlier, (start, time.time())])
-
-    def elapsed_seconds(self) -> float:
-        """Return how long the sweep has been at work, all sessions together."""
-        return sum(end - start for start, end in self.sessions())
+        with raised_as(SweepError, f"{self.outcomes_file}: not the outcomes of a sweep ({{cause}})", *FAULTS):
+            outcomes = [Outcome.model_validate_json(line) for line in read_lines(self.outcomes_file)]
+        return {(outcome.arm, outcome.seed): outcome for outcome in outcomes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +165,6 @@ class StoredSweep:
     base: Path
     """File of the base, with the sweep's overrides applied: what its runs are started with."""
     import_from: tuple[str, ...] = ()
-    """Folders in which its runs look for reward functions."""
 
     def run_overrides(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what one run changes of the base, with what names and groups it in MLflow.

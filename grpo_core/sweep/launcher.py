@@ -26,7 +26,6 @@ class Job:
     name: str
     """`β=0.04 G=8 sync=10 seed=1`."""
     base: Path
-    """Configuration file."""
     overrides: Mapping[str, Any]
     run_dir: RunDir
     log_file: Path

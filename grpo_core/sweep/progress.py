@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_core.errors import GrpoError
@@ -11,12 +11,11 @@ from grpo_core.sweep.arms import Arm, Key, Outcome, total_runs
 from grpo_core.sweep.display import duration, plain
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.launcher import Job
-from grpo_core.sweep.results import measure
+from grpo_core.sweep.results import covered_seconds, measure, work_spans
 
 logger = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 160
-"""Of the cause of a failure, in the line of a run; the outcomes hold all of it."""
 SILENCE_SECONDS = 60.0
 """After so long without a line, one reports how far the runs under way are."""
 
@@ -27,11 +26,10 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    """Generated for completions."""
     rewards: Sequence[float] = ()
-    """Mean reward of each step."""
     drift: Mapping[int, float] = field(default_factory=dict)
     """`objective.kl_metric` by step, where it was measured."""
+    spans: Sequence[tuple[float, float]] = ()
 
 
 class Journals:
@@ -39,9 +37,8 @@ class Journals:
 
     def __init__(self, stored: StoredSweep) -> None:
         """Read those of a sweep."""
-        self._dir, self._kl_metric = stored.dir, stored.plan.sweep.objective.kl_metric
+        self._dir, self._sweep = stored.dir, stored.plan.sweep
         self._read: dict[Key, tuple[int, Progress]] = {}
-        """Size of a journal, and what it held then."""
 
     def of(self, key: Key) -> Progress:
         """Return how far a run is; nothing of a run that has no readable journal."""
@@ -52,18 +49,33 @@ class Journals:
         return self._read[key][1] if size else Progress()
 
     def _parse(self, key: Key) -> Progress:
-        file, metric = self._dir.run_dir(*key).journal_file, self._kl_metric
+        run_dir, metric = self._dir.run_dir(*key), self._sweep.objective.kl_metric
         try:
-            steps = [record for record in read_journal(file) if record.kind == "step"]
+            records = read_journal(run_dir.journal_file)
         except GrpoError:  # reported where the run ends
-            logger.warning("%s: not readable, so its run is neither pruned nor counted", file, exc_info=True)
-            steps = []
+            logger.warning("%s: no readable journal, so it is neither pruned nor counted", run_dir.path, exc_info=True)
+            return Progress()
+        steps = [record for record in records if record.kind == "step"]
         return Progress(
             step=steps[-1].step if steps else 0,
             tokens=int(steps[-1].metrics["progress/generated_tokens"]) if steps else 0,
             rewards=[record.metrics["reward/mean"] for record in steps],
             drift={record.step: record.metrics[metric] for record in steps if metric in record.metrics},
+            spans=work_spans(run_dir, records),
         )
+
+    def spent_budget(self, arms: Collection[int]) -> str | None:
+        """Return why no further run begins, the sweep's hours or tokens being used up; None while they are not."""
+        budget = self._sweep.budget
+        if budget.hours is None and budget.tokens is None:
+            return None
+        runs = [self.of((arm, seed)) for arm in arms for seed in self._sweep.seeds]
+        hours, tokens = covered_seconds(span for run in runs for span in run.spans) / 3600, sum(run.tokens for run in runs)
+        if budget.hours is not None and hours >= budget.hours:
+            return f"budget.hours: {budget.hours:g} are spent"
+        if budget.tokens is not None and tokens >= budget.tokens:
+            return f"budget.tokens: {tokens} of {budget.tokens} are spent"
+        return None
 
 
 class SweepPace:
@@ -76,42 +88,42 @@ class SweepPace:
         self._started = self._printed = time.monotonic()
 
     @property
+    def total(self) -> int:
+        """Runs of the sweep."""
+        return total_runs(self._stored.plan.num_arms, self._stored.plan.sweep, self._arms)
+
+    @property
     def percent(self) -> float:
         """How far the sweep is."""
-        return 100.0 * len(self._outcomes) / max(1, self._total())
+        return 100.0 * len(self._outcomes) / max(1, self.total)
 
     def under_way(self, jobs: Iterable[Job], journals: Journals) -> str | None:
         """Return a line about the runs under way, once nothing has been printed for a minute."""
         if time.monotonic() - self._printed < SILENCE_SECONDS:
             return None
-        self._printed = time.monotonic()
         lines = [f"{job.name} step {journals.of(job.key).step}" for job in jobs]
-        return f"{self._count()} under way: {', '.join(lines)}; {self._left()}" if lines else None
+        return self._line(f"under way: {', '.join(lines)}") if lines else None
 
     def describe(self, outcome: Outcome) -> str:
         """Return the line of a run that has just ended."""
-        self._printed = time.monotonic()
-        cause = outcome.cause if outcome.status != "failed" else " ".join(str(outcome.cause).split())[:SHOWN_CHARACTERS]
+        cause = " ".join(str(outcome.cause).split())[:SHOWN_CHARACTERS]
         ending = "finished" if outcome.status == "finished" else f"{outcome.status}: {cause}"
-        name = self._arms[outcome.arm].run_name(outcome.seed)
-        return f"{self._count()} {name}: {ending}{self._reached(outcome)}; {self._left()}"
+        return self._line(f"{self._arms[outcome.arm].run_name(outcome.seed)}: {ending}{self._reached(outcome)}")
 
     def _reached(self, outcome: Outcome) -> str:
         run_dir = self._stored.dir.run_dir(outcome.arm, outcome.seed)
         if outcome.status == "failed" or not run_dir.journal_file.exists():
             return ""
-        figures = measure(read_journal(run_dir.journal_file), run_dir.read_config(), self._stored.plan.sweep.objective)
+        records = read_journal(run_dir.journal_file)
+        figures = measure(records, run_dir.read_config(), self._stored.plan.sweep.objective)
         return (
             f", objective {plain(figures['objective'])}, reward {plain(figures['reward'])}, KL to the initial policy "
-            f"{plain(figures['kl_init_seq'])} nats per completion, {duration(outcome.wall_seconds)}"
+            f"{plain(figures['kl_init_seq'])} nats per completion, {duration(covered_seconds(work_spans(run_dir, records)))}"
         )
 
-    def _total(self) -> int:
-        return total_runs(self._stored.plan.num_arms, self._stored.plan.sweep, self._arms)
-
-    def _count(self) -> str:
-        return f"[{len(self._outcomes)}/{self._total()}]"
-
-    def _left(self) -> str:
-        elapsed, ended = time.monotonic() - self._started, len(self._outcomes)
-        return f"{duration(elapsed)}, about {duration((self._total() - ended) * elapsed / max(1, ended - self._before))} left"
+    def _line(self, text: str) -> str:
+        """Return a text between how far the sweep is and how long the rest takes."""
+        self._printed = time.monotonic()
+        elapsed, ended = self._printed - self._started, len(self._outcomes)
+        left = duration((self.total - ended) * elapsed / max(1, ended - self._before))
+        return f"[{ended}/{self.total}] {text}; {duration(elapsed)}, about {left} left"

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from grpo_core.sweep.measured import figure_at_end
+from grpo_core.sweep.measures import figure_at_end
 from grpo_core.sweep.schema import PrunerConfig
 
 Curve = Sequence[float]

@@ -1,8 +1,10 @@
 """What came of a sweep, as tables: one row a run, one row a step, one row a reference sync; read from journals alone."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pandas
@@ -10,19 +12,18 @@ import pandas
 from grpo_core.config import RunConfig
 from grpo_core.config.derived import advantage_rms_factor, effective_beta
 from grpo_core.errors import GrpoError
-from grpo_core.evaluation.results import evaluations_after
+from grpo_core.evaluation.results import evaluations_after, table_file
+from grpo_core.evaluation.statistics import pass_at_k
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Record
 from grpo_core.run.summary import run_status
-from grpo_core.run.tables import step_table, sync_table
+from grpo_core.run.tables import read_table, step_table, sync_table
 from grpo_core.sweep.arms import Arm, Key, Outcome, original_of
-from grpo_core.sweep.by_prompt import objective_by_prompt
 from grpo_core.sweep.display import first_few
 from grpo_core.sweep.folder import StoredSweep, mlflow_run_id
-from grpo_core.sweep.measured import figure_at_end
-from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.measures import MEASURES, figure_at_end
 from grpo_core.sweep.pruning import PRUNED
 from grpo_core.sweep.schema import ObjectiveConfig
 
@@ -30,6 +31,8 @@ ACCURACY = "eval/heldout/greedy_accuracy"
 UNMEASURED: dict[str, Any] = dict.fromkeys(MEASURES, math.nan) | {"steps": 0}
 """The figures of a run that has no step."""
 NAMED_RUNS = 4
+SHARE = re.compile(r"eval/heldout/(?:pass_at_(?P<k>\d+)|greedy_accuracy)")
+"""Objectives that are means over held-out prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,12 @@ class Results:
     """One row an arm, seed and step: every metric of the step."""
     syncs: pandas.DataFrame
     """One row an arm, seed and reference sync."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """What a reader of the figures should know about the journals."""
-    by_prompt: Mapping[Key, pandas.Series] = field(default_factory=dict)
+    by_prompt: Mapping[Key, pandas.Series]
     """(arm, seed) -> the objective prompt by prompt, of the finished runs of which it is known."""
+    elapsed_seconds: float
+    """In which any run was at work."""
 
     def statuses(self) -> dict[str, int]:
         """Return how many runs ended in which way."""
@@ -59,12 +64,15 @@ class SweepRun:
     arm: Arm
     seed: int
     folder: RunDir
-    """It need not exist."""
     records: Sequence[Record] = ()
     """Its journal; empty where it has none, or a damaged one."""
     fault: str | None = None
-    """What is wrong with the journal or with the run's configuration."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """What a note calls it."""
+        return f"arm {self.arm.number} seed {self.seed}"
 
 
 def read_run(folder: RunDir, arm: Arm, seed: int) -> SweepRun:
@@ -88,33 +96,28 @@ def collect(stored: StoredSweep) -> Results:
     originals = [arm for arm in arms.values() if original_of(arm, arms) == arm.number]  # what was suggested again ran once
     runs = [read_run(stored.dir.run_dir(arm.number, seed), arm, seed) for arm in originals for seed in sweep.seeds]
     rows = [run_row(run, outcomes.get((run.arm.number, run.seed)), sweep.objective) for run in runs]
-    notes = {
-        note: [f"arm {run.arm.number} seed {run.seed}" for run in runs if note in run.notes]
-        for one in runs
-        for note in one.notes
-    }
+    noted = {note: [run.name for run in runs if note in run.notes] for one in runs for note in one.notes}
     by_prompt = {
-        (run.arm.number, run.seed): objective_by_prompt(run.folder, sweep.objective, row["objective"])
+        (run.arm.number, run.seed): scores
         for run, row in zip(runs, rows, strict=True)
         if row["status"] == "finished"
+        and (scores := objective_by_prompt(run.folder, sweep.objective, row["objective"])) is not None
     }
+    columns = ["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
     return Results(
-        by_prompt={key: scores for key, scores in by_prompt.items() if scores is not None},
-        runs=pandas.DataFrame(
-            rows, columns=["arm", "seed", *sweep.knobs, "status", "cause", *MEASURES, "run_dir", "mlflow_run_id"]
-        ),
+        runs=pandas.DataFrame(rows, columns=columns),
         steps=_stacked((run, step_table(run.records).reset_index()) for run in runs),
         syncs=_stacked((run, sync_table(run.records)) for run in runs),
-        notes=tuple(f"{first_few(names, NAMED_RUNS)}: {note}" for note, names in notes.items()),
+        notes=tuple(f"{first_few(names, NAMED_RUNS)}: {note}" for note, names in noted.items()),
+        by_prompt=by_prompt,
+        elapsed_seconds=covered_seconds(span for run in runs for span in work_spans(run.folder, run.records)),
     )
 
 
 def _stacked(tables: Iterable[tuple[SweepRun, pandas.DataFrame]]) -> pandas.DataFrame:
     first = ["arm", "seed", "step"]
     filled = [table.assign(arm=run.arm.number, seed=run.seed) for run, table in tables if len(table)]
-    if not filled:
-        return pandas.DataFrame(columns=first)
-    table = pandas.concat(filled, ignore_index=True)
+    table = pandas.concat(filled, ignore_index=True) if filled else pandas.DataFrame(columns=first)
     return table[[*first, *(column for column in table.columns if column not in first)]]
 
 
@@ -127,7 +130,7 @@ def run_row(run: SweepRun, outcome: Outcome | None, objective: ObjectiveConfig) 
         **run.arm.values,
         **({"status": "failed", "cause": run.fault} if run.fault is not None else _status(run.folder, outcome)),
         **(measure(run.records, run.folder.read_config(), objective) if is_readable else UNMEASURED),
-        "wall_seconds": outcome.wall_seconds if outcome else math.nan,
+        "wall_seconds": covered_seconds(work_spans(run.folder, run.records)) if run.records else math.nan,
         "run_dir": str(run.folder.path),
         "mlflow_run_id": mlflow_run_id(run.folder),
     }
@@ -177,6 +180,58 @@ def _at_end(steps: pandas.DataFrame, key: str, count: int) -> float:
     return math.nan if found is None else found
 
 
+def objective_by_prompt(run_dir: RunDir, objective: ObjectiveConfig, value: float) -> pandas.Series | None:
+    """Return the objective of each held-out prompt, by its id; None where it is not a mean of such figures.
+
+    Args:
+        run_dir: of a run.
+        objective: what is maximised; one with a price on the drift has no figure of a prompt.
+        value: of the run. A table whose mean is another one is not of the same policy, and is not used.
+    """
+    asked = SHARE.fullmatch(objective.metric)
+    table = read_table(table_file(run_dir, "final"))
+    if asked is None or objective.kl_penalty is not None or table is None:
+        return None
+    if not {"prompt_id", "sample", "correct"}.issubset(table.columns):
+        return None
+    sampled = table[(table["sample"] < 0) if asked["k"] is None else (table["sample"] >= 0)]
+    correct = sampled["correct"].astype(bool).groupby(sampled["prompt_id"]).agg(["size", "sum"]).sort_index()
+    k = int(asked["k"] or 1)
+    if correct.empty or int(correct["size"].min()) < k:
+        return None
+    scores = pandas.Series([pass_at_k(int(n), int(c), k) for n, c in correct.itertuples(index=False)], index=correct.index)
+    return scores if abs(float(scores.mean()) - value) < 1e-9 else None
+
+
+def work_spans(folder: RunDir, records: Sequence[Record]) -> list[tuple[float, float]]:
+    """Return when a run was at work, (start, end) in seconds since 1970 of each of its sessions; none without a journal.
+
+    The first begins with the folder, all others with a resume; each ends with the last record that it has left.
+    """
+    marker = folder.marker()
+    spans: list[tuple[float, float]] = []
+    for record in records:
+        moment = datetime.fromisoformat(record.time).timestamp()
+        if not spans:
+            spans.append((datetime.fromisoformat(marker.created).timestamp() if marker is not None else moment, moment))
+        spans += [(moment, moment)] if record.kind == "resume" else []
+        spans[-1] = (spans[-1][0], moment)
+    return spans
+
+
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how long at least one of some spans lasted.
+
+    >>> covered_seconds([(5.0, 8.0), (0.0, 2.0), (1.0, 4.0)])
+    7.0
+    """
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
 def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:
     if outcome is not None:
         return {"status": outcome.status, "cause": outcome.cause}
@@ -185,16 +240,17 @@ def _status(run_dir: RunDir, outcome: Outcome | None) -> dict[str, str | None]:
     return {"status": "running" if lock_holder(run_dir.lock_file) is not None else "interrupted", "cause": None}
 
 
-def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None, wall_seconds: float) -> Outcome:
+def outcome_of(run_dir: RunDir, arm: int, seed: int, failure: str | None) -> Outcome:
     """Return how a run ended, from its journal and, where its flow failed, from that failure."""
     try:
         now = run_status(run_dir)
     except GrpoError as error:
-        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or str(error), wall_seconds=wall_seconds)
+        return Outcome(arm=arm, seed=seed, status="failed", cause=failure or str(error))
     reason = (now.reason or "").removeprefix("STOP: ")
-    status = "pruned" if now.state == "stopped" and reason.startswith(PRUNED) else now.state
-    cause = reason.removeprefix(PRUNED) if status != "finished" else None
-    if failure is not None or status not in ("finished", "stopped", "pruned"):
-        cause = failure or f"its training is {status}" + (f": {reason}" if reason else "")
-        status = "failed"
-    return Outcome(arm=arm, seed=seed, status=status, cause=cause, wall_seconds=wall_seconds)
+    if failure is None and now.state == "finished":
+        return Outcome(arm=arm, seed=seed, status="finished")
+    if failure is None and now.state == "stopped":
+        status = "pruned" if reason.startswith(PRUNED) else "stopped"
+        return Outcome(arm=arm, seed=seed, status=status, cause=reason.removeprefix(PRUNED))
+    why = f"its training is {now.state}" + (f": {reason}" if reason else "")
+    return Outcome(arm=arm, seed=seed, status="failed", cause=failure or why)

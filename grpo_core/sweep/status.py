@@ -1,17 +1,27 @@
-"""Where a sweep is: how many of its runs have ended, and how it is resumed."""
+"""Where a sweep is and how it is resumed; and what lies in a folder of runs, one row a run, evaluation or sweep."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from grpo_core.errors import GrpoError
+from grpo_core.errors import GrpoError, cause
+from grpo_core.evaluation.results import HELD_OUT, HELD_OUT_SAMPLE
+from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.locks import lock_holder
+from grpo_core.machine.marker import MARKER_FILE
+from grpo_core.run.flow_folder import FlowDir
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import Record
 from grpo_core.run.resuming import path_argument, resume_command
-from grpo_core.sweep.arms import Arm, Key, Outcome, next_run, total_runs
-from grpo_core.sweep.folder import StoredSweep, SweepDir
+from grpo_core.run.summary import run_status
+from grpo_core.sweep.arms import next_run, total_runs
+from grpo_core.sweep.folder import SWEEP_FILE, SweepDir
 from grpo_core.sweep.progress import Journals
 
 
@@ -20,17 +30,36 @@ class SweepStatus:
     """Where a sweep is."""
 
     state: str
-    """`not started`, `running`, `finished`, `failed` (more runs than it allows), or `interrupted`."""
     name: str
     ended: int
     total: int
-    """Runs."""
     outcomes: Mapping[str, int]
-    """Runs by how they ended."""
     under_way: int
     """Runs that were begun and have not ended."""
     resume: str | None
     """The command that resumes the sweep; None where it is running or complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One folder of ours."""
+
+    path: Path
+    kind: str
+    """As its marker says: `run`, `evaluation`, `reproduction` or `sweep`; `unknown` where the marker cannot be read."""
+    state: str = "damaged"
+    """Of a run as `RunStatus.state`, of a sweep as `SweepStatus.state`; `running` while a flow works in it; `damaged`."""
+    preset: str = ""
+    done: int = 0
+    """Steps of a run, runs of a sweep."""
+    total: int = 0
+    bytes: int
+    accuracy: float | None = None
+    """Highest held-out greedy accuracy after the first step, in a sweep that of its runs; None where none was measured."""
+    started: datetime
+    resume: str | None = None
+    """The command that resumes it; None where there is nothing to resume."""
+    fault: str | None = None
 
 
 def sweep_status(sweep_dir: SweepDir) -> SweepStatus:
@@ -43,11 +72,12 @@ def sweep_status(sweep_dir: SweepDir) -> SweepStatus:
     arms, outcomes, sweep = sweep_dir.read_arms(), sweep_dir.read_outcomes(), stored.plan.sweep
     statuses = Counter(outcome.status for outcome in outcomes.values())
     begun = [(arm, seed) for arm in arms for seed in sweep.seeds if sweep_dir.run_dir(arm, seed).config_file.exists()]
+    is_whole = len(arms) >= stored.plan.num_arms and next_run(sweep, arms, outcomes, ()) is None
     if lock_holder(sweep_dir.lock_file) is not None:
         state = "running"
     elif statuses["failed"] > sweep.failed_runs_allowed:
         state = "failed"
-    elif _is_complete(stored, arms, outcomes):
+    elif is_whole or Journals(stored).spent_budget(arms) is not None:
         state = "finished"
     else:
         state = "interrupted" if begun or outcomes else "not started"
@@ -64,14 +94,6 @@ def sweep_status(sweep_dir: SweepDir) -> SweepStatus:
     )
 
 
-def sweep_resume_command(sweep_dir: SweepDir) -> str | None:
-    """Return the command that resumes a sweep; None where it is running or complete, or its files cannot be read."""
-    try:
-        return sweep_status(sweep_dir).resume
-    except (GrpoError, OSError):
-        return None
-
-
 def command_that_resumes(path: Path, *, has_prompts: bool = False) -> str | None:
     """Return the command that resumes what a folder holds, a run or a sweep; None where there is nothing to resume.
 
@@ -82,37 +104,90 @@ def command_that_resumes(path: Path, *, has_prompts: bool = False) -> str | None
         has_prompts: as in `resume_command`.
     """
     if SweepDir(path).sweep_file.exists():
-        return sweep_resume_command(SweepDir(path))
-    command, sweep_dir = resume_command(RunDir(path), has_prompts=has_prompts), sweep_of_runs(path / "..")
-    return command if command is None or sweep_dir is None else sweep_resume_command(sweep_dir)
+        return _resume_sweep(SweepDir(path))
+    command, sweep_dir = resume_command(RunDir(path), has_prompts=has_prompts), _sweep_of(path)
+    return command if command is None or sweep_dir is None else _resume_sweep(sweep_dir)
 
 
-def sweep_of_runs(folder: Path) -> SweepDir | None:
-    """Return the sweep whose runs lie in a folder, its path relative to the working directory where that of the folder is.
+def _resume_sweep(sweep_dir: SweepDir) -> str | None:
+    with contextlib.suppress(GrpoError, OSError):  # its files cannot be read
+        return sweep_status(sweep_dir).resume
+    return None
 
-    None where the folder is not the `runs/` of a sweep.
-    """
+
+def _sweep_of(run: Path) -> SweepDir | None:
+    """Return the sweep in whose `runs/` a run lies; None where it lies elsewhere."""
     # Not resolved: a run may lie behind a link, and belongs to the sweep all the same.
-    absolute = Path(os.path.abspath(folder))  # noqa: PTH100
-    sweep_dir = SweepDir(absolute.parent)
-    if absolute != sweep_dir.runs or not sweep_dir.sweep_file.exists():
-        return None
-    return sweep_dir if folder.is_absolute() else SweepDir(Path(os.path.relpath(sweep_dir.path)))
+    sweep_dir = SweepDir(Path(os.path.abspath(run)).parent.parent)  # noqa: PTH100
+    return sweep_dir if sweep_dir.sweep_file.exists() else None
 
 
-def _is_complete(stored: StoredSweep, arms: Mapping[int, Arm], outcomes: Mapping[Key, Outcome]) -> bool:
-    """Return whether every run that is wanted has ended, or the budget is spent."""
-    if is_budget_spent(stored, arms):
-        return True
-    return len(arms) >= stored.plan.num_arms and next_run(stored.plan.sweep, arms, outcomes, ()) is None
+def list_folders(folder: Path) -> list[Listed]:
+    """Return what lies in a folder of runs, the newest first; of the folder of a sweep, its runs.
+
+    Only folders with our marker are looked into; comparisons and exports are left out.
+    """
+    inside = folder / "runs" if (folder / SWEEP_FILE).is_file() else folder
+    paths = [path for path in inside.iterdir() if path.is_dir() and not path.is_symlink()] if inside.is_dir() else []
+    listed = [entry for path in paths if (entry := _read(path)) is not None]
+    if (sweep_dir := _sweep_of(inside / "run")) is not None:
+        command = _resume_sweep(sweep_dir)
+        listed = [replace(entry, resume=entry.resume and command) for entry in listed]
+    return sorted(listed, key=lambda entry: (entry.started, entry.path.name), reverse=True)
 
 
-def is_budget_spent(stored: StoredSweep, arms: Mapping[int, Arm]) -> bool:
-    """Return whether no further run begins because the sweep's hours or tokens are used up."""
-    budget = stored.plan.sweep.budget
-    if budget.hours is not None and stored.dir.elapsed_seconds() >= 3600 * budget.hours:
-        return True
-    if budget.tokens is None:
-        return False
-    journals = Journals(stored)
-    return sum(journals.of((number, seed)).tokens for number in arms for seed in stored.plan.sweep.seeds) >= budget.tokens
+def best_accuracy(records: list[Record]) -> float | None:
+    """Return the highest held-out greedy accuracy of a journal after its first step; None where none was measured."""
+    keys = [f"eval/{name}/greedy_accuracy" for name in (HELD_OUT, HELD_OUT_SAMPLE)]
+    evaluated = [record.metrics for record in records if record.kind == "eval" and record.step > 0]
+    return max((metrics[key] for metrics in evaluated for key in keys if key in metrics), default=None)
+
+
+def _read(path: Path) -> Listed | None:
+    """Return what is known of a folder; None where it is not ours, a comparison or an export."""
+    kind, facts = "unknown", dict[str, Any]()
+    try:
+        marker = FlowDir(path).marker()
+        if marker is None or marker.kind in ("comparison", "export"):
+            return None
+        kind, started = marker.kind, datetime.fromisoformat(marker.created)
+        facts = _of_sweep(SweepDir(path)) if kind == "sweep" else _of_run(RunDir(path), kind)
+    except (GrpoError, OSError, ValueError) as error:
+        started = datetime.fromtimestamp((path / MARKER_FILE).lstat().st_mtime, UTC)
+        facts["fault"] = cause(error)
+    return Listed(path=path, kind=kind, started=started, bytes=folder_bytes(path), **facts)
+
+
+def _of_run(run_dir: RunDir, kind: str) -> dict[str, Any]:
+    is_held = lock_holder(run_dir.lock_file) is not None
+    if not run_dir.config_file.exists() and not run_dir.journal_file.exists():
+        return {"state": "running" if is_held else "not started"}
+    journal = check_run(run_dir)
+    facts = {"preset": run_dir.read_origin().preset, "accuracy": best_accuracy(journal.history)}
+    if kind == "evaluation":
+        return {**facts, "state": "running" if is_held else "finished" if any(run_dir.eval.glob("*.json")) else "died"}
+    status = run_status(run_dir, journal)
+    return {
+        **facts,
+        "state": "running" if is_held else status.state,
+        "done": status.step,
+        "total": status.steps,
+        "resume": resume_command(run_dir, journal=journal),
+    }
+
+
+def _of_sweep(sweep_dir: SweepDir) -> dict[str, Any]:
+    if not sweep_dir.sweep_file.exists():
+        return {"state": "running" if lock_holder(sweep_dir.lock_file) else "not started"}
+    status, found = sweep_status(sweep_dir), list[float | None]()
+    for file in sweep_dir.runs.glob("*/config.json"):
+        with contextlib.suppress(GrpoError, OSError):
+            found.append(best_accuracy(check_run(RunDir(file.parent)).history))
+    return {
+        "state": status.state,
+        "preset": status.name,
+        "done": status.ended,
+        "total": status.total,
+        "accuracy": max((accuracy for accuracy in found if accuracy is not None), default=None),
+        "resume": status.resume,
+    }

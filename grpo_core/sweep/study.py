@@ -9,8 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Self
 
 import optuna
@@ -19,20 +17,13 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from grpo_core.errors import SweepError, cause
-from grpo_core.machine.jsonfile import read_json, write_json
-from grpo_core.machine.locks import waited_lock
-from grpo_core.machine.sqlite import sqlite_file
-from grpo_core.redaction import kept_uri, redact_uri
+from grpo_core.errors import SweepError, raised_as
+from grpo_core.redaction import kept_uri
 from grpo_core.sweep.arms import Arm, grid
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.plan import TPE_STARTUP
 from grpo_core.sweep.schema import STUDY_VARIABLE, Range, SweepConfig
 
-LOCK_SECONDS = 60
-"""How long a write waits for an SQLite file that somebody reads."""
-CREATION_SECONDS = 300.0
-"""How long a sweep waits for another one that creates the same SQLite file."""
 CONSTRAINT = "over_bound"
 """Constraint of a trial: how far its mean drift is over `objective.kl_bound`."""
 
@@ -83,26 +74,17 @@ class SweepStudy:
             SweepError: its storage cannot be reached, or is not the one in which the study was created.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sweep, mark = stored.plan.sweep, stored.dir.study_mark
+        sweep = stored.plan.sweep
         url = sweep.study or os.environ.get(STUDY_VARIABLE) or f"sqlite:///{stored.dir.study_file.resolve()}"
-        where, sampler = kept_uri(url), ArmSampler(sweep)
-        try:
-            wait = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-            with _alone(url):
-                storage = RDBStorage(url, engine_kwargs=wait)
-            if mark.exists():
-                study = optuna.load_study(study_name=stored.id, storage=storage, sampler=sampler)
+        options: dict[str, Any] = {"study_name": stored.id, "sampler": ArmSampler(sweep)}
+        remedy = f"correct `study` or {STUDY_VARIABLE} to where the sweep began, or start its server"
+        with raised_as(SweepError, f"study: {kept_uri(url)} cannot be used ({{cause}}); {remedy}", Exception):
+            # SQLAlchemy and its drivers raise unrelated types.
+            storage = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+            if stored.dir.arms_file.exists():
+                study = optuna.load_study(storage=storage, **options)
             else:
-                study = optuna.create_study(
-                    study_name=stored.id, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
-                )
-                write_json(mark, {"study": stored.id, "where": where})
-        except Exception as error:  # SQLAlchemy and its drivers raise unrelated types
-            created = f"; it was created in {_created_in(mark)}" if mark.exists() else ""
-            raise SweepError(
-                f"study: {where} cannot be used ({cause(error)}){created}; correct `study` or {STUDY_VARIABLE}, or start its "
-                "server"
-            ) from error
+                study = optuna.create_study(storage=storage, direction="maximize", load_if_exists=True, **options)
         return cls(study, storage, sweep)
 
     def close(self) -> None:
@@ -167,18 +149,3 @@ def _encode(value: Any) -> Any:
 
 def _decode(value: Any) -> Any:
     return json.loads(value.removeprefix(LIST)) if isinstance(value, str) and value.startswith(LIST) else value
-
-
-def _alone(url: str) -> AbstractContextManager[object]:
-    """Keep others from a SQLite file while its tables are created: of sweeps that start together, some would fail."""
-    file = sqlite_file(url)
-    if file is None:
-        return nullcontext()
-    return waited_lock(file.with_name(f".{file.name}.lock"), f"creates the study {file}", patience=CREATION_SECONDS)
-
-
-def _created_in(mark: Path) -> str:
-    try:
-        return redact_uri(str(read_json(mark)["where"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return "a place that its study.json no longer names"

@@ -40,10 +40,8 @@ class DeploymentLauncher:
         self._waiting: list[Job] = []
         """Not handed out yet: Prefect is away."""
         self._jobs: dict[str, Job] = {}
-        """By flow run id."""
         self._cancelling: set[str] = set()
         """Flow runs that were on their way out when they were found."""
-        self._hopeless: list[Ended] = []
         self._next_ask = 0.0
 
     def start(self, job: Job) -> None:
@@ -62,6 +60,8 @@ class DeploymentLauncher:
                     self._begin(self._waiting[0])
             except ObjectNotFound as error:
                 raise SweepError(f"runs.deployment {self._deployment}: there is no such deployment ({cause(error)})") from error
+            except SweepError:
+                raise
             except Exception:
                 logger.warning("Prefect does not take a run; it is handed out again", exc_info=True)
                 return
@@ -72,9 +72,6 @@ class DeploymentLauncher:
         newest = known[-1] if known else None
         state = newest.state if newest is not None else None
         if state is not None and state.is_final() and not state.is_completed() and not job.is_held:
-            if len(known) == MOST_ATTEMPTS:
-                self._hopeless.append(Ended(job=job, failure=f"{MOST_ATTEMPTS} attempts have come to nothing"))
-                return
             newest = None
         if newest is None:
             newest = self._run(job, attempt=len(known) + 1)
@@ -88,9 +85,8 @@ class DeploymentLauncher:
             return []
         self._next_ask = time.monotonic() + ASK_SECONDS
         self._hand_out()
-        hopeless, self._hopeless = self._hopeless, []
         if not self._jobs:
-            return hopeless
+            return []
         try:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
                 runs = client.read_flow_runs(
@@ -98,14 +94,14 @@ class DeploymentLauncher:
                 )
         except Exception:  # an outage of any kind: the runs continue, and are asked for again
             logger.warning("Prefect does not answer; the runs are asked for again", exc_info=True)
-            return hopeless
+            return []
         found = {str(run.id) for run in runs}
         gone = [job for run_id, job in self._jobs.items() if run_id not in found and not job.is_held]
         ended = [end for run in runs if (end := self._end(run)) is not None]
         ended += [Ended(job=job, failure="its flow run is gone from Prefect", crashed=True) for job in gone]
         for end in ended:
             self._jobs = {run_id: job for run_id, job in self._jobs.items() if job.key != end.job.key}
-        return [*hopeless, *ended]
+        return ended
 
     def interrupt(self) -> None:
         """Cancel the runs: each finishes its step and checkpoints; their workers see to that, and nobody waits here."""
@@ -134,7 +130,10 @@ class DeploymentLauncher:
         keys = [self._key(job, attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
         named = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
         with get_client(sync_client=True) as client:
-            return sorted(client.read_flow_runs(flow_run_filter=named), key=lambda run: keys.index(str(run.idempotency_key)))
+            known = client.read_flow_runs(flow_run_filter=named)
+        if len(known) == MOST_ATTEMPTS:
+            raise SweepError(f"{job.name}: {MOST_ATTEMPTS} attempts have come to nothing")
+        return sorted(known, key=lambda run: keys.index(str(run.idempotency_key)))
 
     def _run(self, job: Job, attempt: int) -> FlowRun:
         parameters: dict[str, Any] = {"run_dir": str(job.run_dir.path.resolve())}

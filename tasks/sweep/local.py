@@ -36,7 +36,6 @@ class _Child:
     job: Job
     process: subprocess.Popen[bytes]
     gpu: str
-    """Empty where there is none."""
     log_start: int
     """Where its output begins in the log file, after that of earlier sessions; in bytes."""
 

@@ -23,7 +23,7 @@ from grpo_core.run.flow_folder import holding, make_folder, starting
 from grpo_core.run.imports import FOLDERS_VARIABLE, import_folders
 from grpo_core.run.preflight import CHECKED_VARIABLE
 from grpo_core.run.resuming import path_argument
-from grpo_core.sweep.campaign import Campaign, Reports
+from grpo_core.sweep.campaign import Campaign
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Launcher
 from grpo_core.sweep.study import SweepStudy
@@ -86,7 +86,7 @@ def open_sweep(file: str, overrides: Mapping[str, Any], sweep_path: Path | None)
 
 @contextlib.contextmanager
 def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
-    """Keep every other flow out of a sweep while inside, and count the time as one of its sessions.
+    """Keep every other flow out of a sweep while inside.
 
     Raises:
         SweepError: it is none.
@@ -98,9 +98,9 @@ def hold_sweep(sweep_path: Path) -> Iterator[StoredSweep]:
     stored = SweepDir(sweep_path).read()  # nothing is written into a folder that is no sweep's
     refuse_code_of_sweep(stored.plan)
     uri = stored.plan.configs[0].tracking.uri
-    if uri is not None and stored.dir.sessions_file.exists():  # it is resumed
+    if uri is not None and stored.dir.arms_file.exists():  # it is resumed
         refuse_foreign(stored.dir, "sweep.json", uri)
-    with holding(stored.dir), stored.dir.session():
+    with holding(stored.dir):
         yield stored
 
 
@@ -118,10 +118,10 @@ def run_arms(stored: StoredSweep, tracked: TrackedRun, retry_failed: bool = Fals
     # Without the address each run would track beside its own folder, inside the sweep's.
     uri = {} if tracked.has_pages else {"tracking.uri": tracked.uri}
     tracking = {"tracking.parent": tracked.run_id, **uri}
-    reports = Reports(line=say, percent=ProgressArtifact("sweep-progress", for_markdown(stored.name)).show)
+    percent = ProgressArtifact("sweep-progress", for_markdown(stored.name)).show
     with contextlib.closing(study), CancelWatch() as cancellation, _launcher(stored, tracked) as launcher:
         try:
-            campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
+            campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, report_line=say, report_percent=percent)
             while campaign.proceed():
                 time.sleep(POLL_SECONDS)
                 cancellation.check()
@@ -174,12 +174,9 @@ class SweepSummary:
     sweep_path: Path
     page: Path
     answer: tuple[str, ...]
-    """The findings in words."""
     statuses: dict[str, int]
-    """Runs by how they ended."""
     tracked: TrackedRun
     problems: tuple[str, ...] = ()
-    """What could not be compared or tracked."""
 
 
 @task(name="report-sweep", cache_policy=NO_CACHE)
@@ -212,13 +209,13 @@ def report_again(sweep_path: Path) -> tuple[Path, tuple[str, ...], tuple[str, ..
 
 def _report(stored: StoredSweep, tracked: TrackedRun | None) -> tuple["Results", "SweepReport", tuple[str, ...]]:
     """Write the report and upload it where the sweep is tracked; return it with what could not be compared or uploaded."""
-    from grpo_core.compare.of_sweep import compare_sweep
+    from grpo_core.compare.files import compare_sweep
     from grpo_core.sweep.report.files import make_report
 
     again = f"`grpo report {path_argument(stored.dir.path)}` tries again"
-    compared = compare_sweep(stored)
-    results, report = make_report(stored, compared.page)
-    problems = [] if compared.fault is None else [f"the runs are not compared ({compared.fault}); {again}"]
+    comparison, fault = compare_sweep(stored)
+    results, report = make_report(stored, comparison)
+    problems = [] if fault is None else [f"the runs are not compared ({fault}); {again}"]
     try:
         if tracked is not None:
             log_results(tracked, stored, results, report.answer)

@@ -52,7 +52,6 @@ RULES = (
     Rule(pattern=r"grpo status", phrase="nothing is up", code=1),
     Rule(pattern=r"grpo runs( .*)?", phrase="finished", instead={SWEEP: "runs/sweep"}),
     Rule(pattern=r"grpo init \S+", phrase="config.yaml"),
-    Rule(pattern=r"grpo compare .*--watch", not_run="ends with the runs that it watches"),
     Rule(pattern=r"grpo compare .*", phrase="html", instead={RUN: "runs/one", "runs/<other>": STOPPED}),
     Rule(pattern=r"grpo evaluate .*", phrase=r"greedy_accuracy: [01]\.", instead={RUN: "runs/one"}),
     Rule(pattern=r"grpo export .*--(best|step).*", not_run="a run of another length; tests/integration/test_export.py"),

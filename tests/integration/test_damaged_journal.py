@@ -202,7 +202,7 @@ def test_a_damaged_run_is_no_empty_row_of_a_sweep(run_dir: RunDir) -> None:
     from grpo_core.sweep.schema import ObjectiveConfig
 
     objective = ObjectiveConfig(metric="reward/mean")
-    outcome = Outcome(arm=0, seed=0, status="finished", cause=None, wall_seconds=1.0)
+    outcome = Outcome(arm=0, seed=0, status="finished", cause=None)
     arm = Arm(number=0, values={"loss.beta": 0.04})
     assert run_row(read_run(run_dir, arm, 0), outcome, objective)["status"] == "finished"
     change_a_digit(run_dir, 5)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core import Run
+from tests.compared import write_compared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -133,3 +134,11 @@ def test_own_conversations_reach_the_reward_as_messages(tmp_path: Path, run_exam
 @pytest.mark.parametrize("path", sorted((*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"))), ids=lambda path: path.name)
 def test_every_example_is_run_here(path: Path) -> None:
     assert path.name in Path(__file__).read_text() + (Path(__file__).parent / "test_notebook.py").read_text()
+
+
+def test_references_are_compared_in_one_picture(tmp_path: Path) -> None:
+    runs = [write_compared(tmp_path / name, {"reference.sync_steps": every}).path for name, every in (("a", None), ("b", 5))]
+    panels = [f"fixed={runs[0]}", f"copied, k=5={runs[1]}"]
+    command = [sys.executable, str(EXAMPLES / "compare_references.py"), "--out", str(tmp_path / "out.png"), *panels]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "Agg"}, check=True)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

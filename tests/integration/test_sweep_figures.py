@@ -59,7 +59,7 @@ def write_run(sweep_dir: SweepDir, config: RunConfig, arm: int, seed: int) -> No
         journal.append("step", step, {"metrics": figures(arm, seed, step)})
     journal.append("end", config.training.steps, {"status": "finished", "reason": None})
     journal.close()
-    sweep_dir.add_outcome(Outcome(arm=arm, seed=seed, status="finished", wall_seconds=40.0))
+    sweep_dir.add_outcome(Outcome(arm=arm, seed=seed, status="finished"))
 
 
 def last_probe(sweep_dir: SweepDir, arm: int, seed: int) -> float:
@@ -243,13 +243,6 @@ def test_the_figures_in_mlflow(sweep_dir: SweepDir, store: Store, probes: dict[K
         assert metrics["sweep/probe_kl_init"] == metrics["sweep/drift"] == pytest.approx(wanted, rel=1e-12)
 
 
-def test_a_figure_of_every_step_is_still_the_mean_of_the_last_steps(sweep_dir: SweepDir) -> None:
-    for row in pandas.read_parquet(sweep_dir.results / "runs.parquet").to_dict("records"):
-        last = [figures(row["arm"], row["seed"], step) for step in range(STEPS - LAST_STEPS + 1, STEPS + 1)]
-        assert row["kl_init_seq"] == pytest.approx(fmean(of_step["kl/init/seq"] for of_step in last))
-        assert row["objective"] == pytest.approx(fmean(of_step["reward/mean"] for of_step in last))
-
-
 def test_without_a_probe_in_the_last_steps_there_is_no_exact_drift(tmp_path: Path, store: Store) -> None:
     """A sweep that the last version began: what it ranked by a mean of old probes is unknown now, in MLflow, too."""
     objective = {"metric": "reward/mean", "kl_metric": PROBE, "kl_penalty": 0.5, "last_steps": LAST_STEPS}
@@ -283,11 +276,3 @@ def test_a_comparison_that_fails_leaves_the_report_and_its_fault_is_named(tmp_pa
     page, _, problems = report_again(sweep_dir.path)
     assert problems == ()
     assert 'href="compare/compare.html"' in page.read_text()
-
-
-def test_the_command_that_resumes_interrupted_runs_has_the_folder(tmp_path: Path, store: Store) -> None:
-    sweep_dir = write_sweep(tmp_path / "my sweeps", store, STEPS, axes={"loss.beta": [0.1, 1.0]}, seeds=[0])
-    first, _ = sweep_dir.outcomes_file.read_text().splitlines(keepends=True)
-    sweep_dir.outcomes_file.write_text(first)
-    _, answer, _ = report_again(sweep_dir.path)
-    assert answer[-1].endswith(f"`grpo sweep --resume '{sweep_dir.path}'` resumes them")

@@ -13,8 +13,8 @@ DELTA = "grpo_core/policy/lora/delta.py"
 UPDATE = "grpo_core/training/update.py"
 OPTIMIZER = "grpo_core/training/optimizer.py"
 PROBE = "grpo_core/training/probe.py"
-MEASURED = "grpo_core/sweep/measured.py"
-INTERACTIONS = "grpo_core/sweep/statistics/interactions.py"
+MEASURED = "grpo_core/sweep/measures.py"
+INTERACTIONS = "grpo_core/sweep/statistics/effects.py"
 
 MUTATIONS = (
     # Probe

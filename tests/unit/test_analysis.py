@@ -20,8 +20,6 @@ from grpo_core.evaluation.statistics import proportion
 from grpo_core.run.figures import drift_figure, reward_figure, save_figures
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_journal
-from grpo_core.run.references import main as draw_references
-from grpo_core.run.references import references_figure
 from grpo_core.run.summary import compare_evaluations, describe_result, run_status
 from grpo_core.run.tables import step_table, sync_table
 
@@ -93,20 +91,6 @@ def vertical_lines(axes: Axes) -> list[float]:
 def test_figures_mark_each_sync_half_a_step_after_its_step(run_dir: RunDir, draw: Callable[..., Any]) -> None:
     figure = draw(write_run(run_dir))
     assert [vertical_lines(axes) for axes in figure.axes] == [[2.5, 4.5], [2.5, 4.5]]
-    pyplot.close(figure)
-
-
-def test_references_are_compared_panel_by_panel(run_dir: RunDir, tmp_path: Path) -> None:
-    write_run(run_dir)
-    out = tmp_path / "references.png"
-    draw_references([f"fixed={run_dir.path}", f"copied, k=2={run_dir.path}", "--out", str(out)])
-    assert out.read_bytes().startswith(b"\x89PNG")
-    records = read_journal(run_dir.journal_file)
-    figure = references_figure({"one": records, "two": records})
-    assert [axes.get_title() for axes in figure.axes] == ["one", "two"]
-    assert [vertical_lines(axes) for axes in figure.axes] == [[2.5, 4.5], [2.5, 4.5]]
-    before, after = figure.axes[0].lines[-2:]
-    assert (list(before.get_ydata()), list(after.get_ydata())) == ([0.2, 0.2], [0.0, 0.0])
     pyplot.close(figure)
 
 

@@ -90,15 +90,6 @@ def test_the_means_are_those_of_the_shared_steps_with_the_error_of_their_paired_
     assert math.isnan(compare_means(before[:1], now)[0].standard_error)
 
 
-def test_a_figure_that_an_earlier_version_did_not_measure_is_not_compared() -> None:
-    added, lost = {"reward/maths/timeout_frac": 0.25}, {"reward/maths/unscorable_frac": 0.0}
-    before, now = step(1), step(1, **added)
-    assert differences(before, now) == []
-    assert [found.key for found in differences(now, before)] == ["reward/maths/timeout_frac"]  # it was lost
-    assert [found.key for found in differences(now, step(1, **{"reward/maths/timeout_frac": 0.5}))] == [*added]
-    assert [found.key for found in differences(before, step(1, **lost))] == [*lost]
-
-
 def test_within_a_tolerance_figures_are_the_same_and_beyond_it_not() -> None:
     before = step(1, **{"kl/ref/drift": 0.5, "loss/policy": 1e-9})
     near = step(1, **{"kl/ref/drift": 0.5 * (1 + 9e-5), "loss/policy": -9e-7})

@@ -1,6 +1,5 @@
 """A folder of runs as a table: what is in it, and how often its journals are read."""
 
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,7 @@ from grpo_core.compare.runs import Source
 from grpo_core.run import integrity
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
-from grpo_core.sweep.listing import list_folders
+from grpo_core.sweep.status import list_folders
 from tests.compared import write_compared
 from tests.unit.test_sweep_status import make
 
@@ -67,7 +66,7 @@ def test_the_runs_of_a_sweep_are_resumed_by_the_sweep(runs: Path, monkeypatch: p
     SweepDir(runs / "sweep").run_dir(1, 0).flow_run_file.touch()  # its flow has not written its report
     monkeypatch.chdir(runs)
     listed = {entry.path.name: entry.resume for entry in list_folders(Path(folder))}
-    assert listed == {"arm-000-seed-0": None, "arm-001-seed-0": "grpo sweep --resume sweep"}
+    assert listed == {"arm-000-seed-0": None, "arm-001-seed-0": f"grpo sweep --resume {runs / 'sweep'}"}
 
 
 def test_each_journal_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +82,3 @@ def test_each_journal_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) 
     sweep_dir = SweepDir(runs / "sweep")
     journals = [RunDir(runs / "run").journal_file, *(sweep_dir.run_dir(arm, 0).journal_file for arm in (0, 1))]
     assert [read[path] for path in journals] == [1, 2, 2]  # those of the sweep in each of the two lists
-
-
-def test_a_marker_of_an_unknown_kind_is_a_row_with_its_fault(runs: Path) -> None:
-    marker = runs / "run" / ".grpo-folder"
-    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"kind": "garden"}))
-    (found,) = [entry for entry in list_folders(runs) if entry.path.name == "run"]
-    assert (found.kind, found.state) == ("unknown", "damaged")
-    assert found.fault is not None
-    assert "'garden'" in found.fault

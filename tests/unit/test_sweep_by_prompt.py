@@ -7,7 +7,7 @@ import pytest
 
 from grpo_core.evaluation.results import table_file
 from grpo_core.run.folder import RunDir
-from grpo_core.sweep.by_prompt import objective_by_prompt
+from grpo_core.sweep.results import objective_by_prompt
 from grpo_core.sweep.schema import ObjectiveConfig
 
 

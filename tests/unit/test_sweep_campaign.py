@@ -7,7 +7,7 @@ import pytest
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.run.journal import Journal
-from grpo_core.sweep.campaign import Campaign, Reports
+from grpo_core.sweep.campaign import Campaign
 from grpo_core.sweep.folder import StoredSweep, SweepDir
 from grpo_core.sweep.launcher import Ended, Job
 from grpo_core.sweep.plan import make_plan
@@ -73,12 +73,11 @@ def stored_sweep(folder: Path, **keys: Any) -> StoredSweep:
 def run_all(stored: StoredSweep, endings: dict[Key, list[dict[str, Any]]]) -> tuple[Launcher, list[str], set[int]]:
     """Run a sweep to its end; return its launcher, its lines, and the arms of the study that are still open."""
     study, launcher, lines = SweepStudy.open(stored), Launcher(stored.plan.base, endings), list[str]()
-    reports = Reports(line=lines.append, percent=lambda percent: None)
-    with stored.dir.session():
-        outcomes, tracking = stored.dir.read_outcomes(), {"tracking.parent": "parent"}
-        campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, reports=reports)
-        while campaign.proceed():
-            pass
+    outcomes, tracking = stored.dir.read_outcomes(), {"tracking.parent": "parent"}
+    reports = {"report_line": lines.append, "report_percent": lambda _: None}
+    campaign = Campaign(stored, study, outcomes, launcher, tracking=tracking, **reports)
+    while campaign.proceed():
+        pass
     still_open = study.open_arms()
     study.close()
     return launcher, lines, still_open

@@ -10,8 +10,7 @@ from grpo_core.config.loading import read_values
 from grpo_core.config.presets import find_config
 from grpo_core.metrics import is_registered
 from grpo_core.run.journal import Record
-from grpo_core.sweep.measured import is_measured, last_measured
-from grpo_core.sweep.measures import DRIFTS, MEASURES
+from grpo_core.sweep.measures import DRIFTS, MEASURES, is_measured, last_measured
 from grpo_core.sweep.results import measure
 from grpo_core.sweep.schema import ObjectiveConfig
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from grpo_core.config import apply_overrides, validate_config
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.arms import (
     Arm,
     Outcome,
     arm_config,
     arm_has_ended,
-    arm_overrides,
     grid,
     next_run,
     original_of,
@@ -34,7 +32,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"axes": {"loss.bta": [1, 2]}}, ["every arm (2)", "loss.bta", "did you mean loss.beta"]),
+        ({"axes": {"loss.bta": [1, 2]}}, ["arm bta=1 and 1 more", "loss.bta", "did you mean loss.beta"]),
         ({"axes": {"loss.beta": []}}, ["axes.loss.beta", "at least 1 item"]),
         ({"axes": {}}, ["axes", "at least 1 item"]),
         ({"axes": {"loss.beta": [0.1]}}, ["axes.loss.beta", "only one value", "0.1"]),
@@ -120,11 +118,6 @@ def test_the_tiny_sweep_is_the_one_that_the_readme_promises() -> None:
     assert len(sweep.seeds) == 3
 
 
-def test_an_unknown_sweep_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"sweep beta_group_sync_tny: no such preset; did you mean beta_group_sync_tiny\?"):
-        load_sweep("beta_group_sync_tny")
-
-
 def test_completions_that_a_group_size_does_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="5 does not divide the 72 completions"):
         make_plan({**BASE, "axes": {"rollout.group_size": [5, 6]}})
@@ -162,14 +155,6 @@ def test_arms_differ_in_what_is_swept_and_nothing_else() -> None:
     assert all(config == configs[0] for config in configs)
 
 
-def test_what_an_arm_changes_is_a_configuration_on_its_own() -> None:
-    plan = make_plan(BASE)
-    values = {"loss.beta": 0.1, "rollout.group_size": 3, "reference.sync_steps": 10}
-    overrides = arm_overrides(plan.sweep, plan.base, values)
-    assert overrides == {**values, "rollout.num_prompts_per_step": 24}
-    assert validate_config(apply_overrides(plan.base, overrides)).loss.beta == 0.1
-
-
 def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
     axes = {"loss.beta": {"low": 0.001, "high": 1.0, "log": True}, "rollout.group_size": {"low": 2, "high": 8, "step": 2}}
     plan = make_plan({"base": "quickstart", "axes": axes, "hold": "prompts", "sampler": "random", "trials": 7})
@@ -177,10 +162,6 @@ def test_the_ends_and_the_steps_of_ranges_are_checked() -> None:
     axes["rollout.group_size"]["high"] = 10
     with pytest.raises(ConfigError, match="10 does not divide the 72"):
         make_plan({"base": "quickstart", "axes": axes, "hold": "completions", "sampler": "random", "trials": 7})
-
-
-def test_one_seed_is_said_to_show_nothing() -> None:
-    assert any("one seed shows no spread" in note for note in make_plan({**ONE_AXIS, "seeds": [0]}).notes)
 
 
 def _ended(*keys: tuple[int, int], status: str = "finished") -> dict[tuple[int, int], Outcome]:
@@ -211,15 +192,6 @@ def test_an_arm_that_is_suggested_twice_runs_once() -> None:
     arms = {number: Arm(number=number, values={"loss.beta": 0.1}) for number in range(2)}
     assert original_of(arms[1], arms) == 0
     assert list(runs_in_order(sweep, arms, {})) == [(0, 0)]
-
-
-def test_what_runs_at_a_time_would_fight_over_is_said() -> None:
-    two = {**ONE_AXIS, "runs": {"concurrency": 2}}
-    assert any("training.threads" in note and "2 of 2 arms" in note for note in make_plan(two).notes)
-    assert not any("training.threads" in note for note in make_plan({**two, "overrides": {"training.threads": 1}}).notes)
-    search = {**ONE_AXIS, "sampler": "tpe", "trials": 10}
-    assert any("all drawn at random" in note for note in make_plan(search).notes)
-    assert not make_plan({**search, "trials": 11}).notes
 
 
 # What is measured at a run's end
@@ -274,13 +246,6 @@ def test_a_report_that_will_lack_the_exact_drift_is_a_warning() -> None:
     assert make_plan({**PROBED, "overrides": {"probe.every_steps": 50}, "objective": {"last_steps": 21}}).notes == ()
 
 
-def test_runs_that_end_at_a_number_of_tokens_may_end_between_two_probes() -> None:
-    plan = make_plan({**PROBED, "overrides": {"training.max_tokens": 200_000}, "objective": {"last_steps": 5}})
-    (note,) = [note for note in plan.notes if "probe" in note]
-    assert "training.max_tokens 200000" in note
-    assert "set objective.last_steps to 10 or more" in note
-
-
 # What an objective contains
 
 TWO_REWARDS: dict[str, Any] = {
@@ -313,13 +278,6 @@ def test_an_objective_that_contains_what_is_swept_is_a_warning(axes: Any, metric
     assert f"warning: {note}" in describe_plan(plan)
 
 
-def test_a_price_on_the_drift_contains_the_temperature() -> None:
-    axes = {"rollout.temperature": [0.7, 1.0], "loss.beta": [0.1, 1.0]}
-    plan = make_plan({"base": "sums_tiny_cpu", "axes": axes, "objective": {"kl_penalty": 0.1}})
-    (note,) = [note for note in plan.notes if note.startswith("objective: ")]
-    assert note.startswith("objective: kl/init/seq contains rollout.temperature, which the axes change")
-
-
 @pytest.mark.parametrize(
     ("axes", "metric"),
     [
@@ -334,8 +292,3 @@ def test_a_price_on_the_drift_contains_the_temperature() -> None:
 def test_an_objective_that_the_axes_reach_through_learning_alone_is_not(axes: Any, metric: str) -> None:
     plan = make_plan({**TWO_REWARDS, "axes": axes, "objective": {"metric": metric}})
     assert not any(note.startswith("objective: ") for note in plan.notes)
-
-
-def test_whole_lists_of_rewards_are_compared_by_what_they_hold() -> None:
-    sweep = {"base": "sums_tiny_cpu", "axes": {"rewards": LENGTHS}, "objective": {"metric": "reward/mean"}}
-    assert any(note.startswith("objective: reward/mean contains rewards,") for note in make_plan(sweep).notes)

@@ -1,12 +1,16 @@
 """Where a sweep is, and the command that resumes it, from what a kill at any time leaves in its folder."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_core.config import Origin, load_config
+from grpo_core.machine.jsonfile import write_json
+from grpo_core.machine.marker import MARKER_FILE
 from grpo_core.run.folder import RunDir
+from grpo_core.run.journal import Journal
 from grpo_core.sweep.arms import Arm, Outcome
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import make_plan
@@ -51,24 +55,22 @@ def test_a_sweep_is_interrupted_until_each_of_its_runs_has_ended(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("here", "run", "sweep"),
+    ("here", "run"),
     [
-        ("sweep/runs", "arm-000-seed-0", ".."),
-        ("sweep/runs/arm-000-seed-0", ".", "../.."),
-        ("sweep/runs/arm-001-seed-0", "../arm-000-seed-0", "../.."),
-        ("sweep", "runs/arm-000-seed-0", "."),
-        (".", "sweep/runs/arm-000-seed-0", "sweep"),
+        ("sweep/runs", "arm-000-seed-0"),
+        ("sweep/runs/arm-000-seed-0", "."),
+        ("sweep/runs/arm-001-seed-0", "../arm-000-seed-0"),
+        (".", "sweep/runs/arm-000-seed-0"),
     ],
 )
-def test_the_command_works_from_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, run: str, sweep: str
+def test_a_run_is_resumed_by_its_sweep_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, run: str
 ) -> None:
     sweep_dir = make(tmp_path / "sweep")
     for arm in (0, 1):
         begin(sweep_dir, arm, 0)
     monkeypatch.chdir(tmp_path / here)
-    assert command_that_resumes(Path(run)) == f"grpo sweep --resume {sweep}"
-    assert sweep_status(SweepDir(Path(sweep))).state == "interrupted"
+    assert command_that_resumes(Path(run)) == f"grpo sweep --resume {sweep_dir.path}"
 
 
 def test_a_run_behind_a_link_belongs_to_the_sweep_in_which_the_link_is(tmp_path: Path) -> None:
@@ -88,13 +90,29 @@ def test_failed_runs_are_run_again_where_there_are_too_many(tmp_path: Path, allo
     assert now.resume == (f"grpo sweep --resume {sweep_dir.path} --retry-failed" if allowed == 0 else None)
 
 
-def test_a_sweep_whose_budget_is_spent_is_finished(tmp_path: Path) -> None:
-    sweep_dir = make(tmp_path / "sweep", budget={"hours": 1.0})
-    end(sweep_dir, KEYS[0])
-    sweep_dir.sessions_file.write_text("[[100.0, 3000.0]]")
-    assert sweep_status(sweep_dir).state == "interrupted"
-    sweep_dir.sessions_file.write_text("[[100.0, 3000.0], [5000.0, 5701.0]]")
+def test_a_sweep_whose_budget_is_spent_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both runs took an hour, one half of it beside the other; the second was resumed three hours later."""
+    sweep_dir = make(tmp_path / "sweep", budget={"hours": 1.9})
+    for arm, records in enumerate(
+        [(("start", 0), ("step", 60)), (("start", 30), ("step", 60), ("resume", 240), ("step", 270))]
+    ):
+        run_dir = begin(sweep_dir, arm, 0)
+        write_json(run_dir.path / MARKER_FILE, {"kind": "run", "created": moment(0 if arm == 0 else 30)})
+        journal = Journal(run_dir.journal_file)
+        for step, (kind, minute) in enumerate(records):
+            monkeypatch.setattr("grpo_core.run.journal.now", lambda minute=minute: moment(minute))
+            figures = {"metrics": {"reward/mean": 0.0, "progress/generated_tokens": 1.0}}
+            journal.append(kind, step, figures if kind == "step" else {})
+        journal.close()
+    assert sweep_status(sweep_dir).state == "interrupted"  # 60 + 30 minutes
+    again = sweep_dir.sweep_file.read_text().replace('"hours": 1.9', '"hours": 1.5')
+    sweep_dir.sweep_file.write_text(again)
     assert sweep_status(sweep_dir).state == "finished"
+
+
+def moment(minute: int) -> str:
+    """Return a time of a journal."""
+    return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
 
 
 def test_a_folder_that_is_no_sweep_has_no_command(tmp_path: Path) -> None:

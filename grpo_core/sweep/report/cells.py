@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from grpo_core.metrics import find_metric
-from grpo_core.pages.table import Table
+from grpo_core.pages.page import Table
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import (
     PLUS_MINUS,
@@ -20,9 +20,8 @@ from grpo_core.sweep.display import (
 )
 from grpo_core.sweep.measures import MEASURES, Measure
 from grpo_core.sweep.report.knob_words import new_prompts_text
-from grpo_core.sweep.statistics.effects import mean_and_half_width
+from grpo_core.sweep.statistics.effects import Interaction, mean_and_half_width, simple_effects
 from grpo_core.sweep.statistics.findings import Best, BoundCheck, Findings, check_bound, drift_measure, shrunken_means
-from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import ALPHA
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, as_level
 from grpo_core.sweep.statistics.statements import Comparison, Difference, KnobEffects, Statement
@@ -265,7 +264,11 @@ def _difference_cells(found: Difference, sign: int = 1) -> tuple[str, ...]:
 
 
 def _together(found: Difference, sign: int = 1) -> str:
-    return UNKNOWN if math.isnan(found.together[0]) else bounds(found.estimate.mean, *found.together, sign)[1]
+    return (
+        UNKNOWN
+        if math.isnan(found.simultaneous_interval[0])
+        else bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1]
+    )
 
 
 def _p_or_last(found: Comparison | Interaction) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from grpo_core.run.figures import scale_kl
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.display import knob_name, knob_title, level_name
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.report.pictures import FILLS, MARKERS, PALETTE, Colours, Look
+from grpo_core.sweep.report.pictures import PALETTE, Colours
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, mean_and_half_width
 from grpo_core.sweep.statistics.findings import check_bound, frontier
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_runs, level_order
@@ -27,6 +27,8 @@ Point = tuple[float, float]
 """Square root of a KL, and what was gained."""
 UNKNOWN: Point = (math.nan, math.nan)
 LABEL = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+MARK: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 8, "markerfacecoloralt": "white"}
+Looks = Mapping[Level, dict[str, str]]
 FRONTIERS = {"kl_ref_seq": "current reference", "kl_init_seq": "initial policy"}
 MOST_PANELS = 24
 """Arms that get a panel of their own."""
@@ -51,40 +53,59 @@ def frontier_figure(sweep: SweepRuns, measure: str = "reward") -> Figure:
     Reward against sqrt(KL) is the view of Gao, Schulman & Hilton 2022 (arXiv:2210.10760). Small: runs; large: means of arms
     ± half of the 95 % interval over seeds; the line joins the arms that no other beats in both, of those within the bound.
     """
-    colours = Colours(sweep, next(iter(sweep.facts.knobs), None))
-    marks, fills = (_looks(sweep, place, looks) for place, looks in ((1, MARKERS), (2, FILLS)))
+    colours, looks = Colours(sweep, next(iter(sweep.facts.knobs), None)), _looks(sweep)
     figure = Figure(figsize=(10, 5.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    over, levels = check_bound(sweep).over, [(*arm.values.values(), None, None, None)[:3] for arm in sweep.arms]
-    looks = [
-        Look(colour=colours.of(first), mark=marks.get(second, "o"), fill=fills.get(third, "full"))
-        for first, second, third in levels
-    ]
+    panels, over = figure.subplots(1, 2, sharey=True), check_bound(sweep).over
     for axes, (cost, title) in zip(panels, FRONTIERS.items(), strict=True):
         runs = [_root_and_gain(sweep, arm, cost, measure) for arm in sweep.arms]
-        points = [_draw_arm(axes, of_arm, look) for of_arm, look in zip(runs, looks, strict=True)]
-        best = frontier([UNKNOWN if arm in over else point for arm, point in zip(sweep.arms, points, strict=True)])
-        axes.plot(*np.reshape([points[index] for index in best], (-1, 2)).T, color="0.35", linewidth=1.2, zorder=1)
+        means = [_draw_arm(axes, of_arm, _look_of(arm, colours, looks)) for of_arm, arm in zip(runs, sweep.arms, strict=True)]
+        best = frontier([UNKNOWN if arm in over else point for arm, point in zip(sweep.arms, means, strict=True)])
+        axes.plot(*np.reshape([means[index] for index in best], (-1, 2)).T, color="0.35", linewidth=1.2, zorder=1)
         for place, index in enumerate(best):
             name, offset = str(sweep.arms[index].number), (6, 7) if place % 2 else (6, -15)
-            axes.annotate(name, points[index], offset, textcoords="offset points", zorder=4, bbox=LABEL)
+            axes.annotate(name, means[index], offset, textcoords="offset points", zorder=4, bbox=LABEL)
         _show_runs(axes, [run for of_arm in runs for run in of_arm])
         axes.set(xlabel=f"√(nats per completion) to the {title}")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(MEASURES[measure].outcome)
-    _legend(figure, sweep, colours, marks, fills)
+    of_colour = {level: {"color": colours.of(level)} for level in colours.levels}
+    handles = [
+        Line2D([], [], **MARK | {"color": "0.4"} | look, label=f"{knob_name(knob)} {level_name(knob, level)}")
+        for knob, of_level in zip(sweep.facts.knobs, (of_colour, *looks), strict=False)
+        for level, look in of_level.items()
+    ]
+    handles.append(Line2D([], [], color="0.35", label="frontier (numbers: arms)"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize="small")
+    if colours.scale is not None:
+        figure.colorbar(colours.scale, ax=figure.axes, label=knob_title(colours.knob or ""))
     return figure
 
 
-def _draw_arm(axes: Axes, runs: Sequence[Point], look: Look) -> Point:
+def _looks(sweep: SweepRuns) -> list[Looks]:
+    """Return level -> look of the second knob (a shape) and the third (a filling); none of one with more levels than looks."""
+    shapes = [{"marker": shape} for shape in "osD^vP*X"], [{"fillstyle": fill} for fill in ("full", "none", "bottom")]
+    levels = [sweep.levels(knob) for knob in sweep.facts.knobs[1:3]]
+    return [
+        dict(zip(of_knob, looks, strict=False)) if len(of_knob) <= len(looks) else {}
+        for of_knob, looks in zip(levels, shapes, strict=False)
+    ]
+
+
+def _look_of(arm: Arm, colours: Colours, looks: Sequence[Looks]) -> dict[str, Any]:
+    first, *others = (*arm.values.values(), None)
+    of_others = [of_level.get(level, {}) for level, of_level in zip(others, looks, strict=False)]
+    look = {**MARK, "color": colours.of(first), **{key: value for one in of_others for key, value in one.items()}}
+    return {**look, "markeredgecolor": look["color"] if "fillstyle" in look and look["fillstyle"] != "full" else "white"}
+
+
+def _draw_arm(axes: Axes, runs: Sequence[Point], look: Mapping[str, Any]) -> Point:
     """Draw an arm's runs and their mean; return the mean."""
     if not runs:
         return UNKNOWN
     roots, gains = zip(*runs, strict=True)
     (x, x_half), (y, y_half) = mean_and_half_width(roots), mean_and_half_width(gains)
-    axes.scatter(roots, gains, s=14, marker=look.mark, color=look.colour, alpha=0.4, linewidths=0, zorder=2)
-    axes.errorbar(x, y, yerr=y_half, xerr=x_half, color=look.colour, elinewidth=1, zorder=2)
-    axes.add_line(look.line(x, y, edge="white" if look.fill == "full" else None))
+    axes.scatter(roots, gains, s=14, marker=look["marker"], color=look["color"], alpha=0.4, linewidths=0, zorder=2)
+    axes.errorbar(x, y, yerr=y_half, xerr=x_half, elinewidth=1, zorder=3, **look)
     return x, y
 
 
@@ -103,29 +124,6 @@ def _show_runs(axes: Axes, points: Sequence[Point]) -> None:
     ):
         if values and (span := max(values) - min(values)) > 0:
             set_limits(max(limits[0], min(values) - MARGIN * span), min(limits[1], max(values) + MARGIN * span))
-
-
-def _looks(sweep: SweepRuns, place: int, looks: Sequence[str]) -> dict[Level, Any]:
-    """Return level -> look of the knob at that place; empty where there is none or it has more levels than looks."""
-    levels = sweep.levels(sweep.facts.knobs[place]) if place < len(sweep.facts.knobs) else []
-    return dict(zip(levels, looks, strict=False)) if len(levels) <= len(looks) else {}
-
-
-def _legend(figure: Figure, sweep: SweepRuns, colours: Colours, marks: dict[Level, Any], fills: dict[Level, Any]) -> None:
-    looks = [
-        {level: Look(colour=colours.of(level)) for level in colours.levels},
-        {level: Look(mark=mark) for level, mark in marks.items()},
-        {level: Look(fill=fill) for level, fill in fills.items()},
-    ]
-    levels = [
-        look.line(label=f"{knob_name(knob)} {level_name(knob, level)}")
-        for knob, of_level in zip(sweep.facts.knobs, looks, strict=False)
-        for level, look in of_level.items()
-    ]
-    handles = [*levels, Line2D([], [], color="0.35", label="frontier (numbers: arms)")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize="small")
-    if colours.scale is not None:
-        figure.colorbar(colours.scale, ax=figure.axes, label=knob_title(colours.knob or ""))
 
 
 def panels_of(sweep: SweepRuns) -> Mapping[str, list[int]]:

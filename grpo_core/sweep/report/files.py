@@ -1,6 +1,7 @@
 """The report of a sweep's folder: its runs become tables, pictures, Parquet tables of effects, and one page."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -13,26 +14,50 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
+from grpo_core.pages.page import Picture
 from grpo_core.run.resuming import path_argument
 from grpo_core.sweep.arms import Key, total_runs
-from grpo_core.sweep.display import knob_name
+from grpo_core.sweep.display import knob_name, level_name
 from grpo_core.sweep.folder import StoredSweep
 from grpo_core.sweep.measures import MEASURES, OUTCOMES
+from grpo_core.sweep.progress import Journals
 from grpo_core.sweep.report.drift_pictures import frontier_figure, kl_curves_figure, level_curves_figure
-from grpo_core.sweep.report.effect_tables import differences_table, effects_table, interactions_table
-from grpo_core.sweep.report.page import Picture, render_page
-from grpo_core.sweep.report.pictures import cost_figure, effect_figure, heat_figure
+from grpo_core.sweep.report.page import render_page
+from grpo_core.sweep.report.pictures import effect_figure, heat_figure
 from grpo_core.sweep.report.words import answer
 from grpo_core.sweep.results import Results, collect
-from grpo_core.sweep.statistics.effects import MAX_LEVELS
+from grpo_core.sweep.statistics.effects import MAX_LEVELS, Interaction
 from grpo_core.sweep.statistics.findings import Findings, find
 from grpo_core.sweep.statistics.runs import Primary, SweepFacts, SweepRuns, as_level
-from grpo_core.sweep.status import is_budget_spent
+from grpo_core.sweep.statistics.statements import Comparison, KnobEffects
 
 DPI = 130
 Drawing = tuple[str, str, str, Callable[[], Figure | None]]
 """Name, section and words of a picture, and what draws it: None where there is nothing to be seen."""
 STYLE: dict[Any, Any] = {"font.size": 10, "axes.titlesize": 10, "figure.facecolor": "white", "savefig.facecolor": "white"}
+
+FIGURES = (
+    "difference",
+    "low",
+    "high",
+    "together_low",
+    "together_high",
+    "new_low",
+    "new_high",
+    "p",
+    "moderated_p",
+    "holm_p",
+    "seeds",
+    "pairs",
+    "planned_pairs",
+    "spread",
+)
+"""Columns of a comparison: b minus a; the unadjusted 95 % interval, the Bonferroni one, the one for new prompts, and so on."""
+CONTRAST = ("kind", "outcome", "knob", "level_a", "level_b")
+PAIR = ("outcome", "arm_a", "arm_b", "setting_a", "setting_b")
+INTERACTION = ("outcome", "knob", "level_a", "level_b", "other_knob", "other_level_a", "other_level_b")
+TEXT_COLUMNS = (*INTERACTION, "kind", "setting_a", "setting_b", "spread")
+COUNT_COLUMNS = ("arm_a", "arm_b", "seeds", "pairs", "planned_pairs", "arms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +69,6 @@ class SweepReport:
     tables: Mapping[str, Path]
     """`effects`, `interactions` and `differences`: Parquet."""
     answer: tuple[str, ...]
-    """The plain words, one line each."""
 
 
 def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Results, SweepReport]:
@@ -65,7 +89,7 @@ def make_report(stored: StoredSweep, comparison: str | None = None) -> tuple[Res
         _storable(getattr(results, name)).to_parquet(folder / f"{name}.parquet", index=False)
     results.runs.to_csv(folder / "runs.csv", index=False)
     return results, write_report(
-        _facts(stored, results.notes),
+        _facts(stored, results),
         results.runs,
         results.steps,
         results.syncs,
@@ -86,7 +110,7 @@ def _storable(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.assign(**{str(column): table[column].map(str, na_action="ignore") for column in mixed})
 
 
-def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
+def _facts(stored: StoredSweep, results: Results) -> SweepFacts:
     plan, sweep, objective = stored.plan, stored.plan.sweep, stored.plan.sweep.objective
     arms, asked = stored.dir.read_arms(), sweep.primary
     levels = None if asked is None or asked.levels is None else (as_level(asked.first), as_level(asked.second))
@@ -101,15 +125,15 @@ def _facts(stored: StoredSweep, notes: tuple[str, ...]) -> SweepFacts:
         hold=sweep.hold,
         sampler=sweep.sampler,
         concurrency=sweep.runs.concurrency,
-        elapsed_seconds=stored.dir.elapsed_seconds() or None,
-        notes=(*plan.notes, *notes),
+        elapsed_seconds=results.elapsed_seconds or None,
+        notes=(*plan.notes, *results.notes),
         planned_runs=total_runs(plan.num_arms, sweep, arms),
         kl_bound=objective.kl_bound,
         kl_metric=objective.kl_metric,
         last_steps=objective.last_steps,
         resume=f"grpo sweep --resume {path_argument(stored.dir.path)}",
         primary=None if asked is None else Primary(knob=asked.knob, levels=levels),
-        budget_spent=is_budget_spent(stored, arms),
+        budget_spent=Journals(stored).spent_budget(arms) is not None,
     )
 
 
@@ -134,15 +158,11 @@ def write_report(
         folder: made if it is not there; files of the same names are replaced.
         comparison: page of the comparison of the runs, relative to `folder`; None = there is none.
         by_prompt: as in `Results`; None = nothing is said of new prompts.
-
-    Raises:
-        ValueError: `runs` lacks a required column, or holds a seed of an arm twice.
     """
     findings = find(SweepRuns(facts, runs, by_prompt), OUTCOMES)
     words = answer(findings)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [_save(folder, drawing) for drawing in _drawings(findings, steps, syncs)]
-    pictured = [picture for picture in drawn if picture is not None]
+    pictures = _save(folder, _drawings(findings, steps, syncs))
     tables = {
         "effects": effects_table(list(findings.effects.values())),
         "interactions": interactions_table([found for family in findings.interactions.values() for found in family]),
@@ -152,8 +172,10 @@ def write_report(
     for name, table in tables.items():
         table.to_parquet(paths[name], index=False)
     page = folder / "report.html"
-    page.write_text(render_page(findings, words, pictured, comparison), encoding="utf-8")
-    return SweepReport(page=page, figures=tuple(picture.path for picture in pictured), tables=paths, answer=words)
+    page.write_text(render_page(findings, words, pictures, comparison), encoding="utf-8")
+    return SweepReport(
+        page=page, figures=tuple(one.path for some in pictures.values() for one in some), tables=paths, answer=words
+    )
 
 
 def _drawings(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFrame) -> Iterator[Drawing]:
@@ -163,9 +185,6 @@ def _drawings(findings: Findings, steps: pandas.DataFrame, syncs: pandas.DataFra
         yield from _frontier_drawings(sweep)
     if not steps.empty:
         yield from _drift_drawings(sweep, steps, syncs)
-    if any(sweep.values("wall_seconds").values()):
-        alt = "Bars: seconds and generated tokens of each arm's runs. The figures are in the table of costs."
-        yield "costs", "costs", alt, partial(cost_figure, sweep)
 
 
 def _effect_drawings(findings: Findings) -> Iterator[Drawing]:
@@ -198,15 +217,70 @@ def _drift_drawings(sweep: SweepRuns, steps: pandas.DataFrame, syncs: pandas.Dat
         yield f"curves_{_file_name(knob)}", "curves", alt, partial(level_curves_figure, sweep, steps, knob)
 
 
-def _save(folder: Path, drawing: Drawing) -> Picture | None:
-    name, section, alt, draw = drawing
-    path = folder / f"{name}.png"
-    # The whole drawing: rcParams are read when text is made and again when it is laid out.
-    with mpl.rc_context(STYLE):
-        if (figure := draw()) is not None:
-            take_literally(figure)
-            figure.savefig(path, dpi=DPI)
-    return Picture(path=path, section=section, alt=alt) if figure is not None else None
+def _save(folder: Path, drawings: Iterable[Drawing]) -> dict[str, list[Picture]]:
+    """Save pictures as PNG files; return them by section."""
+    pictures = defaultdict[str, list[Picture]](list)
+    for name, section, alt, draw in drawings:
+        # The whole drawing: rcParams are read when text is made and again when it is laid out.
+        with mpl.rc_context(STYLE):
+            if (figure := draw()) is not None:
+                take_literally(figure)
+                figure.savefig(folder / f"{name}.png", dpi=DPI)
+                pictures[section].append(Picture(path=folder / f"{name}.png", alt=alt))
+    return pictures
+
+
+def effects_table(families: Sequence[KnobEffects]) -> pandas.DataFrame:
+    """Return contrasts and associations as one table, a row each."""
+    rows: list[tuple[object, ...]] = [
+        ("contrast", found.outcome, found.knob, found.first_name, found.second_name, *_figures(found), None, None)
+        for family in families
+        for found in family.contrasts
+    ]
+    for found in (found for family in families for found in family.associations):
+        figures = {"p": found.correlation.p, "holm_p": found.holm_p}
+        row = ("association", found.outcome, found.knob, None, None, *map(figures.get, FIGURES))
+        rows.append((*row, found.correlation.rho, found.correlation.count))
+    return _typed((*CONTRAST, *FIGURES, "rho", "arms"), rows)
+
+
+def differences_table(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
+    """Return the differences between arms as a table, a row a pair."""
+    return _typed(
+        (*PAIR, *FIGURES),
+        [
+            (found.outcome, found.first, found.second, found.first_name, found.second_name, *_figures(found))
+            for found in comparisons
+        ],
+    )
+
+
+def interactions_table(interactions: Sequence[Interaction]) -> pandas.DataFrame:
+    """Return interactions as a table, a row each: the effect b minus a of a knob at the other one's b, minus that at its a."""
+    return _typed(
+        (*INTERACTION, *FIGURES),
+        [
+            (
+                *(found.outcome, found.knob, level_name(found.knob, found.first), level_name(found.knob, found.second)),
+                *(found.other, level_name(found.other, found.at_first), level_name(found.other, found.at_second)),
+                *_figures(found),
+            )
+            for found in interactions
+        ],
+    )
+
+
+def _figures(found: Comparison | Interaction) -> tuple[object, ...]:
+    estimate = found.estimate
+    intervals = (estimate.low, estimate.high, *found.simultaneous_interval, *found.new_prompts)
+    p_values = (estimate.p, found.moderated_p, found.holm_p)
+    return (estimate.mean, *intervals, *p_values, estimate.seeds, found.pairs, found.planned_pairs, estimate.spread)
+
+
+def _typed(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> pandas.DataFrame:
+    """Give every column its type also where no row says it: a reader of Parquet must find the same schema in every sweep."""
+    types = {name: "string" if name in TEXT_COLUMNS else "Int64" if name in COUNT_COLUMNS else "float64" for name in columns}
+    return pandas.DataFrame(rows, columns=list(columns)).astype(types)
 
 
 def take_literally(figure: Figure) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from grpo_core.sweep.display import (
@@ -18,10 +17,10 @@ from grpo_core.sweep.display import (
     p_words,
 )
 from grpo_core.sweep.measures import MEASURES
+from grpo_core.sweep.statistics.effects import Interaction, simple_effects
 from grpo_core.sweep.statistics.findings import Findings, drift_measure
-from grpo_core.sweep.statistics.interactions import Interaction, simple_effects
 from grpo_core.sweep.statistics.paired import PairedEstimate
-from grpo_core.sweep.statistics.runs import Level, SweepRuns
+from grpo_core.sweep.statistics.runs import SweepRuns
 from grpo_core.sweep.statistics.statements import Association, Comparison, Difference
 
 ANSWERED = "answered by the question"
@@ -32,17 +31,10 @@ SAME_IN_EVERY_SEED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wording:
-    """How a difference in one outcome is put; {high} and {low} are the levels with the larger and the smaller figure."""
-
-    claim: str
-    pair: str
-    """Without the amount."""
-
-
-HIGHER_IS_BETTER = Wording(claim="{high} beats {low} by {amount}", pair="{high} over {low}")
-DRIFT = Wording(claim="{low} has lower drift than {high} by {amount}", pair="{low} lower than {high}")
+Wording = tuple[str, str]
+"""How a difference is put where it is claimed, and else; {high} and {low} are the levels with the larger and smaller figure."""
+HIGHER_IS_BETTER: Wording = ("{high} beats {low} by {amount}", "{high} over {low}")
+DRIFT: Wording = ("{low} has lower drift than {high} by {amount}", "{low} lower than {high}")
 
 
 def amount(found: Difference, sign: int | None = None) -> str:
@@ -76,7 +68,7 @@ def _put(found: Comparison, template: str) -> str:
 
 def _open_words(found: Comparison, wording: Wording) -> str:
     """Return a difference whose own interval includes 0: `8 over 4 by 0.011 [-0.002, 0.024]`."""
-    return f"{_put(found, wording.pair)} by {amount(found)}"
+    return f"{_put(found, wording[1])} by {amount(found)}"
 
 
 def knob_lines(findings: Findings) -> list[str]:
@@ -138,21 +130,25 @@ def _knob_words(findings: Findings, knob: str, outcome: str, *, question: bool =
     if len(claims) > MOST_LISTED:
         texts.append(f"{len(claims) - MOST_LISTED} more differences stand in the table")
     alone = [
-        f"{_put(found, wording.pair)} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
+        f"{_put(found, wording[1])} (alone: {amount(found)}, Holm {p_words(found.holm_p)})"
         for found in tested
-        if found.is_alone
+        if found.is_significant_uncorrected
     ]
     if alone:
         texts.append(f"{not_established(findings.sweep)}: {first_few(alone)}")
-    rest = [found for found in tested if not found.is_claim and not found.is_alone]
+    rest = [found for found in tested if not found.is_claim and not found.is_significant_uncorrected]
     return "; ".join([*texts, *_open_texts(rest, wording, alone_too=bool(texts))])
 
 
 def _stands(found: Comparison, wording: Wording) -> str:
     sign = 1 if found.estimate.mean > 0 else -1
-    at_least = bounds(found.estimate.mean, *found.together, sign)[1].strip("[]").split(",")[0]
-    surely = f", at least {at_least} with all comparisons at once" if min(sign * end for end in found.together) > 0 else ""
-    return f"{_put(found, wording.claim)} (Holm {p_words(found.holm_p)}{surely})"
+    at_least = bounds(found.estimate.mean, *found.simultaneous_interval, sign)[1].strip("[]").split(",")[0]
+    surely = (
+        f", at least {at_least} with all comparisons at once"
+        if min(sign * end for end in found.simultaneous_interval) > 0
+        else ""
+    )
+    return f"{_put(found, wording[0])} (Holm {p_words(found.holm_p)}{surely})"
 
 
 def _open_texts(rest: Sequence[Comparison], wording: Wording, alone_too: bool) -> list[str]:
@@ -177,7 +173,7 @@ def _association_words(found: Association, what: str) -> str:
     left_out = f"; {counted(found.left_out, 'arm')} with null left out" if found.left_out else ""
     why = f"an association, not matched arms: {found.reason}"
     if not found.is_claim:
-        alone = f", alone {p_words(correlation.p)}" if found.is_alone else ""
+        alone = f", alone {p_words(correlation.p)}" if found.is_significant_uncorrected else ""
         return f"no association established with {correlation.count} arms ({facts}{alone}{left_out}); {why}"
     return f"larger values go with a {'higher' if correlation.rho > 0 else 'lower'} {what} ({facts}{left_out}); {why}"
 
@@ -188,7 +184,7 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
     known = [found for found in findings.interactions.get(outcome, ()) if not math.isnan(found.estimate.p)]
     # They are in the order of their knobs.
     strongest = [
-        max(of_knobs, key=lambda found: (found.is_claim, found.is_alone, abs(found.estimate.mean)))
+        max(of_knobs, key=lambda found: (found.is_claim, found.is_significant_uncorrected, abs(found.estimate.mean)))
         for _, of_knobs in groupby(known, key=lambda found: (found.knob, found.other))
     ]
     return [
@@ -196,7 +192,7 @@ def _interaction_lines(findings: Findings, outcome: str, start: str) -> list[str
             sweep, f"{start} {knob_name(found.knob)} and {knob_name(found.other)}: {_interaction_words(sweep, found)}", outcome
         )
         for found in strongest
-        if found.is_claim or found.is_alone or _hides(findings, found)
+        if found.is_claim or found.is_significant_uncorrected or _hides(findings, found)
     ]
 
 
@@ -206,7 +202,8 @@ def _hides(findings: Findings, found: Interaction) -> bool:
     sides = ((found.knob, {found.first, found.second}), (found.other, {found.at_first, found.at_second}))
     averages = [main for knob, levels in sides for main in effects.of(knob) if {main.first, main.second} == levels]
     return any(
-        abs(found.estimate.mean) > abs(main.estimate.mean) and (main.is_claim or main.is_alone or _is_large(found.estimate))
+        abs(found.estimate.mean) > abs(main.estimate.mean)
+        and (main.is_claim or main.is_significant_uncorrected or _is_large(found.estimate))
         for main in averages
     )
 
@@ -218,29 +215,21 @@ def _is_large(estimate: PairedEstimate) -> bool:
 
 def _interaction_words(sweep: SweepRuns, found: Interaction) -> str:
     effects = simple_effects(sweep, found)
-    sign = _sign(effects, found)
+    sides = [effects[level].mean for level in (found.at_first, found.at_second) if level in effects]
+    sign = -1 if max(sides, key=abs, default=1.0) < 0 else 1  # so that the larger effect is positive
     low, high = (level_name(found.knob, level) for level in (found.first, found.second)[::sign])
-    at_levels = [f"{estimate_text(effect, sign)} at {_at(found, level)}" for level, effect in effects.items()]
+    at_levels = [f"{estimate_text(effect, sign)} at {arm_name({found.other: level})}" for level, effect in effects.items()]
     less, more = (
-        _at(found, level) for level in (found.at_first, found.at_second)[:: 1 if sign * found.estimate.mean > 0 else -1]
+        arm_name({found.other: level})
+        for level in (found.at_first, found.at_second)[:: 1 if sign * found.estimate.mean > 0 else -1]
     )
     larger = f"larger at {more} than at {less}"
     difference = amount(found)
     holm_p = f"Holm {p_words(found.holm_p)}"
     if found.is_claim:
         sure = f"the effect is {larger} by {difference} ({holm_p})"
-    elif found.is_alone:
+    elif found.is_significant_uncorrected:
         sure = f"that it is {larger} is {not_established(sweep)} (alone: by {difference}, {holm_p})"
     else:
         sure = f"that it is {larger} by {difference} is not established, but more than the mean effect: read each level"
     return f"{knob_name(found.knob)} {high} minus {low} is {', '.join(at_levels)}; {sure}"
-
-
-def _at(found: Interaction, level: Level) -> str:
-    return arm_name({found.other: level})
-
-
-def _sign(effects: dict[Level, PairedEstimate], found: Interaction) -> int:
-    """Return 1 or -1 so that the largest effect of the two that the interaction compares is positive."""
-    sides = [effects[level].mean for level in (found.at_first, found.at_second) if level in effects]
-    return -1 if max(sides, key=abs, default=1.0) < 0 else 1

@@ -1,45 +1,15 @@
 """The page: one HTML file with its pictures inside, readable on a phone, on paper, and in the dark."""
 
-import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from grpo_core.pages.environment import page_environment
-from grpo_core.pages.table import Table
+from grpo_core.pages.page import Picture, Section, Table, render
 from grpo_core.sweep.arms import GROUP_SIZE
-from grpo_core.sweep.display import PLUS_MINUS, counted, knob_name, knob_title, level_name, significant
+from grpo_core.sweep.display import PLUS_MINUS, counted, duration, knob_name, knob_title, level_name, significant
 from grpo_core.sweep.report import cells
-from grpo_core.sweep.report.pictures import time_lines
 from grpo_core.sweep.report.words import held_words
 from grpo_core.sweep.statistics.findings import Findings, best_arm
 from grpo_core.sweep.statistics.paired import smallest_t
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A saved picture and where it belongs."""
-
-    path: Path
-    section: str
-    alt: str
-
-    @property
-    def data(self) -> str:
-        """The file as a data URI."""
-        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageSection:
-    """A heading, what it says, and what it shows."""
-
-    anchor: str
-    title: str
-    words: tuple[str, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    tables: tuple[Table, ...] = ()
-
+from grpo_core.sweep.statistics.runs import SweepRuns
 
 TITLES = {
     "sampled": "Knobs without matched arms",
@@ -58,38 +28,43 @@ TITLES = {
 """Sections after those of each knob: anchor -> title; the pictures of a section carry its anchor."""
 
 
-def render_page(findings: Findings, answer: Sequence[str], pictures: Sequence[Picture], comparison: str | None = None) -> str:
-    """Return the page as HTML, with a link to the comparison of the runs where there is one."""
-    anchors = {picture.section for picture in pictures}
-    by_section = {anchor: tuple(picture for picture in pictures if picture.section == anchor) for anchor in anchors}
-    sections = (*_knob_sections(findings, by_section), *_sections(findings, by_section))
-    return (
-        page_environment("grpo_core.sweep.report")
-        .get_template("report.html.j2")
-        .render(
-            facts=findings.facts,
-            plan=_plan(findings),
-            answer=answer,
-            comparison=comparison,
-            sections=[section for section in sections if section.tables or section.pictures or section.words],
-        )
+def render_page(
+    findings: Findings, answer: Sequence[str], pictures: Mapping[str, Sequence[Picture]], comparison: str | None = None
+) -> str:
+    """Return the page as HTML.
+
+    Args:
+        findings: what it shows.
+        answer: the plain words.
+        pictures: of each section, by its anchor; those of a knob's effect by `effect <knob>`.
+        comparison: page of the comparison of the runs; None = there is none.
+    """
+    return render(
+        "grpo_core.sweep.report",
+        "report.html.j2",
+        f"Sweep {findings.facts.name}",
+        [*_knob_sections(findings, pictures), *_sections(findings, pictures)],
+        facts=findings.facts,
+        plan=_plan(findings),
+        answer=answer,
+        comparison=comparison,
     )
 
 
-def _knob_sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -> list[PageSection]:
+def _knob_sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
     return [
-        PageSection(
+        Section(
             anchor=f"knob-{index}",
             title=f"Effect of {knob_name(knob)}",
             words=(_effect_note(findings, knob),),
-            pictures=pictures.get(f"effect {knob}", ()),
+            pictures=tuple(pictures.get(f"effect {knob}", ())),
             tables=_filled(cells.contrast_table(findings.effects["objective"], knob)),
         )
         for index, knob in enumerate(findings.facts.knobs)
     ]
 
 
-def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -> list[PageSection]:
+def _sections(findings: Findings, pictures: Mapping[str, Sequence[Picture]]) -> list[Section]:
     sweep, best = findings.sweep, best_arm(findings)
     crossed = _filled(*(cells.interaction_table(findings, outcome) for outcome in findings.interactions))
     differences = _filled(cells.difference_table(findings, best))
@@ -113,11 +88,11 @@ def _sections(findings: Findings, pictures: Mapping[str, tuple[Picture, ...]]) -
         "runs": _filled(cells.run_table(sweep)),
     }
     return [
-        PageSection(
+        Section(
             anchor=anchor,
             title=title,
             words=words.get(anchor, ()),
-            pictures=pictures.get(anchor, ()),
+            pictures=tuple(pictures.get(anchor, ())),
             tables=tables.get(anchor, ()),
         )
         for anchor, title in TITLES.items()
@@ -132,6 +107,17 @@ def _drift_tables(findings: Findings) -> list[Table]:
         for one in effects
         for table in (*(cells.contrast_table(one, knob) for knob in findings.sweep.varied), cells.association_table(one))
     ]
+
+
+def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
+    """Return where wall-clock went, one line a fact."""
+    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
+    line = f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"
+    elapsed, at_a_time = sweep.facts.elapsed_seconds, sweep.facts.concurrency
+    if not elapsed or not trained:
+        return (line,)
+    share = f"{trained / (elapsed * at_a_time):.0%} = {duration(trained)} / ({duration(elapsed)} x {at_a_time} at a time)"
+    return line, f"share of the machine's time spent in training steps: {share}"
 
 
 def _plan(findings: Findings) -> list[tuple[str, str]]:

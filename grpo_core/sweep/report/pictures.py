@@ -5,24 +5,19 @@ The same level is the same colour in every picture.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.typing import FillStyleType
 
-from grpo_core.sweep.display import duration, knob_name, knob_title, level_name, with_half_width
+from grpo_core.sweep.display import knob_name, knob_title, level_name, with_half_width
 from grpo_core.sweep.statistics.effects import MAX_LEVELS, arm_points, mean_and_half_width
 from grpo_core.sweep.statistics.findings import Findings
 from grpo_core.sweep.statistics.runs import Level, SweepRuns, balanced_means, is_number
 from grpo_core.sweep.statistics.statements import Comparison
 
-MARKERS = "osD^vP*X"
-FILLS = ("full", "none", "bottom")
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b5a2b")
 """Okabe and Ito's colours, which people with any kind of colour vision can tell apart, dark ones first."""
 LOG_FROM = 100
@@ -48,32 +43,6 @@ class Colours:
         if self.scale is not None and is_number(level):
             return to_hex(self.scale.to_rgba(np.asarray([float(level)]))[0])
         return "#777777" if self.knob else PALETTE[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """How an arm is drawn: colour, shape and filling say the levels of its first three knobs."""
-
-    colour: str = "0.4"
-    mark: str = "o"
-    fill: FillStyleType = "full"
-
-    def line(self, *point: float, edge: str | None = None, label: str = "") -> Line2D:
-        """Return the mark at a point, or nowhere for a legend."""
-        x, y = ([place] for place in point) if point else ([], [])
-        return Line2D(
-            x,
-            y,
-            marker=self.mark,
-            linestyle="",
-            color=self.colour,
-            markersize=8,
-            fillstyle=self.fill,
-            markerfacecoloralt="white",
-            markeredgecolor=edge or self.colour,
-            label=label,
-            zorder=3,
-        )
 
 
 def spans_decades(values: Sequence[float]) -> bool:
@@ -146,8 +115,8 @@ def _levels_panel(axes: Axes, sweep: SweepRuns, knob: str) -> None:
 def _differences_panel(axes: Axes, contrasts: Sequence[Comparison]) -> None:
     for place, found in enumerate(contrasts):
         estimate, colour = found.estimate, PALETTE[1] if found.is_claim else "0.35"
-        if not math.isnan(found.together[0]):
-            axes.plot(found.together, [place, place], color=colour, linewidth=1)
+        if not math.isnan(found.simultaneous_interval[0]):
+            axes.plot(found.simultaneous_interval, [place, place], color=colour, linewidth=1)
         if not math.isnan(estimate.low):
             axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=4, solid_capstyle="butt")
         axes.plot(estimate.mean, place, "o", color=colour, markeredgecolor="white", markersize=8)
@@ -180,47 +149,3 @@ def _scatter(sweep: SweepRuns, knob: str) -> Figure:
     axes.set(xlabel=knob_title(knob), ylabel="objective")
     axes.grid(alpha=0.3)
     return figure
-
-
-def machine_share(sweep: SweepRuns) -> float | None:
-    """Return the share of the machine's time spent in training steps: journalled seconds of all runs / (elapsed x concurrency).
-
-    None where the elapsed time or every training time is unknown.
-    """
-    elapsed, trained = sweep.facts.elapsed_seconds, float(sweep.table["train_seconds"].sum())
-    if not elapsed or not sweep.table["train_seconds"].notna().any():
-        return None
-    return trained / (elapsed * sweep.facts.concurrency)
-
-
-def time_lines(sweep: SweepRuns) -> tuple[str, ...]:
-    """Return where wall-clock went, one line a fact."""
-    trained, wall = (float(sweep.table[name].sum()) for name in ("train_seconds", "wall_seconds"))
-    lines = [f"training steps of all runs: {duration(trained)} of {duration(wall)} that the runs took"]
-    if (share := machine_share(sweep)) is not None and sweep.facts.elapsed_seconds is not None:
-        times = f"{duration(trained)} / ({duration(sweep.facts.elapsed_seconds)} x {sweep.facts.concurrency} at a time)"
-        lines.append(f"share of the machine's time spent in training steps: {share:.0%} = {times}")
-    return tuple(lines)
-
-
-def cost_figure(sweep: SweepRuns) -> Figure:
-    """Return seconds and generated tokens per run, the mean of each arm's runs; the outlined bar is the whole run."""
-    figure = Figure(figsize=(9, 1.4 + 0.28 * len(sweep.arms)), layout="constrained")
-    seconds, tokens = figure.subplots(1, 2, sharey=True)
-    places = np.arange(len(sweep.arms))
-    means = {name: _means(sweep, name) for name in ("train_seconds", "wall_seconds", "tokens")}
-    seconds.barh(places, means["wall_seconds"], color="none", edgecolor="0.5", height=0.75, label="whole run")
-    seconds.barh(places, means["train_seconds"], color=PALETTE[0], height=0.55, label="training steps")
-    tokens.barh(places, means["tokens"], color=PALETTE[2], height=0.55)
-    seconds.set_yticks(places, [f"{arm.number}: {arm.name}" for arm in sweep.arms], fontsize=8)
-    seconds.set(ylim=(len(places) - 0.4, -0.6), xlabel="seconds per run")
-    tokens.set_xlabel("generated tokens per run")
-    for axes in (seconds, tokens):
-        axes.grid(alpha=0.3, axis="x")
-    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
-    return figure
-
-
-def _means(sweep: SweepRuns, measure: str) -> list[float]:
-    values = sweep.values(measure)
-    return [math.fsum(of_arm) / max(1, len(of_arm)) for of_arm in (values[arm.number].values() for arm in sweep.arms)]

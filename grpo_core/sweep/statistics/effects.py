@@ -1,4 +1,4 @@
-"""Effects of knobs and differences between arms, each paired within seeds; association for knobs that were sampled.
+"""Effects of knobs, their interactions, and differences between arms, each paired within seeds; association of sampled knobs.
 
 A contrast of two levels of a knob uses matched pairs only: within a seed, arms that agree in every other knob and have both
 levels complete. Their differences are averaged within the seed, and the seeds are the sample. Arms that lack a partner do not
@@ -7,14 +7,20 @@ enter, so that a pruned or failed run takes its partner with it and not the fair
 A knob has no contrasts where no two arms agree in all other knobs, or where a sampler drew more than 8 numbers for it. Then its
 effect is an association over sampled arms: Spearman's rank correlation between the knob and the arms' means.
 
-Statements about knobs for one outcome, interactions for one outcome (`interactions.py`) and pairs of arms are a group each:
+Does the effect of one knob depend on another? An interaction is a contrast of contrasts: of two levels of a knob and two of
+another, the difference between the knob's levels at the second level of the other one, minus the same difference at the first.
+Within a seed it is taken at each setting of the remaining knobs where all four cells are complete, and averaged over them.
+Knobs without matched arms have none.
+
+Statements about knobs for one outcome, interactions for one outcome and pairs of arms are a group each:
 their variances are moderated within it, and here they are Holm-adjusted as if the group stood alone. What a report says of them
 in sentences is adjusted over all groups (`findings.py`).
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, product
 from typing import TypedDict
 
 import numpy as np
@@ -29,6 +35,7 @@ from grpo_core.sweep.statistics.paired import (
     two_way_interval,
 )
 from grpo_core.sweep.statistics.runs import (
+    Figure,
     Level,
     Levels,
     Settings,
@@ -39,10 +46,20 @@ from grpo_core.sweep.statistics.runs import (
     matched,
     mean,
 )
-from grpo_core.sweep.statistics.statements import Association, Comparison, KnobEffects, as_family
+from grpo_core.sweep.statistics.statements import Association, Comparison, Difference, KnobEffects, as_family
 
 MAX_LEVELS = 8
 """A knob with more numeric levels than this is treated as continuous where a sampler drew them; a grid's levels were chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interaction(Difference):
+    """How far the effect of a knob, `second` minus `first`, differs between two levels of another: at_second minus at_first."""
+
+    knob: str
+    other: str
+    at_first: Level
+    at_second: Level
 
 
 def knob_effects(sweep: SweepRuns, outcome: str = "objective") -> KnobEffects:
@@ -191,3 +208,47 @@ def unmatched_reason(sweep: SweepRuns, knob: str) -> str | None:
     if sweep.facts.sampler != "grid" and numbers > MAX_LEVELS:
         return f"the sampler drew {numbers} values of it, more than {MAX_LEVELS}"
     return None
+
+
+def find_interactions(sweep: SweepRuns, outcome: str) -> tuple[Interaction, ...]:
+    """Return every interaction of two matched knobs for an outcome, adjusted over all of them."""
+    knobs = [knob for knob in sweep.varied if not unmatched_reason(sweep, knob)]
+    return as_family([one for knob, other in combinations(knobs, 2) for one in _of_knobs(sweep, outcome, knob, other)])
+
+
+def simple_effects(sweep: SweepRuns, found: Interaction) -> dict[Level, PairedEstimate]:
+    """Return the effect of the interaction's knob, `second` minus `first`, at each level of the other one where it is known."""
+    cells = cells_by_seed(sweep.settings([found.knob, found.other]), sweep.values(found.outcome))
+    by_level = {level: matched(cells, [(found.first, level), (found.second, level)]) for level in sweep.levels(found.other)}
+    return {level: paired(pairs)["estimate"] for level, pairs in by_level.items() if pairs}
+
+
+def _of_knobs(sweep: SweepRuns, outcome: str, knob: str, other: str) -> list[Interaction]:
+    values, settings = sweep.values(outcome), sweep.settings([knob, other])
+    cells = cells_by_seed(settings, values)
+    of_prompts = cells_by_seed(settings, sweep.by_prompt) if outcome == "objective" else []
+    scale = max((abs(value) for of_arm in values.values() for value in of_arm.values()), default=0.0)
+    found = []
+    for (first, second), (at_first, at_second) in product(*(combinations(sweep.levels(one), 2) for one in (knob, other))):
+        four = [(level, at) for at in (at_first, at_second) for level in (first, second)]
+        if known := [[_effects(figures) for figures in of_seed] for of_seed in matched(cells, four)]:
+            found.append(
+                Interaction(
+                    outcome=outcome,
+                    knob=knob,
+                    first=first,
+                    second=second,
+                    other=other,
+                    at_first=at_first,
+                    at_second=at_second,
+                    planned_pairs=planned_pairs(sweep, settings, four, known),
+                    **paired(known, [[_effects(one) for one in of_seed] for of_seed in matched(of_prompts, four)], scale),
+                )
+            )
+    return found
+
+
+def _effects(four: Sequence[Figure]) -> tuple[Figure, Figure]:
+    """Return the effect of the knob at the first and at the second level of the other one."""
+    low_first, low_second, high_first, high_second = four
+    return low_second - low_first, high_second - high_first

@@ -20,8 +20,13 @@ import numpy as np
 
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import DRIFTS
-from grpo_core.sweep.statistics.effects import arm_differences, knob_effects, mean_and_half_width
-from grpo_core.sweep.statistics.interactions import Interaction, find_interactions
+from grpo_core.sweep.statistics.effects import (
+    Interaction,
+    arm_differences,
+    find_interactions,
+    knob_effects,
+    mean_and_half_width,
+)
 from grpo_core.sweep.statistics.paired import smallest_t, standard_error
 from grpo_core.sweep.statistics.runs import SweepFacts, SweepRuns
 from grpo_core.sweep.statistics.statements import Association, Comparison, KnobEffects, Statement, adjust
@@ -36,7 +41,6 @@ class Findings:
 
     sweep: SweepRuns
     effects: dict[str, KnobEffects]
-    """By outcome."""
     interactions: dict[str, tuple[Interaction, ...]]
     """By outcome: of the objective and of the drift."""
     differences: tuple[Comparison, ...]
@@ -44,7 +48,6 @@ class Findings:
     sentences: tuple[Statement, ...]
     """Those of the above that the answer is made of, the question first: one family."""
     question: tuple[Comparison | Association, ...]
-    """The statements about what the sweep named as its question."""
 
     @property
     def facts(self) -> SweepFacts:
@@ -68,7 +71,7 @@ class Rival:
     @property
     def is_beaten_alone(self) -> bool:
         """Whether the best arm is better by the interval of this pair alone, and no longer after the correction."""
-        return self.difference is not None and self.difference.is_alone and self.lead > 0
+        return self.difference is not None and self.difference.is_significant_uncorrected and self.lead > 0
 
     @property
     def lead(self) -> float:
@@ -89,7 +92,6 @@ class Best:
     """Arms that are not over the bound, with fewer complete seeds: what they lack is not comparable."""
     seeds: int
     rivals: tuple[Rival, ...]
-    """The ranked arms without the best one, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ every complete run enters.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard, TypeVar, cast
@@ -17,7 +17,6 @@ import pandas
 from grpo_core.metrics import LAST_STEPS
 from grpo_core.sweep.arms import Arm
 from grpo_core.sweep.measures import MEASURES
-from grpo_core.sweep.statistics.left_out import PENDING, LeftOut, left_out_run
 
 Level = float | int | str | bool | None
 """A value of a knob; None where the configuration says null."""
@@ -32,6 +31,8 @@ Values = FiguresByRun[float]
 Cells = Sequence[Mapping[Levels, Figure]]
 """For each setting of the other knobs, in one seed: levels of some knobs -> mean."""
 
+PENDING = {"missing", "running", "interrupted"}
+"""States of a run that is still to come; failed and pruned ones are not."""
 TEXTS = ("cause", "run_dir", "mlflow_run_id")
 REQUIRED = ("arm", "seed", "status", "objective")
 
@@ -53,20 +54,15 @@ class SweepFacts:
     question: str
     """What the sweep was to find out, in the words of who planned it; may be empty."""
     knobs: tuple[str, ...]
-    """Dotted configuration keys, the most interesting first."""
     seeds: tuple[int, ...]
-    """Planned seeds; every arm was to run with each."""
     objective: str
-    """In words; higher is better."""
     hold: str | None
     """What a sweep over the group size held constant: `prompts`, `completions`, `tokens`, or None."""
     sampler: str
     concurrency: int
-    """Runs at the same time."""
     elapsed_seconds: float | None
-    """From the first start to the last end."""
+    """In which any run was at work; None where none was."""
     notes: tuple[str, ...]
-    """Warnings of the plan, one line each."""
     planned_runs: int | None
     kl_bound: float | None = None
     """Largest mean `drift` that the best arm may have; in the unit of `kl_metric`."""
@@ -75,7 +71,6 @@ class SweepFacts:
     last_steps: int = LAST_STEPS
     """Over which figures of every step are means."""
     resume: str | None = None
-    """The command that resumes the sweep; None where it has no folder."""
     primary: Primary | None = None
     """The question as a contrast in the objective; None where none was named: then every sentence is exploratory."""
     budget_spent: bool = False
@@ -106,6 +101,17 @@ def level_order(level: Level) -> tuple[int, float, str]:
     return (2, 0.0, "") if level is None else (1, 0.0, str(level))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A run that does not enter the statistics."""
+
+    arm: Arm
+    seed: int
+    reason: str
+    kind: str
+    """The reason in a word or a few, for counting."""
+
+
 class SweepRuns:
     """The runs of a sweep and what is asked of them again and again.
 
@@ -125,18 +131,9 @@ class SweepRuns:
                 may lack columns.
             by_prompt: (arm, seed) -> the objective of that run prompt by prompt, of which the objective is the mean; None or
                 a run without it: nothing is said of new prompts.
-
-        Raises:
-            ValueError: a column is missing, or an arm has a seed twice.
         """
         if runs.empty:
             runs = pandas.DataFrame(columns=list(dict.fromkeys([*REQUIRED, *facts.knobs, *runs])))
-        missing = [column for column in (*REQUIRED, *facts.knobs) if column not in runs]
-        if missing:
-            raise ValueError(f"the frame of runs lacks the columns {', '.join(missing)}; it has {', '.join(map(str, runs))}")
-        if (twice := runs.duplicated(["arm", "seed"])).any():
-            row = runs[twice].iloc[0]
-            raise ValueError(f"the frame of runs holds arm {row['arm']} with seed {row['seed']} more than once")
         known = {
             key: pandas.to_numeric(runs[key], errors="coerce").astype(float) if key in runs else math.nan for key in MEASURES
         }
@@ -224,11 +221,24 @@ class SweepRuns:
         rows = {(int(row["arm"]), int(row["seed"])): row for row in self.table.to_dict("records")}
         complete = set(zip(self.complete["arm"].tolist(), self.complete["seed"].tolist(), strict=True))
         return [
-            left_out_run(arm, seed, rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
+            _left_out(arm, seed, rows.get((arm.number, seed)), self.pruned.get(arm.number, ()))
             for arm in self.arms
             for seed in dict.fromkeys([*self.facts.seeds, *(seed for number, seed in rows if number == arm.number)])
             if (arm.number, seed) not in complete
         ]
+
+
+def _left_out(arm: Arm, seed: int, row: Mapping[Hashable, object] | None, pruned_at: tuple[int, ...]) -> LeftOut:
+    """Return a run that is not complete with the reason, given its row and the seeds at which its arm was pruned."""
+    status = "missing" if row is None else str(row["status"])
+    of_arm = f"its arm was pruned at seed {', '.join(map(str, pruned_at))}" if pruned_at else None
+    if status == "finished":
+        kind = "finished in a pruned arm" if of_arm else "without an objective"
+        return LeftOut(arm=arm, seed=seed, kind=kind, reason=of_arm or "finished, but its objective is unknown")
+    of_status = {"missing": of_arm, "interrupted": "begun, not ended, and not running now; a resumed sweep continues it"}
+    cause = None if row is None or not isinstance(row["cause"], str) else row["cause"]
+    why = cause or of_status.get(status) or ("the plan has it, the runs do not" if row is None else None)
+    return LeftOut(arm=arm, seed=seed, kind=status, reason=f"{status}: {why}" if why else status)
 
 
 def balanced_means(sweep: SweepRuns, knobs: Sequence[str], outcome: str = "objective") -> dict[Levels, dict[int, float]]:

@@ -43,7 +43,7 @@ class Statement:
         return self.holm_p <= ALPHA and not self.is_interim
 
     @property
-    def is_alone(self) -> bool:
+    def is_significant_uncorrected(self) -> bool:
         """Whether it would stand by itself although it does not after the correction: neither a result nor nothing."""
         return not self.is_claim and self.p <= ALPHA
 
@@ -58,7 +58,6 @@ class Difference(Statement):
     first: Level
     second: Level
     differences: tuple[float, ...]
-    """One per seed."""
     estimate: PairedEstimate
     pairs: int
     """Pairs of runs, or sets of four, that entered."""
@@ -73,12 +72,12 @@ class Difference(Statement):
         return super().is_claim and self.estimate.excludes_zero
 
     @property
-    def is_alone(self) -> bool:
+    def is_significant_uncorrected(self) -> bool:
         """Whether its own interval excludes 0 although it does not stand after the correction."""
         return not self.is_claim and self.estimate.excludes_zero
 
     @cached_property
-    def together(self) -> tuple[float, float]:
+    def simultaneous_interval(self) -> tuple[float, float]:
         """Bonferroni interval at its share of the family's 5 %, which holds with those of the whole family at once."""
         if self.estimate.spread == "varies":
             return t_interval(self.differences, comparisons=self.family_size)

@@ -1,6 +1,6 @@
 """One picture of several runs that differ in their reference: what the KL to it says, and what it hides.
 
-python -m grpo_core.run.references --out references.png "fixed=runs/one" "copied every 10=runs/two"
+python examples/compare_references.py --out references.png "fixed=runs/one" "copied every 10=runs/two"
 """
 
 import argparse
@@ -49,7 +49,7 @@ def _draw(panel: Axes, records: Sequence[Record]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the figure of some run dirs."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_core.run.references", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="TITLE=RUN_DIR", help="panels, from left to right")
     parser.add_argument("--out", type=Path, required=True, help="PNG to write")
     options = parser.parse_args(arguments)
