@@ -13,6 +13,7 @@ from benchmarks.random_models import Shape, words
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.device import Dtype
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
 from grpo_core.run.memory_need import Piece, logps_bytes, rollout_bytes, update_bytes
 from grpo_core.run.model_shape import ModelShape
@@ -110,7 +111,7 @@ class Peaks:
 
 
 def peaks_of(
-    work: Work, device: torch.device, *, padded: bool, plain_because: str | None, peak: Callable[[Callable[[], object]], int]
+    work: Work, device: torch.device, *, padded: bool, packed: bool, peak: Callable[[Callable[[], object]], int]
 ) -> Peaks:
     """Run each phase of a work and return its peaks.
 
@@ -118,7 +119,7 @@ def peaks_of(
         work: the model and the completions.
         device: on which it runs.
         padded: whether completions are padded in a pass.
-        plain_because: as `Policy.plain_because`.
+        packed: whether completions are sampled with packed weights.
         peak: returns the most bytes that a call had at a time, beside those that were there before.
     """
     model, shape = work.model()
@@ -128,9 +129,7 @@ def peaks_of(
         tokenizer=words(work.shape.vocabulary),
         eos_token_ids=(work.shape.vocabulary - 1,),
         dtype=work.dtype,
-        padded_because="asked for" if padded else None,
-        plain_because=plain_because,
-        decoded_plainly_because=None,
+        path=SamplingPath(packed=packed, lean=True, padded=padded),
     )
     policy = _with_adapter(plain, config)
     piece = Piece.largest(config)
@@ -151,7 +150,7 @@ def peaks_of(
         update=(update_bytes(config, shape, piece, padded=padded), usual),
         recomputed=(update_bytes(with_it, shape, piece, padded=padded), again),
         logps=(logps_bytes(config, shape, piece, padded=padded), measured),
-        rollout=(rollout_bytes(config, shape, packed=plain_because is None), sampled),
+        rollout=(rollout_bytes(config, shape, packed=packed), sampled),
     )
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows, token_uniforms
-from grpo_core.policy.decoding import Decoding
 from grpo_core.policy.device import compute_in
+from grpo_core.policy.fast.decoding import Decoding
 from grpo_core.policy.forward import encode_prompts, expand_prefix
 from grpo_core.types import Prompt
 
@@ -35,7 +35,7 @@ def sample_completions(
 ) -> SampledCompletions:
     """Sample from a policy's model, decoded in one of the ways that there are, on its device; see `Policy.sample`."""
     size, rows = settings.group_size, sample_rows(prompts, settings.group_size)
-    at_once = max(1, policy.passes.rollout_rows // size)
+    at_once = max(1, policy.limits.rollout_rows // size)
     with compute_in(policy.dtype, policy.device):
         parts = [
             _sample_batch(

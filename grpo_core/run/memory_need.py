@@ -10,7 +10,7 @@
 
 What a layer keeps for each token, in numbers of its width H, its heads' width A, its key-value heads' width K, and of the MLP's
 I: the input of each norm, the normalised input, and the products' inputs; query, key, value and output of attention; gate, its
-activation, the other half and their product (4 I). Attention without pad tokens is computed in fp32 (`policy/grouped.py`);
+activation, the other half and their product (4 I). Attention without pad tokens is computed in fp32 (`policy/fast/grouped.py`);
 elsewhere keys and values of a prompt are repeated for each of its completions, and all for the heads that share them.
 
 With `model.lora` the base is there once, and what is trained and copied is the adapter (`adapter_size.py`):

@@ -142,7 +142,7 @@ class Session:
 
     def bound_passes(self, step: int) -> None:
         """Compute no more at once than the step after `step` may."""
-        self.policy.passes.set(**asdict(self.pass_plan.after(step)))
+        self.policy.limits.set(**asdict(self.pass_plan.after(step)))
 
 
 def _taken_back(records: Sequence[Record], step: int, plan: PassPlan) -> dict[Identity, Superseded]:

@@ -136,7 +136,7 @@ class Updater:
         terms, passes = [], []
         with contextlib.nullcontext() if reference is None else reference.ready():
             for has_gradient, some in ((True, learning), (False, idle)):
-                for piece in microbatches(rollouts, some, policy.passes.microbatch_tokens):
+                for piece in microbatches(rollouts, some, policy.limits.microbatch_tokens):
                     with torch.set_grad_enabled(has_gradient):
                         figures = policy.forward(rollouts, piece, reference)
                         share = self._loss(batch, piece, figures, denominators)

@@ -63,11 +63,11 @@ def test_the_figures_are_those_of_runs_that_learn(report: Report) -> None:
 def test_products_of_ten_bits_are_outside_of_the_bounds_of_parity() -> None:
     """As TF32 would round the inputs of products: here the weights alone."""
     inputs = parity._inputs(TINY, 2, 24)
-    exact = parity.updated(inputs, CPU, torch.float32, padded_because="asked for")
+    exact = parity.updated(inputs, CPU, torch.float32, padded=True)
     with torch.no_grad():
         for parameter in [*inputs.policy.parameters(), *inputs.reference.parameters()]:
             parameter.copy_(((parameter.view(torch.int32) + 2**12) >> 13 << 13).view(torch.float32))
-    found = parity.differences(parity.updated(inputs, CPU, torch.float32, padded_because="asked for"), exact)
+    found = parity.differences(parity.updated(inputs, CPU, torch.float32, padded=True), exact)
     assert found["gradients, relative"] > parity.BOUND
     assert found["figures, relative, most"] > parity.BOUND
     same = parity.differences(exact, replace(exact))

@@ -5,8 +5,7 @@ from tests.mutants.mutation import Mutation
 REFERENCE = "grpo_core/policy/reference.py"
 BATCH = "grpo_core/training/batch.py"
 FORWARD = "grpo_core/policy/forward.py"
-GROUPED = "grpo_core/policy/grouped.py"
-PREFIX_ATTENTION = "grpo_core/policy/prefix_attention.py"
+GROUPED = "grpo_core/policy/fast/grouped.py"
 POLICY = "grpo_core/policy/policy.py"
 DERIVED = "grpo_core/config/derived.py"
 DELTA = "grpo_core/policy/lora/delta.py"
@@ -113,7 +112,7 @@ MUTATIONS = (
     Mutation(
         "pass-of-a-reference-in-host-memory",
         POLICY,
-        "Policy.measure",
+        "Policy._in_microbatches",
         "self.ready()",
         "contextlib.nullcontext()",
         ("test_offload",),
@@ -232,7 +231,7 @@ MUTATIONS = (
     ),
     Mutation(
         "completion-tokens-see-later-ones",
-        PREFIX_ATTENTION,
+        GROUPED,
         "_TwoParts.forward",
         "flash_attention(to_own, own_key, own_value, 0.0, True, scale=scale)",
         "flash_attention(to_own, own_key, own_value, 0.0, False, scale=scale)",
@@ -241,7 +240,7 @@ MUTATIONS = (
     ),
     Mutation(
         "own-tokens-weighted-as-the-prompt",
-        PREFIX_ATTENTION,
+        GROUPED,
         "_TwoParts.forward",
         "(own_sum - total).exp()",
         "(prompt_sum - total).exp()",

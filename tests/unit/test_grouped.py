@@ -23,9 +23,9 @@ from transformers import (
 
 from grpo_core.algorithm.logprobs import token_logps
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import grouped
+from grpo_core.policy.fast import grouped
+from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden, why_padded
 from grpo_core.policy.forward import microbatches, vocabulary_head
-from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, gradients, model, naive
@@ -111,10 +111,10 @@ def sampled(policy):
 
 def test_a_policy_gives_the_figures_of_padded_passes_however_its_rows_are_cut(tiny_model):
     padded = policy_of(tiny_model, temperature=0.9)
-    grouped_policy = policy_of(tiny_model, temperature=0.9, padded_because=None, microbatch_tokens=40)
+    grouped_policy = policy_of(tiny_model, temperature=0.9, padded=False, microbatch_tokens=40)
     completions = sampled(padded)
     assert len(microbatches(completions, range(12), 40)) > 3
-    reference = policy_of(copy.deepcopy(tiny_model), temperature=0.9, padded_because=None)
+    reference = policy_of(copy.deepcopy(tiny_model), temperature=0.9, padded=False)
     with torch.no_grad():
         next(reference.parameters()).add_(0.02)
     expected, found = padded.measure(completions, reference), grouped_policy.measure(completions, reference)
@@ -182,7 +182,7 @@ def test_architectures_with_other_layers_are_padded(make):
 def test_whatever_the_check_says_of_an_architecture_its_log_probabilities_are_right(make):
     torch.manual_seed(0)
     other = make().eval()
-    found = policy_of(other, padded_because=why_padded(other, "float32"))
+    found = policy_of(other, padded=why_padded(other, "float32") is not None)
     completions = sampled(found)
     expected = naive(
         other,

@@ -27,7 +27,7 @@ def kept(layers, dtype, padded, lora=None):
     """Bytes of the storages that autograd keeps, each once, weights left out."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **SIZES))
-    policy = policy_of(model, dtype=dtype, padded_because="asked for" if padded else None)
+    policy = policy_of(model, dtype=dtype, padded=padded)
     if lora is not None:
         policy = adapted(policy, lora)
     ids = torch.randint(5, 99, (PIECE.rows, PIECE.completion_tokens))

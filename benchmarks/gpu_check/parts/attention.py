@@ -1,6 +1,6 @@
 """Part `attention`: which kernel attends for a decoded token, and its time at lengths that grow by one.
 
-Queries are the heads that share a key, and the mask is a slice of a wider one, as in `policy/lean_decoding.py`. A kernel that
+Queries are the heads that share a key, and the mask is a slice of a wider one, as in `policy/fast/lean.py`. A kernel that
 is prepared for each new shape shows in the first pass over the lengths, and not in the second.
 """
 

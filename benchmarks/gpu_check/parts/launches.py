@@ -17,8 +17,8 @@ from benchmarks.gpu_check.part import Context, Figure, Result, Table
 from benchmarks.gpu_check.timing import median_seconds, opened_device
 from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fused import compiled
-from grpo_core.policy.lean_decoding import why_not_lean
+from grpo_core.policy.fast.lean import why_not_lean
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 
@@ -42,12 +42,11 @@ class Counts:
 
 
 def run(context: Context) -> Result:
-    """Count for this project's layers, also compiled on a GPU, and for transformers'."""
+    """Count for this project's layers and for transformers'."""
     shape, rows = (TINY, 2) if context.small else (MEDIUM, 32)
     tables, figures, texts = [], dict[str, Figure](), []
     with opened_device(context) as device:
-        uncompiled = _why_not_compiled(shape, device)
-        for way in (*(() if uncompiled else ("compiled",)), "lean", "transformers"):
+        for way in ("lean", "transformers"):
             policies = [_policy(replace(shape, layers=layers), way, device) for layers in LAYERS]
             of_token = [_of_token(policy, rows, device) for policy in policies]
             per_layer = (of_token[1][0] - of_token[0][0]) / (LAYERS[1] - LAYERS[0])
@@ -63,7 +62,7 @@ def run(context: Context) -> Result:
     return Result(
         verdict="measured",
         text=f"{what} per token and layer: {', '.join(texts)}",
-        figures={**figures, "rows": rows, "why not lean": _why(policies[1]), "why not compiled": uncompiled},
+        figures={**figures, "rows": rows, "why not lean": _why(policies[1])},
         tables=tuple(tables),
     )
 
@@ -74,19 +73,12 @@ def _policy(shape: Shape, way: str, device: torch.device) -> Policy:
         tokenizer=words(shape.vocabulary),
         eos_token_ids=(NEVER,),
         dtype="bfloat16",
-        decoded_plainly_because="asked for" if way == "transformers" else None,
-        uncompiled_because=None if way == "compiled" else "asked for",
+        path=SamplingPath(lean=way == "lean"),
     )
 
 
 def _why(policy: Policy) -> str | None:
     return why_not_lean(policy.model, "bfloat16", packed=False)
-
-
-def _why_not_compiled(shape: Shape, device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return "operations are counted on a CPU, and a compiled one hides what it does"
-    return why_not_lean(shape.model().to(device), "bfloat16", packed=False, fused=compiled())
 
 
 def _sample(policy: Policy, rows: int, tokens: int) -> Callable[[], object]:

@@ -15,10 +15,10 @@ from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.grouped import why_padded
-from grpo_core.policy.lean_decoding import why_not_lean
-from grpo_core.policy.passes import Passes
-from grpo_core.policy.policy import Policy
+from grpo_core.policy.fast.grouped import why_padded
+from grpo_core.policy.fast.lean import why_not_lean
+from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.trainable import Trainable
 from grpo_core.training.batch import Rollouts
@@ -59,10 +59,10 @@ class Inputs:
 def run(context: Context) -> Result:
     """Compare the device with the CPU, and each with the CPU in fp64."""
     inputs = _inputs(TINY if context.small else MEDIUM, *((2, 24) if context.small else (4, 64)))
-    exact = updated(inputs, torch.device("cpu"), torch.float64, padded_because="asked for")
-    cpu = updated(inputs, torch.device("cpu"), torch.float32, padded_because="asked for")
+    exact = updated(inputs, torch.device("cpu"), torch.float64, padded=True)
+    cpu = updated(inputs, torch.device("cpu"), torch.float32, padded=True)
     with opened_device(context) as device:
-        here = updated(inputs, device, torch.float32, padded_because=why_padded(_on(inputs.policy, device), "float32"))
+        here = updated(inputs, device, torch.float32, padded=why_padded(_on(inputs.policy, device), "float32") is not None)
         mismatch = _mismatch(inputs, device)
     found = {"from the CPU": (here, cpu), "from fp64": (here, exact), "the CPU from fp64": (cpu, exact)}
     figures: dict[str, Figure] = {}
@@ -144,9 +144,9 @@ def _inputs(shape: Shape, prompts: int, tokens: int) -> Inputs:
     return Inputs(policy=policy, reference=reference, rollouts=rollouts, config=config, shape=shape)
 
 
-def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_because: str | None) -> Update:
+def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded: bool) -> Update:
     """Return what one update on a device gives."""
-    policy, reference = (_policy(inputs, model, device, dtype, padded_because) for model in (inputs.policy, inputs.reference))
+    policy, reference = (_policy(inputs, model, device, dtype, padded) for model in (inputs.policy, inputs.reference))
     optimizer, schedule = build_optimizer(policy.model, inputs.config.optimizer, 1)
     live = Trainable(policy=policy, reference=Reference(reference), optimizer=optimizer, schedule=schedule)
     gradients: dict[str, torch.Tensor] = {}
@@ -172,15 +172,13 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_
     )
 
 
-def _policy(
-    inputs: Inputs, model: torch.nn.Module, device: torch.device, dtype: torch.dtype, padded_because: str | None
-) -> Policy:
+def _policy(inputs: Inputs, model: torch.nn.Module, device: torch.device, dtype: torch.dtype, padded: bool) -> Policy:
     return Policy(
         model=_on(model, device).to(dtype),
         tokenizer=words(inputs.shape.vocabulary),
         eos_token_ids=(1,),
-        passes=Passes(microbatch_tokens=1024),
-        padded_because=padded_because,
+        limits=BatchLimits(microbatch_tokens=1024),
+        path=SamplingPath(padded=padded),
     )
 
 
@@ -196,8 +194,9 @@ def _moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
 
 def _mismatch(inputs: Inputs, device: torch.device) -> float:
     """Return the largest difference between a sampled token's log-probability and the trainer's of it."""
-    policy = _policy(inputs, inputs.policy, device, torch.float32, None if device.type == "cpu" else "a GPU")
-    policy = replace(policy, decoded_plainly_because=why_not_lean(policy.model, "float32", packed=False))
+    policy = _policy(inputs, inputs.policy, device, torch.float32, device.type != "cpu")
+    lean = why_not_lean(policy.model, "float32", packed=False) is None
+    policy = replace(policy, path=replace(policy.path, lean=lean))
     settings = SamplingSettings(group_size=GROUP, max_completion_tokens=inputs.rollouts.completion_ids.shape[1])
     drawn = policy.sample(inputs.rollouts.prompts, settings, RandomKey(seed=0, stream=Stream.TRAIN, step=1))
     return float((policy.logps(drawn) - drawn.sampling_per_token_logps).abs().max())

@@ -34,9 +34,7 @@ def run(context: Context) -> Result:
     on_gpu = context.device == "cuda"
     with opened_device(context) as device:
         for name in SMALL if context.small else NAMES:
-            peaks = peaks_of(
-                WORKS[name], device, padded=on_gpu, plain_because="asked for", peak=peak_on_cuda if on_gpu else peak_on_cpu
-            )
+            peaks = peaks_of(WORKS[name], device, padded=on_gpu, packed=False, peak=peak_on_cuda if on_gpu else peak_on_cpu)
             for phase in (*PHASES, "recomputed"):
                 estimated, allocated = getattr(peaks, phase)
                 ratio, reserved = estimated / allocated, torch.cuda.memory_reserved() / GB if on_gpu else None
