@@ -15,7 +15,7 @@ from grpo_core.generation.sampler import RandomKey, SampledCompletions, Sampling
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
-from grpo_core.run.memory_need import Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.run.memory_need import logps_bytes, rollout_bytes, update_bytes
 from grpo_core.run.model_shape import ModelShape
 from grpo_core.types import Prompt
 
@@ -132,11 +132,9 @@ def peaks_of(
         path=SamplingPath(packed=packed, lean=True, padded=padded),
     )
     policy = _with_adapter(plain, config)
-    piece = Piece.largest(config)
-    assert piece.rows == completions.num_rows, "the work is one micro-batch"
 
     def updated(chosen: Policy) -> int:
-        most = peak(lambda: chosen.forward(completions, list(range(piece.rows))).logps.sum().backward())
+        most = peak(lambda: chosen.forward(completions, list(range(completions.num_rows))).logps.sum().backward())
         model.zero_grad()
         return most
 
@@ -147,9 +145,9 @@ def peaks_of(
     asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
     sampled = peak(lambda: policy.sample(completions.prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
     return Peaks(
-        update=(update_bytes(config, shape, piece, padded=padded), usual),
-        recomputed=(update_bytes(with_it, shape, piece, padded=padded), again),
-        logps=(logps_bytes(config, shape, piece, padded=padded), measured),
+        update=(update_bytes(config, shape, padded=padded), usual),
+        recomputed=(update_bytes(with_it, shape, padded=padded), again),
+        logps=(logps_bytes(config, shape, padded=padded), measured),
         rollout=(rollout_bytes(config, shape, packed=packed), sampled),
     )
 

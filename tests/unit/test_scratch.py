@@ -51,16 +51,6 @@ def test_a_model_is_made_once_and_loads_as_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_recipe")
-def test_a_model_that_was_cut_is_made_again() -> None:
-    weights = resolve_model("scratch:sums") / "model.safetensors"
-    whole = weights.read_bytes()
-    os.truncate(weights, len(whole) // 2)
-    assert not is_made("scratch:sums")
-    assert resolve_model("scratch:sums") == weights.parent
-    assert weights.read_bytes() == whole
-
-
-@pytest.mark.usefixtures("short_recipe")
 def test_made_twice_it_has_the_same_weights_and_another_recipe_has_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
