@@ -132,7 +132,7 @@ class Updater:
         rows = learning + idle
         policy, rollouts, mask = self.live.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
         denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
-        reference = self.live.reference.policy if takes_full_kl(self.config) else None
+        reference = self.live.reference.current if takes_full_kl(self.config) else None
         terms, passes = [], []
         with contextlib.nullcontext() if reference is None else reference.ready():
             for has_gradient, some in ((True, learning), (False, idle)):

@@ -158,7 +158,7 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded:
     optimizer.register_step_pre_hook(keep)
     rollouts = _moved(inputs.rollouts, device)
     updater = Updater(live=live, config=inputs.config)
-    ref_logps = live.reference.policy.logps(rollouts)
+    ref_logps = live.reference.current.logps(rollouts)
     result = updater.update(updater.prepare(rollouts, ref_logps, None), 1)
     first = result.first
     logps = StepLogps(old=first.logps, ref=ref_logps, initial=None, entropy=first.entropy)
