@@ -20,11 +20,11 @@ from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in
-from grpo_core.policy.fast.decoding import Decoding, PlainDecoding
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.lean import LeanDecoding
 from grpo_core.policy.fast.packed import prepared_weights
-from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.fast.path import Decoding, SamplingPath
+from grpo_core.policy.fast.plain import PlainDecoding
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
 from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
 from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once

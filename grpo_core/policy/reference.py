@@ -70,7 +70,7 @@ class Reference:
         self.current, self.has_moved = self.initial, False
         if moved is not None:
             self.leave_initial()
-            self.policy.load(moved)
+            self.current.load(moved)
         self.sync_count, self.last_sync_step, self.error_bound = sync_count, last_sync_step, error_bound
 
     def count_sync(self, step: int) -> None:

@@ -112,7 +112,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeanDecoding:
-    """See `decoding.Decoding`."""
+    """See `plain.PlainDecoding`."""
 
     model: PreTrainedModel
     dtype: torch.dtype
@@ -144,7 +144,7 @@ class LeanDecoding:
 
     @property
     def logits(self) -> Product:
-        """See `Decoding.logits`."""
+        """See `PlainDecoding.logits`."""
 
         def project(hidden: Tensor) -> Tensor:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -153,7 +153,7 @@ class LeanDecoding:
         return project
 
     def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
-        """See `Decoding.after`."""
+        """See `PlainDecoding.after`."""
         grow_in_place(prefix.cache, self.dtype, most_tokens)
         return LeanDecoder(self, prefix, most_tokens)
 
@@ -181,7 +181,7 @@ def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) ->
 
 
 class LeanDecoder:
-    """See `decoding.Decoder`."""
+    """See `plain.PlainDecoder`."""
 
     def __init__(self, decoding: LeanDecoding, prefix: EncodedPrefix, most_tokens: int) -> None:
         """Continue a prefix whose cache grows in place."""
@@ -196,7 +196,7 @@ class LeanDecoder:
             self._bias = bias.masked_fill_(~seen, -torch.inf)[:, None, None]
 
     def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
-        """See `Decoder.run`."""
+        """See `PlainDecoder.run`."""
         decoding, rotation = self._decoding, (self._cosine[self._positions], self._sine[self._positions])
         with torch.autocast(tokens.device.type, enabled=False):
             x: Tensor = self._embed(tokens).clone()
@@ -206,7 +206,7 @@ class LeanDecoder:
             return decoding.last_norm(x)
 
     def keep(self, rows: Int[Tensor, " b"]) -> None:
-        """See `Decoder.keep`."""
+        """See `PlainDecoder.keep`."""
         self._cache.batch_select_indices(rows)
         self._positions = self._positions[rows]
         self._bias = None if self._bias is None else self._bias[rows]

@@ -7,8 +7,12 @@ from transformers import PreTrainedModel
 
 from grpo_core.policy.device import Dtype
 from grpo_core.policy.fast.grouped import why_padded
-from grpo_core.policy.fast.lean import why_not_lean
+from grpo_core.policy.fast.lean import LeanDecoding, why_not_lean
 from grpo_core.policy.fast.packed import why_plain
+from grpo_core.policy.fast.plain import PlainDecoding
+
+Decoding = PlainDecoding | LeanDecoding
+"""Ways to continue rows a token at a time: both have the same methods."""
 
 WEIGHTS, DECODING, COMPLETIONS = "weights", "decoding", "completions"
 """What there are two ways of, as the journal's `start` record names it."""
