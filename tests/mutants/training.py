@@ -415,8 +415,8 @@ MUTATIONS = (
         "gradients-left-behind",
         UPDATE,
         "Updater._apply",
-        "self.live.schedule.step()\noptimizer.zero_grad(set_to_none=True)",
-        "self.live.schedule.step()",
+        "self.trainable.schedule.step()\noptimizer.zero_grad(set_to_none=True)",
+        "self.trainable.schedule.step()",
         ("test_update",),
         "Every step would be pushed by all before it.",
     ),
@@ -460,12 +460,12 @@ MUTATIONS = (
         "rate-reported-after-the-step",
         UPDATE,
         "Updater._optimizer_step",
-        'lr = self.live.optimizer.param_groups[0]["lr"]\n'
+        'lr = self.trainable.optimizer.param_groups[0]["lr"]\n'
         "usable = bool(mask.any()) and _are_finite(terms)\n"
         "grad_norm = self._apply(usable)",
         "usable = bool(mask.any()) and _are_finite(terms)\n"
         "grad_norm = self._apply(usable)\n"
-        'lr = self.live.optimizer.param_groups[0]["lr"]',
+        'lr = self.trainable.optimizer.param_groups[0]["lr"]',
         ("test_update",),
         "optim/lr would be the next step's.",
     ),

@@ -180,16 +180,6 @@ def test_an_adapter_that_is_not_the_configurations(
     assert said in fault
 
 
-def test_what_it_is_told_to_set_is_then_accepted(config: Make, start: Callable[..., str]) -> None:
-    folder = start(use_rslora=True, lora_alpha=3, r=2, target_modules=["k_proj"])
-    (alpha, targets) = faults(config(rank=2, init_from=folder))
-    value, names = (
-        float(alpha.rpartition("set it to ")[2]),
-        targets.rpartition("set it to ")[2].partition("]")[0].strip("[").split(", "),
-    )
-    assert faults(config(rank=2, alpha=value, target_modules=names, init_from=folder)) == ()
-
-
 def test_an_adapter_of_another_model(config: Make, start: Callable[..., str], tiny_model: Any) -> None:
     from transformers import LlamaForCausalLM
 
@@ -243,13 +233,6 @@ def test_an_adapter_as_large_as_its_matrices_is_warned_about(config: Make) -> No
         assert all(
             "16 makes the adapter (2,048 weights) no smaller than the matrices that have one (2,048)" in w for w in found
         )
-
-
-def test_a_summary_of_no_layer_is_none(config: Make) -> None:
-    chosen = config(target_modules=["q_prj"])
-    shape = shape_for(chosen)
-    assert shape is not None
-    assert adapter_summary(chosen, shape) is None
 
 
 def test_without_an_adapter_there_is_nothing_to_check(tiny_config: Callable[..., Any]) -> None:

@@ -81,26 +81,6 @@ def test_a_completion_does_not_see_the_others(model):
     assert float((changed - logps).abs().max()) > 1e-3
 
 
-def test_no_pad_token_is_run(model):
-    tokens = laid_out(PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
-    run = sum(map(len, PROMPTS)) + sum(len(row) - 1 for row in COMPLETIONS)
-    assert tokens.ids.shape == tokens.positions.shape == (1, run)
-    assert tokens.ids[0, : len(PROMPTS[0])].tolist() == list(PROMPTS[0])
-    assert len(tokens.predicting) == sum(map(len, COMPLETIONS))
-    assert sorted(tokens.cells.tolist()) == sorted(set(tokens.cells.tolist()))
-
-
-def test_tokens_lie_where_they_are_said_to():
-    tokens = laid_out([(5, 6, 7), (8,)], [1, 0, 1], [(20, 21, 22), (30,), (40, 41)])
-    assert tokens.ids.tolist() == [[5, 6, 7, 8, 20, 21, 40]]
-    assert tokens.positions.tolist() == [[0, 1, 2, 0, 1, 2, 1]]
-    assert tokens.prompts.tolist() == [[0, 1, 2], [3, 0, 0]]
-    assert tokens.is_prompt.tolist() == [[True, True, True], [True, False, False]]
-    assert tokens.completions.tolist() == [[[0, 0], [0, 0]], [[4, 5], [6, 0]]]
-    assert tokens.cells.tolist() == [0, 1, 2, 3, 10, 11, 12]
-    assert tokens.predicting.tolist() == [3, 4, 5, 2, 3, 6]
-
-
 def sampled(policy):
     prompts = [
         Prompt(id=number, content="", text="", token_ids=tuple(range(5, 8 + 3 * number)), columns={}) for number in range(3)
@@ -133,20 +113,6 @@ def test_a_pass_leaves_the_model_as_it_was_whatever_happens_in_it(tiny_model, mo
     with torch.no_grad(), pytest.raises(ZeroDivisionError):
         grouped_hidden(tiny_model, laid_out(PROMPTS, PROMPT_OF_ROW, COMPLETIONS))
     assert tiny_model.config._attn_implementation == usual != grouped.IMPLEMENTATION
-
-
-def test_scores_of_completions_are_not_kept_for_the_backward_pass(tiny_model):
-    completions = [tuple(5 + place % 50 for place in range(100))] * 4
-    kept = []
-
-    def pack(tensor):
-        kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        grouped_hidden(tiny_model, laid_out([(5, 6)], [0] * 4, completions))
-    heads = tiny_model.config.num_attention_heads
-    assert max(kept) < 4 * heads * 99 * 99
 
 
 FITTING = {

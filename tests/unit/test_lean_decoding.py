@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.device import attention_dtype, compute_in
-from grpo_core.policy.fast import lean, products
+from grpo_core.policy.device import compute_in
+from grpo_core.policy.fast import lean
 from grpo_core.policy.fast.lean import LeanDecoding, why_not_lean
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.types import Prompt
@@ -99,24 +99,6 @@ def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
 
 
-def test_layers_that_transformers_has_renamed_are_left_to_it(monkeypatch):
-    model = FITTING["qwen2"]().eval()
-    assert isinstance(model, Qwen2ForCausalLM)
-    del model.model.layers[0].mlp.up_proj
-    assert "AttributeError" in why_not_lean(model, "float32", packed=False)
-
-
-def test_another_activation_is_left_to_transformers():
-    model = LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, hidden_act="relu")).eval()
-    assert why_not_lean(model, "bfloat16", packed=False) == "its activation is relu, not silu"
-
-
-def test_a_backbone_without_rotary_positions_is_left_to_transformers():
-    model = FITTING["llama"]().eval()
-    del model.model.rotary_emb
-    assert "rotary embedding, None, is none of" in why_not_lean(model, "float32", packed=False)
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
     monkeypatch.setattr("grpo_core.policy.fast.packed.LEAST_WEIGHTS", 1000)
@@ -127,35 +109,3 @@ def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
         found = decoding.logits(hidden)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, hidden @ model.lm_head.weight.detach().T, rtol=0, atol=1e-5)
-
-
-def test_plain_large_weights_are_not_copied(fitting, monkeypatch):
-    policy = policy_of(fitting)
-    expected = sampled(policy)
-    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1000)
-    own = {parameter.data_ptr() for parameter in fitting.parameters()}
-
-    def product(weight, bias, **_):
-        assert weight.data_ptr() in own
-        return lambda rows: torch.nn.functional.linear(rows, weight, bias)
-
-    for module in (lean, products):
-        monkeypatch.setattr(module, "packed_product", product)
-    found = sampled(replace(policy, path=SamplingPath(lean=True)))
-    assert torch.equal(found.completion_ids, expected.completion_ids)
-
-
-def test_a_packed_product_is_used_where_it_is_asked_for(monkeypatch):
-    made, right = [], lean.packed_product
-
-    def noted(weight, bias, *, packed):
-        made.append((tuple(weight.shape), packed))
-        return right(weight, bias, packed=packed)
-
-    for module in (lean, products):
-        monkeypatch.setattr(module, "packed_product", noted)
-    model = FITTING["llama"]().eval()
-    LeanDecoding.of(model, attention_dtype(model, "float32"), packed=True)
-    heads = 4 + 2 * 2
-    assert [shape for shape, _ in made] == [*[(heads * 12, 48), (48, 48), (128, 48), (48, 64)] * 2, (128, 48)]
-    assert all(packed for _, packed in made)

@@ -235,12 +235,6 @@ def test_an_adapter_of_another_scale_is_refused(opened, tmp_path):
         opened({"model.lora.init_from": str(tmp_path / "adapter")})
 
 
-def test_a_checkpoint_of_another_scale_is_refused(opened, tmp_path):
-    opened().save(tmp_path / "policy", opened().state())
-    with pytest.raises(ModelError, match=r"has the scale lora_alpha 8 / r 4; was model\.lora changed"):
-        opened({"model.lora.alpha": 40}).stored(tmp_path / "policy")
-
-
 def test_more_layers_than_are_adapted_here_are_refused(opened, tmp_path):
     opened().save(tmp_path / "adapter", opened().state())
     with pytest.raises(ModelError, match=r"belongs to no layer that is adapted here"):

@@ -148,7 +148,7 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded:
     """Return what one update on a device gives."""
     policy, reference = (_policy(inputs, model, device, dtype, padded) for model in (inputs.policy, inputs.reference))
     optimizer, schedule = build_optimizer(policy.model, inputs.config.optimizer, 1)
-    live = Trainable(policy=policy, reference=Reference(reference), optimizer=optimizer, schedule=schedule)
+    trainable = Trainable(policy=policy, reference=Reference(reference), optimizer=optimizer, schedule=schedule)
     gradients: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -157,8 +157,8 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded:
 
     optimizer.register_step_pre_hook(keep)
     rollouts = _moved(inputs.rollouts, device)
-    updater = Updater(live=live, config=inputs.config)
-    ref_logps = live.reference.current.logps(rollouts)
+    updater = Updater(trainable=trainable, config=inputs.config)
+    ref_logps = trainable.reference.current.logps(rollouts)
     result = updater.update(updater.prepare(rollouts, ref_logps, None), 1)
     first = result.first
     logps = StepLogps(old=first.logps, ref=ref_logps, initial=None, entropy=first.entropy)
