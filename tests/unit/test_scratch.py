@@ -1,6 +1,5 @@
 """Models made from nothing: the recipe alone decides them, and they can do a third of what they are trained for."""
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -130,21 +129,3 @@ def test_after_its_warm_start_a_third_is_right() -> None:
     assert 0.25 < figures["eval/heldout/pass_at_1"] < 0.5
     assert 0.25 < figures["eval/heldout/greedy_accuracy"] < 0.7
     assert figures["eval/heldout/pass_at_4"] > 0.6
-
-
-def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
-    from grpo_core.machine.locks import waited_lock
-
-    waited = 0
-
-    def wait() -> None:
-        nonlocal waited
-        waited += 1
-        os.close(held.pop())  # the first is done
-
-    import fcntl
-
-    held = [os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)]
-    fcntl.flock(held[0], fcntl.LOCK_EX)
-    with waited_lock(tmp_path / "lock", "is tested", wait=wait):
-        assert waited == 1
