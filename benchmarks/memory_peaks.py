@@ -13,8 +13,9 @@ from benchmarks.random_models import Shape, words
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
 from grpo_core.policy.device import Dtype
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
-from grpo_core.run.memory_need import Piece, logps_bytes, rollout_bytes, update_bytes
+from grpo_core.run.memory_need import logps_bytes, rollout_bytes, update_bytes
 from grpo_core.run.model_shape import ModelShape
 from grpo_core.types import Prompt
 
@@ -110,7 +111,7 @@ class Peaks:
 
 
 def peaks_of(
-    work: Work, device: torch.device, *, padded: bool, plain_because: str | None, peak: Callable[[Callable[[], object]], int]
+    work: Work, device: torch.device, *, padded: bool, packed: bool, peak: Callable[[Callable[[], object]], int]
 ) -> Peaks:
     """Run each phase of a work and return its peaks.
 
@@ -118,7 +119,7 @@ def peaks_of(
         work: the model and the completions.
         device: on which it runs.
         padded: whether completions are padded in a pass.
-        plain_because: as `Policy.plain_because`.
+        packed: whether completions are sampled with packed weights.
         peak: returns the most bytes that a call had at a time, beside those that were there before.
     """
     model, shape = work.model()
@@ -128,16 +129,12 @@ def peaks_of(
         tokenizer=words(work.shape.vocabulary),
         eos_token_ids=(work.shape.vocabulary - 1,),
         dtype=work.dtype,
-        padded_because="asked for" if padded else None,
-        plain_because=plain_because,
-        decoded_plainly_because=None,
+        path=SamplingPath(packed=packed, lean=True, padded=padded),
     )
     policy = _with_adapter(plain, config)
-    piece = Piece.largest(config)
-    assert piece.rows == completions.num_rows, "the work is one micro-batch"
 
     def updated(chosen: Policy) -> int:
-        most = peak(lambda: chosen.forward(completions, list(range(piece.rows))).logps.sum().backward())
+        most = peak(lambda: chosen.forward(completions, list(range(completions.num_rows))).logps.sum().backward())
         model.zero_grad()
         return most
 
@@ -148,10 +145,10 @@ def peaks_of(
     asked = SamplingSettings(group_size=work.group, max_completion_tokens=work.completion_tokens)
     sampled = peak(lambda: policy.sample(completions.prompts, asked, RandomKey(seed=0, stream=Stream.TRAIN, step=1)))
     return Peaks(
-        update=(update_bytes(config, shape, piece, padded=padded), usual),
-        recomputed=(update_bytes(with_it, shape, piece, padded=padded), again),
-        logps=(logps_bytes(config, shape, piece, padded=padded), measured),
-        rollout=(rollout_bytes(config, shape, packed=plain_because is None), sampled),
+        update=(update_bytes(config, shape, padded=padded), usual),
+        recomputed=(update_bytes(with_it, shape, padded=padded), again),
+        logps=(logps_bytes(config, shape, padded=padded), measured),
+        rollout=(rollout_bytes(config, shape, packed=packed), sampled),
     )
 
 

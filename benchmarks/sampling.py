@@ -26,12 +26,10 @@ from grpo_core.generation.vllm.launch import ServerSettings
 from grpo_core.generation.vllm.sampler import requests_of
 from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmServer
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import pad_left
-from grpo_core.policy.lean_decoding import why_not_lean
 from grpo_core.policy.loading import load_model, load_tokenizer
-from grpo_core.policy.packed import why_plain
-from grpo_core.policy.passes import Passes
-from grpo_core.policy.policy import Policy
+from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.types import Prompt
 
@@ -134,11 +132,8 @@ def prompts_of(policy: Policy, turn: int) -> tuple[Prompt, ...]:
 @contextmanager
 def embedded(policy: Policy, folder: Path, options: argparse.Namespace) -> Iterator[Engine]:  # noqa: ARG001
     """Yield the embedded sampler, all rows at once."""
-    packed = why_plain(policy.model, policy.dtype)
-    lean = why_not_lean(policy.model, policy.dtype, packed=packed is None)
-    whole = replace(
-        policy, passes=Passes(rollout_rows=max(options.batches)), plain_because=packed, decoded_plainly_because=lean
-    )
+    path = SamplingPath.fastest(policy.model, policy.dtype, may_pack=True)
+    whole = replace(policy, limits=BatchLimits(rollout_rows=max(options.batches)), path=path)
     yield lambda prompts, settings, key: int(whole.sample(prompts, settings, key).lengths().sum())
 
 

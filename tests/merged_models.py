@@ -71,11 +71,11 @@ def in_double(session: Session) -> Session:
     policy = session.policy
     policy.model.double()
     optimizer, schedule = build_optimizer(policy.model, session.config.optimizer, session.config.training.steps)
-    live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+    trainable = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
     return replace(
         session,
-        live=live,
+        trainable=trainable,
         sampler=policy,
-        updater=Updater(live=live, config=session.config),
+        updater=Updater(trainable=trainable, config=session.config),
         evaluator=replace(session.evaluator, policy=policy),
     )

@@ -34,9 +34,7 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
             {
                 "microbatch_tokens": config.training.microbatch_tokens,
                 "rollout_rows": config.training.rollout_rows,
-                "weights plain": session.policy.plain_because,
-                "decoded plainly": session.policy.decoded_plainly_because,
-                "padded": session.policy.padded_because,
+                **session.policy.path.as_json(),
             }
         )
         state = FRESH

@@ -18,7 +18,7 @@ from grpo_core.errors import ConfigError, listed, name_of
 from grpo_core.run.flow_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
-    from grpo_core.run.adapter_summary import AdapterSummary
+    from grpo_core.run.adapter_check import AdapterSummary
     from grpo_core.run.memory_fit import Fit
     from grpo_core.sweep.status import Listed
 

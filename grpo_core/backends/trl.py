@@ -71,7 +71,7 @@ def build_trainer(session: Session, observer: "Observer") -> "ObservedTrainer":
         train_dataset=Dataset.from_list(rows),
         processing_class=session.policy.tokenizer,
         rollout_func=observer.roll_out,
-        optimizers=(session.live.optimizer, session.live.schedule),
+        optimizers=(session.trainable.optimizer, session.trainable.schedule),
         callbacks=[_Steps(observer)],  # TRL adds the one that synchronises behind it; logging comes after both
     )
     trainer.remove_callback(PrinterCallback)

@@ -91,7 +91,7 @@ class Observer:
         session, rollouts = self.session, self.rollouts
         with self._clock("logps"), self._evaluating():
             self._probed = probe(session, self.step)
-            ref = session.reference.policy.logps(rollouts)
+            ref = session.reference.current.logps(rollouts)
             initial = initial_logps(session, rollouts, ref, self.step)
             before = session.policy.measure(rollouts)
             exact, exact_init = exact_kls(session, rollouts, self.step)
@@ -148,7 +148,7 @@ class Observer:
             is_due = reference.is_due(self.step, session.config.reference.sync_steps)
             self._distance = distance_from_reference(session, self.step, SCHEDULE if is_due else None)
             if is_due:
-                reference.keep_initial()
+                reference.leave_initial()
                 policy_logps = session.policy.logps(self.rollouts)
                 self._pending = policy_logps, self._drift(policy_logps, self.logps.ref)
 
@@ -205,7 +205,7 @@ class Observer:
         self._pending = None
         assert self._distance is not None, "it is measured before every sync"
         session.reference.count_sync(self.step)
-        synced = session.reference.policy.logps(self.rollouts)
+        synced = session.reference.current.logps(self.rollouts)
         return RefSync(
             step=self.step,
             alpha=session.config.reference.mixup_alpha,

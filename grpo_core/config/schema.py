@@ -264,10 +264,6 @@ class TrainingConfig(Section):
     packed_weights: bool = True
     """Whether large matrices are packed for sampling, on a CPU with AVX-512: nearly twice as fast, with other roundings in the
     last digits. The journal's `start` record says whether they are."""
-    compile_sampling: bool = False
-    """Whether what a layer does between matrix products is compiled to one kernel each for sampling here: 13 operations a layer
-    and token instead of 21, for half a minute at the start; roundings differ in the last digits. For GPUs, on none of which it
-    has been measured. The `start` record says whether it is."""
     checkpoint_every: Steps | None = 20
     """A checkpoint after every so many steps: what a killed run repeats at most; null = only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_STEPS)

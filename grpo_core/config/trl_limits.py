@@ -22,7 +22,6 @@ FIXED = {
     "loss.sampler_correction": "its own needs vLLM",
     "reference.offload": "its reference stays on the device",
     "rollout.engine": "the weights that it trains are not handed to a server here",
-    "training.compile_sampling": "its completions are sampled by transformers",
     "training.gradient_checkpointing": "its switch puts the model into training mode, with dropout",
     "training.max_tokens": "it counts steps alone",
 }

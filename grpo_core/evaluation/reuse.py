@@ -102,7 +102,6 @@ def _settings(config: RunConfig, verifier: str) -> dict[str, Any]:
         "rollout": config.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
         "dtype": config.model.dtype,
         "training": (training.seed, training.device, training.deterministic, training.rollout_rows, training.packed_weights),
-        "compiled": training.compile_sampling,
         "threads": training.threads or core_count(),
     }
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from grpo_core.algorithm.masking import completion_mask
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, sample_rows, token_uniforms
-from grpo_core.policy.decoding import Decoding
 from grpo_core.policy.device import compute_in
 from grpo_core.policy.forward import encode_prompts, expand_prefix
 from grpo_core.types import Prompt
 
 if TYPE_CHECKING:
+    from grpo_core.policy.fast.path import Decoding
     from grpo_core.policy.policy import Policy
 
 LEAVING = 8
@@ -31,11 +31,11 @@ BLOCK = 256
 
 @torch.no_grad()
 def sample_completions(
-    policy: "Policy", decoding: Decoding, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
+    policy: "Policy", decoding: "Decoding", prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey
 ) -> SampledCompletions:
     """Sample from a policy's model, decoded in one of the ways that there are, on its device; see `Policy.sample`."""
     size, rows = settings.group_size, sample_rows(prompts, settings.group_size)
-    at_once = max(1, policy.passes.rollout_rows // size)
+    at_once = max(1, policy.limits.rollout_rows // size)
     with compute_in(policy.dtype, policy.device):
         parts = [
             _sample_batch(
@@ -63,7 +63,7 @@ def sample_completions(
 
 def _sample_batch(
     policy: "Policy",
-    decoding: Decoding,
+    decoding: "Decoding",
     prompts: Sequence[Prompt],
     settings: SamplingSettings,
     key: RandomKey,

@@ -1,7 +1,7 @@
 """What the attentions of this package share: transformers' registry, and torch's flash kernel for CPUs."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -9,8 +9,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
 flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
-"""What some architectures ask of attention, and these have not."""
 
 
 @contextlib.contextmanager
@@ -22,12 +20,6 @@ def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = usual
-
-
-def refuse_unknown(dropout: float, features: Mapping[str, object]) -> None:
-    """Raise NotImplementedError where a model asks attention for something else than softmax over keys."""
-    if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
-        raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
 
 
 def has_full_attention(config: PreTrainedConfig) -> bool:

@@ -139,9 +139,9 @@ def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
     files = verify_checkpoint(checkpoint)
     state = read_state(checkpoint)
     for name in files & {REFERENCE_FILE, INITIAL_FILE}:
-        _check_weights(checkpoint, name, live.reference.start.misfit)
+        _check_weights(checkpoint, name, live.reference.initial.misfit)
     _check_weights(checkpoint, min(files & POLICY_FILES), partial(live.policy.misfit, in_folder=True))
-    initial = _initial(checkpoint, files, live.reference.start.weights())
+    initial = _initial(checkpoint, files, live.reference.initial.weights())
     _load_optimizer(checkpoint, live)
     live.policy.load(live.policy.stored(checkpoint / POLICY_FOLDER))
     moved = load_file(checkpoint / REFERENCE_FILE) if files >= {REFERENCE_FILE} and files & INITIAL_FILES else None

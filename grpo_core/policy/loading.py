@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_core.errors import ModelError, few_names, raised_as
+from grpo_core.machine.tensor_file import stored_tensors
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
-from grpo_core.policy.sources.having import TOKENIZERS
+from grpo_core.policy.sources.availability import TOKENIZERS
 from grpo_core.policy.sources.pickled import unpickled
 from grpo_core.policy.sources.weight_files import PICKLED, weight_files
 
@@ -157,13 +158,12 @@ def _stored(folder: Path) -> "dict[str, torch.Tensor]":
 
 def _described(file: Path) -> "dict[str, torch.Tensor]":
     import torch
-    from safetensors import safe_open
     from transformers.modeling_utils import str_to_torch_dtype
 
-    with safe_open(file, framework="np") as tensors:  # "pt" would reserve memory for all of them
-        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  (it is no dict)
-        types = {name: str_to_torch_dtype[part.get_dtype()] for name, part in parts.items()}
-        return {name: torch.empty(part.get_shape(), dtype=types[name], device="meta") for name, part in parts.items()}
+    return {
+        name: torch.empty(tensor.shape, dtype=str_to_torch_dtype[tensor.dtype], device="meta")
+        for name, tensor in stored_tensors(file).items()
+    }
 
 
 def _is_plain(dtype: "torch.dtype") -> bool:

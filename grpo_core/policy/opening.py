@@ -9,17 +9,13 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
-from grpo_core.errors import ModelError, cause, raised_as
+from grpo_core.errors import ModelError, raised_as
 from grpo_core.policy.device import pick_device
-from grpo_core.policy.fused import compiled
-from grpo_core.policy.grouped import why_padded
-from grpo_core.policy.lean_decoding import why_not_lean
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer, require_vocabulary
 from grpo_core.policy.lora.facts import not_finite, read_adapter
 from grpo_core.policy.outline import beyond_positions
-from grpo_core.policy.packed import why_plain
-from grpo_core.policy.passes import Passes
-from grpo_core.policy.policy import Policy
+from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.recompute import refuse_other_layers
 from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
 from grpo_core.policy.supported import outline_of
@@ -80,34 +76,16 @@ def require_positions(policy: Policy, config: RunConfig) -> None:
 
 
 def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:
-    plain_because = why_plain(model, config.model.dtype) if config.training.packed_weights else "training.packed_weights is off"
-    decoded_plainly_because = why_not_lean(model, config.model.dtype, packed=plain_because is None)
     return Policy(
         model=model,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(model, tokenizer),
         dtype=config.model.dtype,
         temperature=config.rollout.temperature,
-        passes=Passes(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
-        plain_because=plain_because,
-        decoded_plainly_because=decoded_plainly_because,
-        uncompiled_because=_uncompiled_because(model, config, decoded_plainly_because, packed=plain_because is None),
-        padded_because=why_padded(model, config.model.dtype),
+        limits=BatchLimits(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
+        path=SamplingPath.fastest(model, config.model.dtype, may_pack=config.training.packed_weights),
         recomputed=config.training.gradient_checkpointing,
     )
-
-
-def _uncompiled_because(
-    model: PreTrainedModel, config: RunConfig, decoded_plainly_because: str | None, *, packed: bool
-) -> str | None:
-    if not config.training.compile_sampling:
-        return "training.compile_sampling is off"
-    if decoded_plainly_because is not None:
-        return decoded_plainly_because
-    try:
-        return why_not_lean(model, config.model.dtype, packed=packed, fused=compiled())
-    except OSError as error:
-        return f"the folder for kernels cannot be used ({cause(error)})"
 
 
 def _adapted(

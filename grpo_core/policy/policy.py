@@ -3,10 +3,10 @@
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,21 +19,36 @@ from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.policy.decoding import Decoding, PlainDecoding
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in
+from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
+from grpo_core.policy.fast.lean import LeanDecoding
+from grpo_core.policy.fast.packed import prepared_weights
+from grpo_core.policy.fast.path import Decoding, SamplingPath
+from grpo_core.policy.fast.plain import PlainDecoding
 from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.fused import EAGER, compiled
-from grpo_core.policy.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
-from grpo_core.policy.lean_decoding import LeanDecoding
 from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
 from grpo_core.policy.offload import on_device, to_host
-from grpo_core.policy.packed import prepared_weights
-from grpo_core.policy.passes import Passes
 from grpo_core.policy.recompute import recomputing
 from grpo_core.policy.weights import first_names, named_weights, squared_difference
 from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, Weights, save_weights
 from grpo_core.types import Prompt
+
+Found = TypeVar("Found")
+
+
+@dataclass(kw_only=True)
+class BatchLimits:
+    """Bounds of a pass, shared by a policy and its copies. They may change between two steps, results in their last digits."""
+
+    rollout_rows: int = 256
+    """Completions that are sampled together, which bounds the cache."""
+    microbatch_tokens: int = 16384
+    """Tokens of one forward pass, padding included, which bounds the activations."""
+
+    def set(self, *, rollout_rows: int, microbatch_tokens: int) -> None:
+        """Bound every pass from now on."""
+        self.rollout_rows, self.microbatch_tokens = rollout_rows, microbatch_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +89,10 @@ class Policy:
     """Matrix products are computed in it; weights and the vocabulary head stay fp32."""
     temperature: float = 1.0
     """Log-probabilities are of the policy whose logits are divided by it: the one that makes the rollouts."""
-    passes: Passes = field(default_factory=Passes)
+    limits: BatchLimits = field(default_factory=BatchLimits)
     """How much is computed at once; the same for a policy and its copies."""
-    plain_because: str | None = "not asked for"
-    """Why completions are sampled with the weights as they are; None = they are packed for it (`packed.py`)."""
-    decoded_plainly_because: str | None = "not asked for"
-    """Why transformers' layers are run for each token that is sampled; None = `lean_decoding.py` does it."""
-    uncompiled_because: str | None = "not asked for"
-    """Why what is between the products of such a layer is not compiled; None = it is (`fused.py`)."""
-    padded_because: str | None = "not asked for"
-    """Why completions of different lengths are padded in a forward pass; None = they are not (`grouped.py`)."""
-
+    path: SamplingPath = field(default_factory=SamplingPath)
+    """Which of the faster ways to run the model are taken."""
     recomputed: bool = False
     """Whether a layer keeps its input alone for the backward pass, which computes it again (`recompute.py`)."""
     used_on: torch.device | None = None
@@ -179,10 +187,9 @@ class Policy:
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[Decoding]:
         """Prepare the weights as they are now for many tokens."""
-        packed, dtype = self.plain_because is None, attention_dtype(self.model, self.dtype)
-        if self.decoded_plainly_because is None:
-            fused = compiled() if self.uncompiled_because is None else EAGER
-            yield LeanDecoding.of(self.model, dtype, packed=packed, fused=fused)
+        dtype, packed = attention_dtype(self.model, self.dtype), self.path.packed
+        if self.path.lean:
+            yield LeanDecoding.of(self.model, dtype, packed=packed)
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
                 yield PlainDecoding(model=self.model, dtype=dtype)
@@ -224,35 +231,42 @@ class Policy:
         per_token = token_full_kl(hidden, head, ref_hidden, ref_head, temperature=self.temperature, chunk_tokens=at_once)
         return scatter(per_token, completions.completion_mask[list(rows)], completions.completion_ids.shape[1])
 
-    @torch.no_grad()
     def exact_kl(self, completions: SampledCompletions, reference: "Policy") -> Float[Tensor, "B T"]:
         """Return what `measure` gives as `full_kl`, without the rest, which is a fifth of its time."""
-        pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
-        with self.ready(), reference.ready(), compute_in(self.dtype, completions.completion_ids.device):
-            return torch.cat([self._exact(self._hidden(completions, rows), completions, rows, reference) for rows in pieces])
+
+        def of_rows(rows: Sequence[int]) -> Float[Tensor, "b T"]:
+            return self._exact(self._hidden(completions, rows), completions, rows, reference)
+
+        with compute_in(self.dtype, completions.completion_ids.device):
+            return torch.cat(self._in_microbatches(completions, reference, of_rows))
 
     def _hidden(self, completions: SampledCompletions, rows: Sequence[int]) -> Float[Tensor, "N H"]:
         """Return the hidden states that predict the rows' completion tokens."""
         recomputed = self.recomputed and torch.is_grad_enabled()
         with recomputing(self.model) if recomputed else contextlib.nullcontext():
-            if self.padded_because is None:
-                return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
-            return rows_hidden(self.model, completions, rows, replayed=recomputed)
+            if self.path.padded:
+                return rows_hidden(self.model, completions, rows, replayed=recomputed)
+            return grouped_hidden(self.model, GroupedTokens.of_rows(completions, rows))
 
-    @torch.no_grad()
     def measure(self, completions: SampledCompletions, reference: Optional["Policy"] = None) -> TokenFigures:
-        """Return what `forward` gives for all rows, in passes of `passes.microbatch_tokens`, without gradient."""
-        pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
-        with self.ready(), contextlib.nullcontext() if reference is None else reference.ready():
-            return TokenFigures.join([self.forward(completions, rows, reference) for rows in pieces])
+        """Return what `forward` gives for all rows, in passes of `limits.microbatch_tokens`, without gradient."""
+        return TokenFigures.join(
+            self._in_microbatches(completions, reference, lambda rows: self.forward(completions, rows, reference))
+        )
 
-    @torch.no_grad()
     def divergences(self, completions: SampledCompletions, other: "Policy") -> TokenDivergences:
         """Return [B, T] how far it is from another policy at every completion token, given the tokens before; 0 elsewhere."""
-        pieces = microbatches(completions, range(completions.num_rows), self.passes.microbatch_tokens)
-        with self.ready(), other.ready():
-            parts = [self._divergences(completions, rows, other) for rows in pieces]
+        parts = self._in_microbatches(completions, other, lambda rows: self._divergences(completions, rows, other))
         return TokenDivergences(*map(torch.cat, zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def _in_microbatches(
+        self, completions: SampledCompletions, other: Optional["Policy"], of_rows: Callable[[Sequence[int]], Found]
+    ) -> list[Found]:
+        """Return what a function of some rows gives for each micro-batch, while both policies are ready."""
+        pieces = microbatches(completions, range(completions.num_rows), self.limits.microbatch_tokens)
+        with self.ready(), contextlib.nullcontext() if other is None else other.ready():
+            return [of_rows(rows) for rows in pieces]
 
     def _divergences(self, completions: SampledCompletions, rows: Sequence[int], other: "Policy") -> TokenDivergences:
         """Return those of some rows, in one pass of each policy."""

@@ -15,16 +15,17 @@ from grpo_core.policy.weights_file import Weights
 
 
 class Reference:
-    """The current reference and, from the first sync on, the initial policy."""
+    """The current reference, and the initial policy, which it is until its first sync."""
 
     def __init__(self, initial_policy: Policy, *, offload: bool = False) -> None:
         """Take a frozen copy of `initial_policy` as the reference; with `offload`, its weights wait in host memory."""
         copied = initial_policy.frozen_copy()
-        self.start = copied.offloaded() if offload else copied
+        self.initial = copied.offloaded() if offload else copied
         """The policy before training. No sync changes its weights."""
-        self.policy = self.start
-        self.initial: Policy | None = None
-        """The policy before training; None while the reference still is that policy."""
+        self.current = self.initial
+        """The policy that KL is measured to."""
+        self.has_moved = False
+        """Whether a sync made the reference another policy than the initial one."""
         self.sync_count = 0
         self.last_sync_step = 0
         self.dropped: float | None = None
@@ -38,20 +39,20 @@ class Reference:
 
     def sync(self, policy: Policy, alpha: float, step: int) -> None:
         """Move the reference towards (alpha < 1) or onto (alpha = 1) the policy."""
-        self.keep_initial()
-        self.dropped = self.policy.follow(policy, alpha)
+        self.leave_initial()
+        self.dropped = self.current.follow(policy, alpha)
         self.error_bound = (1 - alpha) * self.error_bound + (self.dropped or 0.0)
         self.count_sync(step)
 
     def hand_over(self, model: PreTrainedModel) -> None:
         """Let `model`, with the same weights, be the reference: another engine moves it; the copy made here stays as it is."""
-        self.policy = replace(self.policy, model=model)
+        self.current = replace(self.current, model=model)
 
-    def keep_initial(self) -> None:
-        """Keep the initial policy, which the reference is until its first sync, apart from it."""
-        if self.initial is None:
-            self.initial = self.start
-            self.policy = self.start.frozen_copy() if self.policy is self.start else self.policy
+    def leave_initial(self) -> None:
+        """Become a policy of its own, which the initial policy is until the first sync."""
+        if not self.has_moved:
+            self.has_moved = True
+            self.current = self.initial.frozen_copy() if self.current is self.initial else self.current
 
     def restore(
         self, initial: Weights, moved: Weights | None, *, sync_count: int, last_sync_step: int, error_bound: float = 0.0
@@ -65,11 +66,11 @@ class Reference:
             last_sync_step: when it was synchronised last.
             error_bound: as it was.
         """
-        self.start.load(initial)
-        self.policy, self.initial = self.start, None
+        self.initial.load(initial)
+        self.current, self.has_moved = self.initial, False
         if moved is not None:
-            self.keep_initial()
-            self.policy.load(moved)
+            self.leave_initial()
+            self.current.load(moved)
         self.sync_count, self.last_sync_step, self.error_bound = sync_count, last_sync_step, error_bound
 
     def count_sync(self, step: int) -> None:
@@ -79,4 +80,4 @@ class Reference:
 
     def distance(self, policy: Policy) -> float:
         """Return ||theta - theta_ref||_2 over all weights."""
-        return policy.distance(self.policy)
+        return policy.distance(self.current)

@@ -29,8 +29,8 @@ class Trainable:
         return Contents(
             policy=self.policy,
             weights=self.policy.state(),
-            initial=reference.start.weights(),
-            reference=None if reference.initial is None else reference.policy.weights(),
+            initial=reference.initial.weights(),
+            reference=reference.current.weights() if reference.has_moved else None,
             optimizer=self.optimizer.state_dict(),
             schedule=self.schedule.state_dict(),
         )

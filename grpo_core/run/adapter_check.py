@@ -2,19 +2,65 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_core.config import LoraConfig, RunConfig
-from grpo_core.errors import ModelError, cause, few_names, name_of
-from grpo_core.machine.hub import ASK_SECONDS, why_hub_is_away
+from grpo_core.errors import ModelError, few_names, name_of
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFacts, not_finite, read_adapter
-from grpo_core.policy.lora.targets import START, TARGETS, Sides, is_target, layer_faults, layers_with_adapter
+from grpo_core.policy.lora.targets import START, TARGETS, Sides, layer_faults, layers_with_adapter
 from grpo_core.policy.outline import Outline, unreached_by
+from grpo_core.policy.sources.availability import files_on_hub
 from grpo_core.policy.sources.find import model_here
-from grpo_core.run.adapter_size import adapter_size
+from grpo_core.run.adapter_size import adapter_size, reference_rank
+from grpo_core.run.disk_need import BYTES_PER_WEIGHT, shown_bytes
+from grpo_core.run.model_shape import ModelShape
 
 SHOWN = 3
 """Names in one message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSummary:
+    """What a person wants to know of an adapter before it is trained."""
+
+    weights: int
+    """That are trained."""
+    share: float
+    """Of the weights of the model."""
+    bytes: int
+    """Of its weights in fp32, as each checkpoint has them."""
+    scale: float
+    """Factor on B A."""
+    scale_formula: str
+    reference_rank: int
+    """Largest rank that the reference's adapter can reach."""
+    reference_bytes: int
+
+    def __str__(self) -> str:
+        """Return one line about it."""
+        return (
+            f"{self.weights:,} weights are trained, {100 * self.share:.3g} % of the model's ({shown_bytes(self.bytes)}); scale "
+            f"{self.scale:g} = {self.scale_formula}; reference of rank {self.reference_rank} at most "
+            f"({shown_bytes(self.reference_bytes)})"
+        )
+
+
+def adapter_summary(config: RunConfig, model: ModelShape | Outline) -> AdapterSummary | None:
+    """Return what a run's adapter is; None without `model.lora`, or where no layer gets one."""
+    size, lora = adapter_size(config, model.linear_layers), config.model.lora
+    if size is None or lora is None or not size.weights:
+        return None
+    alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
+    return AdapterSummary(
+        weights=size.weights,
+        share=size.weights / model.parameters,
+        bytes=BYTES_PER_WEIGHT * size.weights,
+        scale=lora.scale,
+        scale_formula=f"alpha {alpha:g} / rank {lora.rank}",
+        reference_rank=reference_rank(config, lora),
+        reference_bytes=BYTES_PER_WEIGHT * size.reference,
+    )
 
 
 def adapter_faults(config: RunConfig, layers: Mapping[str, Sides] | None) -> Iterator[str]:
@@ -29,8 +75,23 @@ def adapter_faults(config: RunConfig, layers: Mapping[str, Sides] | None) -> Ite
         return
     if layers is not None:
         yield from layer_faults(lora, layers)
-    if lora.init_from is not None:
-        yield from _start_faults(lora, lora.init_from, layers or {})
+    if lora.init_from is None:
+        return
+    try:
+        folder = model_here(lora.init_from)
+        if folder is None:
+            lacking = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} - files_on_hub(START, lora.init_from)
+            if lacking:
+                yield f"{START} {name_of(lora.init_from, 200)}: the hub's repository has no {' and no '.join(sorted(lacking))}"
+            return
+        facts, broken = read_adapter(folder), not_finite(folder)
+    except ModelError as error:
+        yield str(error) if str(error).startswith(START) else f"{START}: {error}"
+        return
+    what = f"{START} {name_of(lora.init_from, 200)}"
+    if broken is not None:
+        yield f"{what}: {broken}"
+    yield from _differences(lora, facts, what, layers or {})
 
 
 def adapter_warnings(config: RunConfig, layers: Mapping[str, Sides] | None, outline: Outline | None = None) -> Iterator[str]:
@@ -57,97 +118,32 @@ def adapter_warnings(config: RunConfig, layers: Mapping[str, Sides] | None, outl
         base = read_adapter(folder).base_name
     except ModelError:  # a fault, not a warning
         return
-    if base is not None and base != source and not _is_same_folder(base, source):
+    if base is not None and base != source and Path(base).expanduser().resolve() != Path(source).expanduser().resolve():
         yield (
             f"{START}: {name_of(str(lora.init_from), 200)} was trained on {name_of(base, 200)}, and model.source is "
             f"{name_of(source, 200)}; it fits no other weights"
         )
 
 
-def _start_faults(lora: LoraConfig, start: str, layers: Mapping[str, Sides]) -> Iterator[str]:
-    """Yield what is wrong with the adapter that a run begins with."""
-    folder, what = model_here(start), f"{START} {name_of(start, 200)}"
-    if folder is None:
-        if (fault := _why_not_on_hub(start)) is not None:
-            yield f"{what}: {fault}"
-        return
-    try:
-        facts = read_adapter(folder)
-    except ModelError as error:
-        yield f"{START}: {error}"
-        return
+def _differences(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Mapping[str, Sides]) -> Iterator[str]:
+    """Yield how the adapter that a run begins with differs from that of the configuration."""
     if facts.rank != lora.rank:
         yield f"model.lora.rank: {lora.rank} here, {facts.rank} in {what}; set it to {facts.rank}"
     elif not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
-        own = f"null, which is {2 * lora.rank}," if lora.alpha is None else f"{lora.alpha:g}"
         yield (
-            f"model.lora.alpha: {own} here is a scale of {lora.scale:g}, {what} has {facts.alpha_scale:g} "
-            f"({facts.scale_formula}); set it to {facts.alpha!r}"
+            f"model.lora.alpha: the scale is {lora.scale:g} here, and {facts.alpha_scale:g} in {what} "
+            f"({facts.scale_formula}); set it to {facts.alpha_scale * facts.rank!r}"
         )
-    if (fault := not_finite(folder)) is not None:
-        yield f"{what}: {fault}"
-    yield from _module_faults(lora, facts, what, layers)
-
-
-def _why_not_on_hub(start: str) -> str | None:
-    """Return why an adapter that is not here cannot be downloaded; None where it can."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
-
-    try:
-        validate_repo_id(start)
-    except HFValidationError:
-        return "is neither a folder nor a hub id such as org/name"
-    if (reason := why_hub_is_away()) is not None:
-        return (
-            f"is no folder, is not in the hub's cache on this machine, and the hub cannot be reached ({reason}); give a folder "
-            "with an adapter, or connect to the network"
+    if others := sorted(name for name, sides in facts.shapes.items() if layers and layers.get(name) != sides):
+        yield (
+            f"{what}: adapts {few_names(others, SHOWN)}, which the model in model.source does not have in that shape; it is "
+            "another model's"
         )
-    try:
-        files = {file.rfilename for file in HfApi().model_info(start, timeout=ASK_SECONDS).siblings or []}
-    except Exception as error:  # noqa: BLE001  (the hub client raises many unrelated types: 404, gated, bad token)
-        return f"is no folder, and the hub does not give it ({type(error).__name__}: {cause(error, 160)})"
-    lacking = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if name not in files]
-    return f"the hub's repository has no {' and no '.join(lacking)}, so it is no adapter in PEFT's format" if lacking else None
-
-
-def _module_faults(lora: LoraConfig, facts: AdapterFacts, what: str, layers: Mapping[str, Sides]) -> Iterator[str]:
-    """Yield how the layers that a folder adapts differ from those of the configuration."""
-    has = set(facts.shapes)
-    strange = sorted(has - layers.keys()) if layers else []
-    if strange:
-        yield f"{what}: adapts {few_names(strange, SHOWN)}, which the model in model.source lacks; it is another model's"
         return
-    for name in sorted(has & layers.keys()):
-        if facts.shapes[name] != layers[name]:
-            yield (
-                f"{what}: its {name} has {facts.shapes[name][0]} inputs and {facts.shapes[name][1]} outputs, that of "
-                f"model.source has {layers[name][0]} and {layers[name][1]}; it is another model's"
-            )
-            return
     wanted = dict(layers_with_adapter(lora, layers or facts.shapes))
-    lacking, further = sorted(wanted.keys() - has), sorted(has - wanted.keys())
-    if not lacking and not further:
-        return
-    differences = [
-        *([f"adapts {few_names(further, SHOWN)} as well"] if further else []),
-        *([f"does not adapt {few_names(lacking, SHOWN)}"] if lacking else []),
-    ]
-    targets = "null" if lora.target_modules is None else f"[{', '.join(map(name_of, lora.target_modules))}]"
-    yield f"{TARGETS}: {targets} here, {what} {' and '.join(differences)}; {_remedy(facts, layers)}"
-
-
-def _remedy(facts: AdapterFacts, layers: Mapping[str, Sides]) -> str:
-    ends = facts.target_modules
-    by_end = {name for name in layers or facts.shapes if any(is_target(end, name) for end in ends)}
-    if by_end == set(facts.shapes):
-        return f"set it to [{', '.join(ends)}]"
-    return f"list its {len(facts.shapes)} layers by their whole names"
-
-
-def _is_same_folder(one: str, other: str) -> bool:
-    try:
-        return Path(one).expanduser().resolve(strict=True) == Path(other).expanduser().resolve(strict=True)
-    except (OSError, RuntimeError):  # no folder, or ~ of an unknown user
-        return False
+    if different := sorted(wanted.keys() ^ facts.shapes.keys()):
+        ends = sorted({name.rpartition(".")[2] for name in facts.shapes})
+        yield (
+            f"{TARGETS}: names other layers than those of {what} (among them {few_names(different, SHOWN)}), which adapts "
+            f"{len(facts.shapes)}; set it to [{', '.join(ends)}], or to their whole names"
+        )

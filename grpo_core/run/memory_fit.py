@@ -1,6 +1,7 @@
 """Whether a run fits the memory of its device, and with which settings it would."""
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -114,39 +115,30 @@ def fit_of(config: RunConfig, shape: ModelShape, device_memory: int | None = Non
 def will_use_gpu(config: RunConfig) -> bool:
     """Return whether a run would take a GPU of this machine."""
     device = config.training.device
-    return device == "cuda" or (device == "auto" and has_cuda(version("torch")) and gpu_memory() is not None)
-
-
-def has_cuda(torch_version: str) -> bool:
-    """Return whether a build of torch may know CUDA.
-
-    >>> has_cuda("2.13.0+cpu"), has_cuda("2.13.0+cu130"), has_cuda("2.13.0")
-    (False, True, True)
-    """
-    return not torch_version.endswith("+cpu")
+    return device == "cuda" or (device == "auto" and not version("torch").endswith("+cpu") and gpu_memory() is not None)
 
 
 def _fitting(config: RunConfig, shape: ModelShape, need: MemoryNeed, available: int, *, padded: bool) -> dict[str, int | None]:
-    def needs(phase: str, value: int) -> int:
-        return memory_need(_with(config, SETTINGS[phase], value), shape, padded=padded).phases()[phase]
+    """Return the largest setting with which each phase that does not fit would."""
+    fitting = {}
+    for phase, needed in need.phases().items():
+        key = SETTINGS[phase]
+        unit = config.rollout.group_size if phase == "rollout" else TOKENS_AT_A_TIME
+        units = range(1, getattr(config.training, key.removeprefix("training.")) // unit + 1)
 
-    def largest(phase: str) -> int | None:
-        is_rollout = phase == "rollout"
-        unit = config.rollout.group_size if is_rollout else TOKENS_AT_A_TIME
-        most = config.training.rollout_rows if is_rollout else config.training.microbatch_tokens
-        units = _largest(lambda number: needs(phase, number * unit) <= available, most // unit)
-        return None if units is None else units * unit
+        def is_too_large(number: int, phase: str = phase, key: str = key, unit: int = unit) -> bool:
+            return memory_need(_with(config, key, number * unit), shape, padded=padded).phases()[phase] > available
 
-    return {phase: largest(phase) for phase, needed in need.phases().items() if needed > available}
+        if needed > available:
+            fitting[phase] = bisect_left(units, True, key=is_too_large) * unit or None
+    return fitting
 
 
 def _checkpointed_tokens(config: RunConfig, shape: ModelShape, available: int, *, padded: bool) -> int | None:
     """Return the largest `training.microbatch_tokens` with which an update fits if layers are computed again; None = none."""
     again = _with(config, CHECKPOINTING, True)
     need = memory_need(again, shape, padded=padded)
-    if need.update <= available:
-        return config.training.microbatch_tokens
-    return _fitting(again, shape, need, available, padded=padded)["update"]
+    return _fitting(again, shape, need, available, padded=padded).get("update", config.training.microbatch_tokens)
 
 
 def _offloaded_states(config: RunConfig, shape: ModelShape) -> int | None:
@@ -160,16 +152,3 @@ def _with(config: RunConfig, key: str, value: object) -> RunConfig:
     """Return a configuration with another value of a key of `training`."""
     training = config.training.model_copy(update={key.removeprefix("training."): value})
     return config.model_copy(update={"training": training})
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int | None:
-    """Return the largest number from 1 to `most` that fits, where all smaller ones do; None if 1 does not.
-
-    >>> _largest(lambda number: number <= 37, 100), _largest(lambda number: number <= 37, 20), _largest(lambda number: False, 9)
-    (37, 20, None)
-    """
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low or None

@@ -55,6 +55,12 @@ class ModelShape:
         }
         return {f"model.layers.{number}.{name}": sides for number in range(self.layers) for name, sides in of_layer.items()}
 
+    @property
+    def matrices(self) -> int:
+        """How many weights the layers' matrices have."""
+        attention = self.hidden * (2 * self.attention + 2 * self.key_value)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
     @classmethod
     def of(cls, config: dict[str, Any], parameters: int) -> "ModelShape":
         """Read a `config.json` of transformers.

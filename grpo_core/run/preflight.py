@@ -18,10 +18,9 @@ from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.outline import Outline, beyond_positions
+from grpo_core.policy.sources.availability import lacks_chat_template, require_model
 from grpo_core.policy.sources.find import model_here
-from grpo_core.policy.sources.having import lacks_chat_template, require_model
-from grpo_core.run.adapter_check import adapter_faults, adapter_warnings
-from grpo_core.run.adapter_summary import AdapterSummary, summary_of
+from grpo_core.run.adapter_check import AdapterSummary, adapter_faults, adapter_summary, adapter_warnings
 from grpo_core.run.announce import require_disk
 from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import kept_weights, shown_bytes
@@ -104,7 +103,7 @@ def check_elsewhere(config: RunConfig, device_memory: int) -> Preflight:
 
 
 def _adapter(config: RunConfig, model: Outline | ModelShape | None) -> AdapterSummary | None:
-    return None if model is None else summary_of(config, model)
+    return None if model is None else adapter_summary(config, model)
 
 
 def require_start(

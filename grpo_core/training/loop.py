@@ -43,7 +43,7 @@ def run_steps(session: Session, state: TrainingState) -> tuple[TrainingState, st
     saved_at = state.step
     stopped = session.stop.reason()
     if not is_over(settings, state):
-        session.writer.prepare(session.live)
+        session.writer.prepare(session.trainable)
     try:
         while not is_over(settings, state) and stopped is None:
             session.bound_passes(state.step)

@@ -61,9 +61,9 @@ class ProbeSet:
         """Measure the policy as it is, on one completion of each prompt."""
         policy, reference = self.evaluator.policy, self.reference
         own = self._completed_by(policy)
-        drift = policy.divergences(own, reference.start)
-        to_ref = drift.full if reference.initial is None else policy.divergences(own, reference.policy).full
-        given_up = policy.divergences(self._of_initial, reference.start).forward
+        drift = policy.divergences(own, reference.initial)
+        to_ref = policy.divergences(own, reference.current).full if reference.has_moved else drift.full
+        given_up = policy.divergences(self._of_initial, reference.initial).forward
         correct, judged = self._verdicts(own)
         figures = (
             _mean_figures(drift, to_ref, own)
@@ -80,7 +80,7 @@ class ProbeSet:
     @cached_property
     def _of_initial(self) -> SampledCompletions:
         """Those of the initial policy: drawn once a process, the same in each, whichever step it resumes from."""
-        return self._completed_by(self.reference.start)
+        return self._completed_by(self.reference.initial)
 
     def _verdicts(self, own: SampledCompletions) -> tuple[Bool[Tensor, " B"], tuple[Judgement, ...]]:
         """Return which completions the verifier accepts."""

@@ -187,15 +187,10 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "device": str(policy.device),
         "deterministic": config.training.deterministic,
         "repeats": repeatability(config).what,
-        "weights": _unless("packed", "plain", policy.plain_because),
-        "decoding": _unless("lean", "plain", policy.decoded_plainly_because),
-        "kernels": _unless("compiled", "torch's", policy.uncompiled_because),
-        "completions": _unless("without padding", "padded", policy.padded_because),
+        **policy.path.as_json(),
         PASSES_FIELD: sizes.as_json(),
         "left_out": unreached_by(config, outline_of(policy.model)),
-        "memory": _estimate(
-            acting_on(sizes.applied(config), on_gpu=policy.device.type == "cuda"), padded=policy.padded_because is not None
-        ),
+        "memory": _estimate(acting_on(sizes.applied(config), on_gpu=policy.device.type == "cuda"), padded=policy.path.padded),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }
@@ -205,15 +200,6 @@ def _estimate(config: RunConfig, *, padded: bool) -> dict[str, int] | None:
     """Return the bytes of tensors that each phase is estimated to need, None where the model's shape is not known."""
     shape = shape_for(config)
     return None if shape is None else memory_need(config, shape, padded=padded).phases()
-
-
-def _unless(fast: str, usual: str, reason: str | None) -> str:
-    """Return which of two ways was taken, and why the usual one was.
-
-    >>> _unless("packed", "plain", None), _unless("packed", "plain", "they are for a CPU")
-    ('packed', 'plain: they are for a CPU')
-    """
-    return fast if reason is None else f"{usual}: {reason}"
 
 
 def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequest, device: contextlib.ExitStack) -> None:

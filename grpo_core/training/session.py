@@ -57,7 +57,7 @@ class Session:
     stop: StopRequest
     train_prompts: tuple[Prompt, ...]
     eval_prompts: tuple[Prompt, ...]
-    live: Trainable
+    trainable: Trainable
     """Policy, reference, optimizer and schedule: what a checkpoint holds."""
     sampler: Sampler
     """Makes the rollouts: the policy itself, or a script."""
@@ -84,19 +84,21 @@ class Session:
     @property
     def policy(self) -> Policy:
         """What is trained."""
-        return self.live.policy
+        return self.trainable.policy
 
     @property
     def reference(self) -> Reference:
         """What its drift is measured from."""
-        return self.live.reference
+        return self.trainable.reference
 
     def begin_checkpoint(self, state: TrainingState) -> None:
         """Begin to write a checkpoint, after the one that may be under way; the training may go on."""
         self.finish_checkpoint()
         records, digest = self.journal.mark
         mark = JournalMark(records=records, digest=digest)
-        self.writer.begin(self.live, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name}))
+        self.writer.begin(
+            self.trainable, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name})
+        )
 
     def look_for_checkpoint(self) -> None:
         """Wait for the checkpoint under way, unless it is a large one, until it is durable and journalled."""
@@ -118,7 +120,7 @@ class Session:
         damaged: dict[Path, str] = {}
         for checkpoint in reversed(list_checkpoints(self.run_dir.checkpoints)):
             try:
-                state = load_checkpoint(checkpoint, self.live)
+                state = load_checkpoint(checkpoint, self.trainable)
             except ModelError as error:
                 damaged[checkpoint] = str(error)
                 continue
@@ -142,7 +144,7 @@ class Session:
 
     def bound_passes(self, step: int) -> None:
         """Compute no more at once than the step after `step` may."""
-        self.policy.passes.set(**asdict(self.pass_plan.after(step)))
+        self.policy.limits.set(**asdict(self.pass_plan.after(step)))
 
 
 def _taken_back(records: Sequence[Record], step: int, plan: PassPlan) -> dict[Identity, Superseded]:
@@ -172,7 +174,7 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
     sampler = policy if is_embedded else open_vllm_sampler(config, policy, model, train_prompts, run_dir.path)
     optimizer, schedule = build_optimizer(policy.model, config.optimizer, optimizer_steps(config))
     reference = Reference(policy, offload=config.reference.offload and policy.device.type == "cuda")
-    live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
+    trainable = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
     verifier = pick_verifier(rewards, config.evaluation.verifier)
     evaluator = Evaluator(policy=policy, verifier=verifier, config=config, verdicts=verdicts)
     probed = (eval_prompts or train_prompts)[: config.probe.num_prompts]
@@ -183,13 +185,13 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         stop=stop,
         train_prompts=train_prompts,
         eval_prompts=eval_prompts,
-        live=live,
+        trainable=trainable,
         sampler=sampler,
         rewards=rewards,
         verdicts=verdicts,
         pass_plan=pass_plan(run_dir),
         sync_rules=RuleBook([rule for rule in config.monitor.rules if rule.action == "sync"]),
-        updater=Updater(live=live, config=config),
+        updater=Updater(trainable=trainable, config=config),
         writer=CheckpointWriter(
             run_dir.checkpoints,
             config.training.keep_checkpoints,

@@ -49,7 +49,7 @@ def update(
     """Score the completions under every policy of interest, shape their advantages and take the step's optimizer steps."""
     updater = session.updater
     with clock("logps"), strictly_deterministic():
-        ref_logps = session.reference.policy.logps(rollouts)
+        ref_logps = session.reference.current.logps(rollouts)
         initial = initial_logps(session, rollouts, ref_logps, step)
         measured = session.policy.measure(rollouts) if updater.needs_old_logps else None
         exact, exact_init = exact_kls(session, rollouts, step)
@@ -64,7 +64,7 @@ def update(
         initial=initial,
         entropy=before.entropy,
         full_ref=exact,
-        full_init=exact if session.reference.initial is None else exact_init,
+        full_init=exact_init if session.reference.has_moved else exact,
     )
     return batch, result, logps
 
@@ -73,10 +73,10 @@ def initial_logps(
     session: Session, rollouts: Rollouts, ref_logps: Float[Tensor, "B T"], step: int
 ) -> Float[Tensor, "B T"] | None:
     """Return those under the initial policy, None where `step` is not due; until the first sync it is the reference."""
-    initial = session.reference.initial
-    if initial is None:
+    reference = session.reference
+    if not reference.has_moved:
         return ref_logps
-    return None if step % session.config.reference.kl_init_every else initial.logps(rollouts)
+    return None if step % session.config.reference.kl_init_every else reference.initial.logps(rollouts)
 
 
 def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL, ExactKL]:
@@ -88,8 +88,8 @@ def exact_kls(session: Session, rollouts: Rollouts, step: int) -> tuple[ExactKL,
     settings, reference, policy = session.config.reference, session.reference, session.policy
     if settings.kl_full_every is None or step % settings.kl_full_every:
         return None, None
-    to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.policy)
-    if reference.initial is None:
+    to_reference = None if session.updater.gives_full_kl else policy.exact_kl(rollouts, reference.current)
+    if not reference.has_moved:
         return to_reference, to_reference
     is_due = step % settings.kl_init_every == 0
     return to_reference, policy.exact_kl(rollouts, reference.initial) if is_due else None
@@ -131,7 +131,7 @@ def sync_reference(
     policy_logps, old, mask = session.policy.logps(rollouts), logps.old, rollouts.completion_mask
     reference.sync(session.policy, settings.mixup_alpha, step)
     # A hard copy is the policy, whose log-probabilities are known.
-    synced_logps = policy_logps if settings.mixup_alpha == 1 else reference.policy.logps(rollouts)
+    synced_logps = policy_logps if settings.mixup_alpha == 1 else reference.current.logps(rollouts)
     return RefSync(
         step=step,
         alpha=settings.mixup_alpha,

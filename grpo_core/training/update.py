@@ -60,7 +60,7 @@ class UpdateResult:
 class Updater:
     """Applies the GRPO loss to a policy."""
 
-    live: Trainable
+    trainable: Trainable
     config: RunConfig
 
     @property
@@ -130,13 +130,13 @@ class Updater:
 
     def _optimizer_step(self, batch: TrainingBatch, learning: list[int], idle: list[int]) -> tuple[OptimizerStep, TokenFigures]:
         rows = learning + idle
-        policy, rollouts, mask = self.live.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
+        policy, rollouts, mask = self.trainable.policy, batch.rollouts, batch.rollouts.loss_mask[rows]
         denominators = Denominators.of(mask, self.config.rollout.max_completion_tokens)
-        reference = self.live.reference.policy if takes_full_kl(self.config) else None
+        reference = self.trainable.reference.current if takes_full_kl(self.config) else None
         terms, passes = [], []
         with contextlib.nullcontext() if reference is None else reference.ready():
             for has_gradient, some in ((True, learning), (False, idle)):
-                for piece in microbatches(rollouts, some, policy.passes.microbatch_tokens):
+                for piece in microbatches(rollouts, some, policy.limits.microbatch_tokens):
                     with torch.set_grad_enabled(has_gradient):
                         figures = policy.forward(rollouts, piece, reference)
                         share = self._loss(batch, piece, figures, denominators)
@@ -144,7 +144,7 @@ class Updater:
                         share.total.backward()  # type: ignore[no-untyped-call]
                     terms.append(share)
                     passes.append(figures.detach())
-        lr = self.live.optimizer.param_groups[0]["lr"]
+        lr = self.trainable.optimizer.param_groups[0]["lr"]
         usable = bool(mask.any()) and _are_finite(terms)
         grad_norm = self._apply(usable)
         return self._report(batch, rows, terms, grad_norm, lr), TokenFigures.join(passes)
@@ -184,13 +184,13 @@ class Updater:
 
     def _apply(self, usable: bool) -> float:
         """Take the step; with no token to learn from, or no finite gradient, only the schedule advances."""
-        limit, optimizer = self.config.optimizer.max_grad_norm, self.live.optimizer
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.live.policy.parameters(), math.inf if limit is None else limit)
+        limit, optimizer = self.config.optimizer.max_grad_norm, self.trainable.optimizer
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.trainable.policy.parameters(), math.inf if limit is None else limit)
         if not (usable and grad_norm.isfinite()):
             # AdamW passes over weights without a gradient; at one of 0 its momentum and decay would move them.
             optimizer.zero_grad(set_to_none=True)
         optimizer.step()
-        self.live.schedule.step()
+        self.trainable.schedule.step()
         optimizer.zero_grad(set_to_none=True)
         return float(grad_norm)
 

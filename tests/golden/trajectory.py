@@ -88,7 +88,7 @@ def open_scripted(run_dir: RunDir, journal: Journal) -> Session:
     """Open a session in float64 whose completions follow the script."""
     session = open_session(run_dir, journal, StopRequest(run_dir.stop_file, None))
     session.policy.model.double()
-    session.reference.policy.model.double()
+    session.reference.current.model.double()
     return replace(session, sampler=ScriptedSampler(script, [END]))
 
 

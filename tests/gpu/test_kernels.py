@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from grpo_core.policy.fast.lean_decoding import why_not_lean
 from torch import distributed, multiprocessing
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.lean_decoding import why_not_lean
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 from tests.gpu.conftest import Check, Figure
@@ -159,7 +160,7 @@ def _policy(shape: Shape, way: str, device: torch.device) -> Policy:
         tokenizer=words(shape.vocabulary),
         eos_token_ids=(NEVER,),
         dtype="bfloat16",
-        decoded_plainly_because="asked for" if way == "transformers" else None,
+        path=SamplingPath(lean=way == "lean"),
     )
 
 

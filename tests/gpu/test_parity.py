@@ -15,10 +15,10 @@ from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.grouped import why_padded
-from grpo_core.policy.lean_decoding import why_not_lean
-from grpo_core.policy.passes import Passes
-from grpo_core.policy.policy import Policy
+from grpo_core.policy.fast.grouped import why_padded
+from grpo_core.policy.fast.lean import why_not_lean
+from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.trainable import Trainable
 from grpo_core.training.batch import Rollouts
@@ -70,10 +70,10 @@ BOUNDS = {
 @pytest.mark.timeout(300)
 def test_an_update_is_that_of_the_cpu(check: Check, figure: Callable[[str, Figure], None]) -> None:
     inputs = _inputs(TINY if check.small else MEDIUM, *((2, 24) if check.small else (4, 64)))
-    exact = updated(inputs, CPU, torch.float64, padded_because="asked for")
-    cpu = updated(inputs, CPU, torch.float32, padded_because="asked for")
+    exact = updated(inputs, CPU, torch.float64, padded=True)
+    cpu = updated(inputs, CPU, torch.float32, padded=True)
     with check.held() as device:
-        here = updated(inputs, device, torch.float32, padded_because=why_padded(_on(inputs.policy, device), "float32"))
+        here = updated(inputs, device, torch.float32, padded=why_padded(_on(inputs.policy, device), "float32") is not None)
         figure("sampler's log-probabilities from the trainer's, most", _mismatch(inputs, device))
     for title, (one, other) in {"from the CPU": (here, cpu), "from fp64": (here, exact), "CPU from fp64": (cpu, exact)}.items():
         for name, value in differences(one, other).items():
@@ -86,11 +86,11 @@ def test_an_update_is_that_of_the_cpu(check: Check, figure: Callable[[str, Figur
 def test_products_of_ten_bits_are_outside_of_the_bounds() -> None:
     """As TF32 would round the inputs of products: here the weights alone."""
     inputs = _inputs(TINY, 2, 24)
-    exact = updated(inputs, CPU, torch.float32, padded_because="asked for")
+    exact = updated(inputs, CPU, torch.float32, padded=True)
     with torch.no_grad():
         for parameter in [*inputs.policy.parameters(), *inputs.reference.parameters()]:
             parameter.copy_(((parameter.view(torch.int32) + 2**12) >> 13 << 13).view(torch.float32))
-    found = differences(updated(inputs, CPU, torch.float32, padded_because="asked for"), exact)
+    found = differences(updated(inputs, CPU, torch.float32, padded=True), exact)
     assert found["gradients, relative"] > BOUND
     assert found["figures, relative, most"] > BOUND
 
@@ -148,11 +148,11 @@ def _inputs(shape: Shape, prompts: int, tokens: int) -> Inputs:
     return Inputs(policy=policy, reference=reference, rollouts=rollouts, config=config, shape=shape)
 
 
-def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_because: str | None) -> Update:
+def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded: bool) -> Update:
     """Return what one update on a device gives."""
-    policy, reference = (_policy(inputs, model, device, dtype, padded_because) for model in (inputs.policy, inputs.reference))
+    policy, reference = (_policy(inputs, model, device, dtype, padded) for model in (inputs.policy, inputs.reference))
     optimizer, schedule = build_optimizer(policy.model, inputs.config.optimizer, 1)
-    live = Trainable(policy=policy, reference=Reference(reference), optimizer=optimizer, schedule=schedule)
+    trainable = Trainable(policy=policy, reference=Reference(reference), optimizer=optimizer, schedule=schedule)
     gradients: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -161,8 +161,8 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_
 
     optimizer.register_step_pre_hook(keep)
     rollouts = _moved(inputs.rollouts, device)
-    updater = Updater(live=live, config=inputs.config)
-    ref_logps = live.reference.policy.logps(rollouts)
+    updater = Updater(trainable=trainable, config=inputs.config)
+    ref_logps = trainable.reference.current.logps(rollouts)
     result = updater.update(updater.prepare(rollouts, ref_logps, None), 1)
     first = result.first
     logps = StepLogps(old=first.logps, ref=ref_logps, initial=None, entropy=first.entropy)
@@ -176,15 +176,13 @@ def updated(inputs: Inputs, device: torch.device, dtype: torch.dtype, *, padded_
     )
 
 
-def _policy(
-    inputs: Inputs, model: torch.nn.Module, device: torch.device, dtype: torch.dtype, padded_because: str | None
-) -> Policy:
+def _policy(inputs: Inputs, model: torch.nn.Module, device: torch.device, dtype: torch.dtype, padded: bool) -> Policy:
     return Policy(
         model=_on(model, device).to(dtype),
         tokenizer=words(inputs.shape.vocabulary),
         eos_token_ids=(1,),
-        passes=Passes(microbatch_tokens=1024),
-        padded_because=padded_because,
+        limits=BatchLimits(microbatch_tokens=1024),
+        path=SamplingPath(padded=padded),
     )
 
 
@@ -200,8 +198,9 @@ def _moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
 
 def _mismatch(inputs: Inputs, device: torch.device) -> float:
     """Return the largest difference between a sampled token's log-probability and the trainer's of it."""
-    policy = _policy(inputs, inputs.policy, device, torch.float32, None if device.type == "cpu" else "a GPU")
-    policy = replace(policy, decoded_plainly_because=why_not_lean(policy.model, "float32", packed=False))
+    policy = _policy(inputs, inputs.policy, device, torch.float32, device.type != "cpu")
+    lean = why_not_lean(policy.model, "float32", packed=False) is None
+    policy = replace(policy, path=replace(policy.path, lean=lean))
     settings = SamplingSettings(group_size=GROUP, max_completion_tokens=inputs.rollouts.completion_ids.shape[1])
     drawn = policy.sample(inputs.rollouts.prompts, settings, RandomKey(seed=0, stream=Stream.TRAIN, step=1))
     return float((policy.logps(drawn) - drawn.sampling_per_token_logps).abs().max())

@@ -41,7 +41,7 @@ def run(run_dir, steps, *, alpha, double=True, at_sync=lambda *_: None):
     config, state, worst, steps_figures = session.config, FRESH, Worst(), []
     models = MergedModels(resolve_model(config.model.source), session.policy, config.model.lora.scale)
     for step in range(1, steps + 1):
-        before = {name: delta_of(layer) for name, layer in adapted_layers(session.reference.policy.model)}
+        before = {name: delta_of(layer) for name, layer in adapted_layers(session.reference.current.model)}
         result = run_step(session, state)
         state, rollouts = result.state, result.batch.rollouts
         steps_figures.append(result.metrics)
@@ -49,7 +49,7 @@ def run(run_dir, steps, *, alpha, double=True, at_sync=lambda *_: None):
         if result.sync is not None:
             models.sync(alpha)
             at_sync(step, result, session, before)
-        of_reference, of_initial = session.reference.policy, session.reference.initial or session.reference.start
+        of_reference, of_initial = session.reference.current, session.reference.initial
         pairs = ((session.policy, models.policy), (of_reference, models.reference), (of_initial, models.initial))
         for ours, full in pairs:
             worst.take(ours.logps(rollouts), plain_logps(full, rollouts, config.rollout.temperature), rollouts.completion_mask)
@@ -108,7 +108,7 @@ def test_past_the_bound_on_rank_the_error_is_the_one_that_is_stated(tiny_run):
     def check(step, result, session, before):
         squared = 0.0
         for (name, layer), (_, trained) in zip(
-            adapted_layers(session.reference.policy.model), adapted_layers(session.policy.model), strict=True
+            adapted_layers(session.reference.current.model), adapted_layers(session.policy.model), strict=True
         ):
             exact = alpha * delta_of(trained).dense() + (1 - alpha) * before[name].dense()
             delta = delta_of(layer)
@@ -127,7 +127,7 @@ def test_past_the_bound_on_rank_the_error_is_the_one_that_is_stated(tiny_run):
     _, figures, models, session = run(tiny_run(LORA | settings), 60, alpha=alpha, at_sync=check)
     assert len(dropped) == 60
     assert dropped[-1] > 0
-    exact, kept = models.delta(models.reference), dict(adapted_layers(session.reference.policy.model))
+    exact, kept = models.delta(models.reference), dict(adapted_layers(session.reference.current.model))
     squared = sum(float((delta_of(layer).dense() - exact[f"{name}.weight"]).square().sum()) for name, layer in kept.items())
     assert 0 < math.sqrt(squared) <= figures[-1]["ref/compression_bound"] * (1 + 1e-9)
     norm = math.sqrt(sum(float(delta.square().sum()) for delta in exact.values()))
@@ -153,6 +153,6 @@ def test_an_average_of_adapters_is_that_of_merged_weights_and_averaged_factors_a
     def distance(deltas):
         return math.sqrt(sum(float((deltas[name].dense() - exact[f"{name}.weight"]).square().sum()) for name in deltas))
 
-    ours = {name: delta_of(layer) for name, layer in adapted_layers(session.reference.policy.model)}
+    ours = {name: delta_of(layer) for name, layer in adapted_layers(session.reference.current.model)}
     assert distance(ours) < 1e-4 * norm
     assert distance(factors) > 0.005 * norm

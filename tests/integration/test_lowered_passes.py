@@ -29,7 +29,7 @@ def sizes_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     sample = Policy.sample
 
     def noted(policy: Policy, *args: Any) -> Any:
-        used.append((policy.passes.rollout_rows, policy.passes.microbatch_tokens))
+        used.append((policy.limits.rollout_rows, policy.limits.microbatch_tokens))
         return sample(policy, *args)
 
     monkeypatch.setattr(Policy, "sample", noted)

@@ -14,8 +14,8 @@ from grpo_core.errors import ModelError, TrainingError
 from grpo_core.policy import supported
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.opening import open_policy, require_positions
+from grpo_core.policy.sources.availability import require_model
 from grpo_core.policy.sources.find import resolve_model
-from grpo_core.policy.sources.having import require_model
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import read_journal
@@ -137,7 +137,7 @@ def test_a_checkpoint_and_a_run_point_at_their_policy(tmp_path: Path) -> None:
     for place in (policy.parent, policy.parents[1], policy.parents[2]):
         with pytest.raises(ModelError, match=r"has no config\.json") as caught:
             require_model(str(place))
-        assert f"; its policy is {policy};" in str(caught.value)
+        assert str(caught.value).endswith(f"; its policy is {policy}")
     require_model(str(policy))
     (policy / "config.json").rename(policy / "adapter_config.json")
     with pytest.raises(ModelError, match=f"its policy is an adapter: .* model.lora.init_from={policy}"):

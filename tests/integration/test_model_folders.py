@@ -16,8 +16,8 @@ from grpo_core.policy.loading import check_folder
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import Policy
+from grpo_core.policy.sources.availability import require_model
 from grpo_core.policy.sources.find import model_here, resolve_model
-from grpo_core.policy.sources.having import require_model
 from grpo_core.policy.sources.weight_files import weight_files, weights_digest
 from grpo_core.types import Prompt
 from tests.model_folders import BROKEN, SIZES, SOUND, SUPPORTED, UNSUPPORTED, to_pickle, write_family

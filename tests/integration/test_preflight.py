@@ -18,7 +18,7 @@ import pytest
 from grpo_core.config.names import BUILTIN_REWARDS
 from grpo_core.errors import ConfigError, ModelError
 from grpo_core.machine.tensor_file import stored_tensors
-from grpo_core.policy.sources.having import lacks_chat_template, require_model
+from grpo_core.policy.sources.availability import lacks_chat_template, require_model
 from grpo_core.run import rehearsing
 from grpo_core.run.imports import import_folders, is_own_folder
 from grpo_core.run.preflight import check_start, require_start
@@ -434,18 +434,9 @@ def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path
             require_model(str(folder))
         return str(caught.value)
 
-    def cut(folder: Path) -> None:
-        file = folder / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:-10])
-
     require_model(str(tiny_model_dir))
     assert "has no config.json" in damaged("a", lambda folder: (folder / "config.json").unlink())
     assert "holds no weights" in damaged("b", lambda folder: (folder / "model.safetensors").unlink())
-    assert "is cut off: 10 bytes are missing" in damaged("c", cut)
-    pointer = "version https://git-lfs.github.com/spec/v1\n"
-    assert "is a pointer of Git LFS" in damaged("d", lambda folder: (folder / "model.safetensors").write_text(pointer))
-    junk = struct.pack("<Q", 5) + b"hello"
-    assert "is no safetensors file" in damaged("e", lambda folder: (folder / "model.safetensors").write_bytes(junk))
     index = {"weight_map": {"a": "model-2.safetensors"}}
     assert "names model-2.safetensors, which the folder lacks" in damaged(
         "f",
@@ -453,7 +444,6 @@ def test_a_model_folder_is_looked_at_file_by_file(tiny_model_dir: Path, tmp_path
             (folder / "model.safetensors").rename(folder / "model-1.safetensors").with_name(INDEX).write_text(json.dumps(index))
         ),
     )
-    assert "names no model_type" in damaged("g", lambda folder: (folder / "config.json").write_text("{}"))
     tokenizers = ("tokenizer.json", "tokenizer_config.json")
     assert "has no tokenizer" in damaged("h", lambda folder: [(folder / name).unlink() for name in tokenizers])
 

@@ -5,8 +5,7 @@ from tests.mutants.mutation import Mutation
 REFERENCE = "grpo_core/policy/reference.py"
 BATCH = "grpo_core/training/batch.py"
 FORWARD = "grpo_core/policy/forward.py"
-GROUPED = "grpo_core/policy/grouped.py"
-PREFIX_ATTENTION = "grpo_core/policy/prefix_attention.py"
+GROUPED = "grpo_core/policy/fast/grouped.py"
 POLICY = "grpo_core/policy/policy.py"
 DERIVED = "grpo_core/config/derived.py"
 DELTA = "grpo_core/policy/lora/delta.py"
@@ -22,7 +21,7 @@ MUTATIONS = (
         "forgetting-on-the-policys-completions",
         PROBE,
         "ProbeSet._of_initial",
-        "self._completed_by(self.reference.start)",
+        "self._completed_by(self.reference.initial)",
         "self._completed_by(self.evaluator.policy)",
         ("test_probe",),
         "The forward KL would be of prefixes that another policy draws at each step.",
@@ -76,9 +75,9 @@ MUTATIONS = (
     Mutation(
         "initial-policy-not-copied",
         REFERENCE,
-        "Reference.keep_initial",
-        "self.start.frozen_copy()",
-        "self.start",
+        "Reference.leave_initial",
+        "self.initial.frozen_copy()",
+        "self.initial",
         ("test_reference",),
         "It would move with the reference, and the drift from the start be that since the last sync.",
     ),
@@ -86,8 +85,8 @@ MUTATIONS = (
         "initial-policy-is-the-reference-after-a-resume",
         REFERENCE,
         "Reference.restore",
-        "self.start.load(initial)",
-        "self.start.load(moved or initial)",
+        "self.initial.load(initial)",
+        "self.initial.load(moved or initial)",
         ("test_checkpoint",),
         "A resumed run would measure its drift from the last sync before the checkpoint.",
     ),
@@ -113,7 +112,7 @@ MUTATIONS = (
     Mutation(
         "pass-of-a-reference-in-host-memory",
         POLICY,
-        "Policy.measure",
+        "Policy._in_microbatches",
         "self.ready()",
         "contextlib.nullcontext()",
         ("test_offload",),
@@ -232,7 +231,7 @@ MUTATIONS = (
     ),
     Mutation(
         "completion-tokens-see-later-ones",
-        PREFIX_ATTENTION,
+        GROUPED,
         "_TwoParts.forward",
         "flash_attention(to_own, own_key, own_value, 0.0, True, scale=scale)",
         "flash_attention(to_own, own_key, own_value, 0.0, False, scale=scale)",
@@ -241,7 +240,7 @@ MUTATIONS = (
     ),
     Mutation(
         "own-tokens-weighted-as-the-prompt",
-        PREFIX_ATTENTION,
+        GROUPED,
         "_TwoParts.forward",
         "(own_sum - total).exp()",
         "(prompt_sum - total).exp()",
@@ -416,8 +415,8 @@ MUTATIONS = (
         "gradients-left-behind",
         UPDATE,
         "Updater._apply",
-        "self.live.schedule.step()\noptimizer.zero_grad(set_to_none=True)",
-        "self.live.schedule.step()",
+        "self.trainable.schedule.step()\noptimizer.zero_grad(set_to_none=True)",
+        "self.trainable.schedule.step()",
         ("test_update",),
         "Every step would be pushed by all before it.",
     ),
@@ -461,12 +460,12 @@ MUTATIONS = (
         "rate-reported-after-the-step",
         UPDATE,
         "Updater._optimizer_step",
-        'lr = self.live.optimizer.param_groups[0]["lr"]\n'
+        'lr = self.trainable.optimizer.param_groups[0]["lr"]\n'
         "usable = bool(mask.any()) and _are_finite(terms)\n"
         "grad_norm = self._apply(usable)",
         "usable = bool(mask.any()) and _are_finite(terms)\n"
         "grad_norm = self._apply(usable)\n"
-        'lr = self.live.optimizer.param_groups[0]["lr"]',
+        'lr = self.trainable.optimizer.param_groups[0]["lr"]',
         ("test_update",),
         "optim/lr would be the next step's.",
     ),

@@ -37,7 +37,7 @@ CHANGE_NO_FIGURE = {
     **dict.fromkeys(("rollout.engine", "rollout.vllm"), "where it samples"),
     **dict.fromkeys(("training.microbatch_tokens", "training.rollout_rows", "reference.offload"), "memory, not the result"),
     **dict.fromkeys(("training.gradient_checkpointing", "training.packed_weights"), "speed, not the result"),
-    **dict.fromkeys(("training.compile_sampling", "training.deterministic"), "speed, not the result"),
+    "training.deterministic": "speed, not the result",
     **dict.fromkeys(("tracking", "monitor"), "what is shown, and what watches"),
     "loss.sampler_correction": "none is what null stands for here, and the others are warned about",
     "rollout.max_prompt_tokens": "a bound on the data",

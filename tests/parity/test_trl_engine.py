@@ -108,7 +108,7 @@ CASES = {
 def test_three_optimizer_steps_on_scripted_rollouts_are_trls(scripted_session, case):
     overrides = {**THREE_UPDATES, **CASES[case]}
     session = scripted_session(overrides, "native")
-    perturb(session.reference.policy)
+    perturb(session.reference.current)
     rollouts = explore(session, prompts_for(session, 1), 1, Clock())
     reports = update(session, rollouts, 1, Clock())[1].steps
 

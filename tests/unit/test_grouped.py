@@ -23,9 +23,9 @@ from transformers import (
 
 from grpo_core.algorithm.logprobs import token_logps
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import grouped
+from grpo_core.policy.fast import grouped
+from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden, why_padded
 from grpo_core.policy.forward import microbatches, vocabulary_head
-from grpo_core.policy.grouped import GroupedTokens, grouped_hidden, why_padded
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, gradients, model, naive
@@ -81,26 +81,6 @@ def test_a_completion_does_not_see_the_others(model):
     assert float((changed - logps).abs().max()) > 1e-3
 
 
-def test_no_pad_token_is_run(model):
-    tokens = laid_out(PROMPTS, PROMPT_OF_ROW, COMPLETIONS)
-    run = sum(map(len, PROMPTS)) + sum(len(row) - 1 for row in COMPLETIONS)
-    assert tokens.ids.shape == tokens.positions.shape == (1, run)
-    assert tokens.ids[0, : len(PROMPTS[0])].tolist() == list(PROMPTS[0])
-    assert len(tokens.predicting) == sum(map(len, COMPLETIONS))
-    assert sorted(tokens.cells.tolist()) == sorted(set(tokens.cells.tolist()))
-
-
-def test_tokens_lie_where_they_are_said_to():
-    tokens = laid_out([(5, 6, 7), (8,)], [1, 0, 1], [(20, 21, 22), (30,), (40, 41)])
-    assert tokens.ids.tolist() == [[5, 6, 7, 8, 20, 21, 40]]
-    assert tokens.positions.tolist() == [[0, 1, 2, 0, 1, 2, 1]]
-    assert tokens.prompts.tolist() == [[0, 1, 2], [3, 0, 0]]
-    assert tokens.is_prompt.tolist() == [[True, True, True], [True, False, False]]
-    assert tokens.completions.tolist() == [[[0, 0], [0, 0]], [[4, 5], [6, 0]]]
-    assert tokens.cells.tolist() == [0, 1, 2, 3, 10, 11, 12]
-    assert tokens.predicting.tolist() == [3, 4, 5, 2, 3, 6]
-
-
 def sampled(policy):
     prompts = [
         Prompt(id=number, content="", text="", token_ids=tuple(range(5, 8 + 3 * number)), columns={}) for number in range(3)
@@ -111,10 +91,10 @@ def sampled(policy):
 
 def test_a_policy_gives_the_figures_of_padded_passes_however_its_rows_are_cut(tiny_model):
     padded = policy_of(tiny_model, temperature=0.9)
-    grouped_policy = policy_of(tiny_model, temperature=0.9, padded_because=None, microbatch_tokens=40)
+    grouped_policy = policy_of(tiny_model, temperature=0.9, padded=False, microbatch_tokens=40)
     completions = sampled(padded)
     assert len(microbatches(completions, range(12), 40)) > 3
-    reference = policy_of(copy.deepcopy(tiny_model), temperature=0.9, padded_because=None)
+    reference = policy_of(copy.deepcopy(tiny_model), temperature=0.9, padded=False)
     with torch.no_grad():
         next(reference.parameters()).add_(0.02)
     expected, found = padded.measure(completions, reference), grouped_policy.measure(completions, reference)
@@ -133,20 +113,6 @@ def test_a_pass_leaves_the_model_as_it_was_whatever_happens_in_it(tiny_model, mo
     with torch.no_grad(), pytest.raises(ZeroDivisionError):
         grouped_hidden(tiny_model, laid_out(PROMPTS, PROMPT_OF_ROW, COMPLETIONS))
     assert tiny_model.config._attn_implementation == usual != grouped.IMPLEMENTATION
-
-
-def test_scores_of_completions_are_not_kept_for_the_backward_pass(tiny_model):
-    completions = [tuple(5 + place % 50 for place in range(100))] * 4
-    kept = []
-
-    def pack(tensor):
-        kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        grouped_hidden(tiny_model, laid_out([(5, 6)], [0] * 4, completions))
-    heads = tiny_model.config.num_attention_heads
-    assert max(kept) < 4 * heads * 99 * 99
 
 
 FITTING = {
@@ -182,7 +148,7 @@ def test_architectures_with_other_layers_are_padded(make):
 def test_whatever_the_check_says_of_an_architecture_its_log_probabilities_are_right(make):
     torch.manual_seed(0)
     other = make().eval()
-    found = policy_of(other, padded_because=why_padded(other, "float32"))
+    found = policy_of(other, padded=why_padded(other, "float32") is not None)
     completions = sampled(found)
     expected = naive(
         other,

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import decoding
+from grpo_core.policy.fast import plain
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
@@ -51,39 +51,6 @@ def test_keys_and_values_are_those_of_transformers_layer(prompt, rows, actions):
         assert growing.get_seq_length() == plain.get_seq_length()
 
 
-def test_a_token_is_written_behind_the_others_without_copying_them():
-    generator = torch.Generator().manual_seed(0)
-    layer = DynamicLayer()
-    layer.update(*tokens(generator, 2, 5))
-    growing = GrowingLayer(layer, torch.float32, 300)
-    growing.update(*tokens(generator, 2, 1))
-    place = growing.keys.data_ptr(), growing.values.data_ptr()
-    for _ in range(60):
-        growing.update(*tokens(generator, 2, 1))
-    assert (growing.keys.data_ptr(), growing.values.data_ptr()) == place
-    assert growing.get_seq_length() == 66
-
-
-def test_no_more_room_is_taken_than_for_the_tokens_that_can_come():
-    generator = torch.Generator().manual_seed(0)
-    layer = DynamicLayer()
-    layer.update(*tokens(generator, 3, 5))
-    growing, plain = GrowingLayer(layer, torch.float32, 7), layer
-    for _ in range(3):
-        new = tokens(generator, 3, 1)
-        growing.update(*new)
-        plain.update(*new)
-    growing.batch_select_indices(torch.tensor([2, 0]))
-    plain.batch_select_indices(torch.tensor([2, 0]))
-    assert growing.keys.untyped_storage().nbytes() == growing.keys[:, :, :1].nbytes * (5 + 7)
-    for _ in range(5):  # one more than was announced
-        new = tokens(generator, 2, 1)
-        growing.update(*new)
-        plain.update(*new)
-    assert torch.equal(growing.keys, plain.keys)
-    assert torch.equal(growing.values, plain.values)
-
-
 def test_layers_of_other_kinds_and_empty_ones_stay_as_they_are():
     cache = DynamicCache()
     filled = DynamicSlidingWindowLayer(sliding_window=4)
@@ -112,7 +79,7 @@ def test_20_000_tokens_are_those_of_a_cache_that_is_copied_for_every_token(tiny_
     asked = SamplingSettings(group_size=32, max_completion_tokens=200)
     key = RandomKey(seed=5, stream=Stream.TRAIN, step=1)
     growing = policy.sample(prompts, asked, key)
-    monkeypatch.setattr(decoding, "grow_in_place", lambda *_: None)
+    monkeypatch.setattr(plain, "grow_in_place", lambda *_: None)
     copied = policy.sample(prompts, asked, key)
     assert int(copied.completion_mask.sum()) > 20_000
     assert torch.equal(growing.completion_ids, copied.completion_ids)

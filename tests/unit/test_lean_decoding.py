@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import lean_decoding, products
-from grpo_core.policy.device import attention_dtype, compute_in
-from grpo_core.policy.fused import EAGER
-from grpo_core.policy.lean_decoding import LeanDecoding, why_not_lean
+from grpo_core.policy.device import compute_in
+from grpo_core.policy.fast import lean
+from grpo_core.policy.fast.lean import LeanDecoding, why_not_lean
+from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 from tests.unit.test_grouped import EITHER, FITTING, LLAMA_LIKE, OTHERS
@@ -44,24 +44,22 @@ def test_models_of_the_family_are_decoded_so(fitting, dtype):
 
 def test_tokens_and_log_probabilities_are_those_of_transformers_layers(fitting):
     policy = policy_of(fitting)
-    plain, lean = sampled(policy), sampled(replace(policy, decoded_plainly_because=None))
-    assert torch.equal(lean.completion_ids, plain.completion_ids)
-    torch.testing.assert_close(lean.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
-    torch.testing.assert_close(lean.sampling_per_token_logps, policy.logps(lean), rtol=0, atol=1e-5)
+    plain, found = sampled(policy), sampled(replace(policy, path=SamplingPath(lean=True)))
+    assert torch.equal(found.completion_ids, plain.completion_ids)
+    torch.testing.assert_close(found.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.sampling_per_token_logps, policy.logps(found), rtol=0, atol=1e-5)
 
 
 def test_20_000_tokens_are_those_of_transformers_layers(tiny_model):
     policy = policy_of(tiny_model)
-    plain, lean = (
-        sampled(replace(policy, decoded_plainly_because=reason), tokens=200, group_size=32) for reason in ("for the test", None)
-    )
+    plain, found = (sampled(replace(policy, path=SamplingPath(lean=lean)), tokens=200, group_size=32) for lean in (False, True))
     assert int(plain.completion_mask.sum()) > 20_000
-    assert torch.equal(lean.completion_ids, plain.completion_ids)
-    torch.testing.assert_close(lean.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
+    assert torch.equal(found.completion_ids, plain.completion_ids)
+    torch.testing.assert_close(found.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
 
 
 def test_the_weights_are_those_of_the_moment(tiny_model):
-    policy = policy_of(copy.deepcopy(tiny_model), decoded_plainly_because=None)
+    policy = policy_of(copy.deepcopy(tiny_model), lean=True)
     before = sampled(policy)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -89,38 +87,21 @@ def test_scaled_positions_are_those_of_the_model():
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     torch.manual_seed(0)
     policy = policy_of(LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, rope_parameters=rope)).eval())
-    plain, lean = sampled(policy), sampled(replace(policy, decoded_plainly_because=None))
-    assert torch.equal(lean.completion_ids, plain.completion_ids)
+    plain, found = sampled(policy), sampled(replace(policy, path=SamplingPath(lean=True)))
+    assert torch.equal(found.completion_ids, plain.completion_ids)
 
 
-def test_layers_that_are_wrong_here_are_not_used(tiny_model):
+def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
-    assert "has other layers" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
-    wrong = replace(EAGER, rotated=lambda states, cosine, sine, dtype: EAGER.rotated(states, sine, cosine, dtype))
-    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False, fused=wrong)
-
-
-def test_layers_that_transformers_has_renamed_are_left_to_it(monkeypatch):
-    model = FITTING["qwen2"]().eval()
-    assert isinstance(model, Qwen2ForCausalLM)
-    del model.model.layers[0].mlp.up_proj
-    assert "AttributeError" in why_not_lean(model, "float32", packed=False)
-
-
-def test_another_activation_is_left_to_transformers():
-    model = LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, hidden_act="relu")).eval()
-    assert why_not_lean(model, "bfloat16", packed=False) == "its activation is relu, not silu"
-
-
-def test_a_backbone_without_rotary_positions_is_left_to_transformers():
-    model = FITTING["llama"]().eval()
-    del model.model.rotary_emb
-    assert "rotary embedding, None, is none of" in why_not_lean(model, "float32", packed=False)
+    assert "cannot be computed so" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
+    right = lean._rotated
+    monkeypatch.setattr(lean, "_rotated", lambda states, cosine, sine: right(states, sine, cosine))
+    assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
-    monkeypatch.setattr("grpo_core.policy.packed.LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr("grpo_core.policy.fast.packed.LEAST_WEIGHTS", 1000)
     model = FITTING["llama"]().eval()
     decoding = LeanDecoding.of(model, torch.bfloat16, packed=packed)
     hidden = torch.randn(3, 48)
@@ -128,35 +109,3 @@ def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
         found = decoding.logits(hidden)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, hidden @ model.lm_head.weight.detach().T, rtol=0, atol=1e-5)
-
-
-def test_plain_large_weights_are_not_copied(fitting, monkeypatch):
-    policy = policy_of(fitting)
-    expected = sampled(policy)
-    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1000)
-    own = {parameter.data_ptr() for parameter in fitting.parameters()}
-
-    def product(weight, bias, **_):
-        assert weight.data_ptr() in own
-        return lambda rows: torch.nn.functional.linear(rows, weight, bias)
-
-    for module in (lean_decoding, products):
-        monkeypatch.setattr(module, "packed_product", product)
-    found = sampled(replace(policy, decoded_plainly_because=None))
-    assert torch.equal(found.completion_ids, expected.completion_ids)
-
-
-def test_a_packed_product_is_used_where_it_is_asked_for(monkeypatch):
-    made, right = [], lean_decoding.packed_product
-
-    def noted(weight, bias, *, packed):
-        made.append((tuple(weight.shape), packed))
-        return right(weight, bias, packed=packed)
-
-    for module in (lean_decoding, products):
-        monkeypatch.setattr(module, "packed_product", noted)
-    model = FITTING["llama"]().eval()
-    LeanDecoding.of(model, attention_dtype(model, "float32"), packed=True)
-    heads = 4 + 2 * 2
-    assert [shape for shape, _ in made] == [*[(heads * 12, 48), (48, 48), (128, 48), (48, 64)] * 2, (128, 48)]
-    assert all(packed for _, packed in made)

@@ -317,7 +317,7 @@ def live() -> Trainable:
 
 def snapshot(live: Trainable, state: TrainingState) -> tuple[Any, ...]:
     """Everything that a checkpoint restores, in a form that can be compared."""
-    models = (live.policy, live.reference.policy, live.reference.initial)
+    models = (live.policy, live.reference.current, live.reference.initial)
     weights = [None if model is None else [bytes(p.detach().numpy().data) for p in model.parameters()] for model in models]
     moments = [bytes(value.numpy().data) for slot in live.optimizer.state.values() for value in slot.values()]
     return state, weights, moments, live.schedule.state_dict(), live.reference.sync_count, live.reference.last_sync_step

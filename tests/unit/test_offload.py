@@ -58,7 +58,7 @@ def test_a_reference_is_on_the_gpu_for_its_passes_alone(on_gpu, asked):
     resting = {"cpu"} if asked else {"cuda"}
     reference.sync(on_gpu, 0.5, 1)
     hidden = torch.empty(2, on_gpu.model.config.hidden_size, device="cuda")
-    for waiting in (reference.policy, reference.initial):
+    for waiting in (reference.current, reference.initial):
         assert devices(waiting) == resting
         assert waiting.device.type == "cuda"
         own = list(waiting.model.parameters())
@@ -70,13 +70,6 @@ def test_a_reference_is_on_the_gpu_for_its_passes_alone(on_gpu, asked):
         assert devices(waiting) == resting
         assert all(one is other for one, other in zip(waiting.model.parameters(), own, strict=True))
     assert devices(on_gpu) == {"cuda"}
-
-
-def test_a_pass_of_another_policy_is_refused_by_the_fake_gpu(on_gpu):
-    """What the test above would find: weights in host memory and tokens on the GPU."""
-    reference = Reference(on_gpu, offload=True)
-    with pytest.raises(RuntimeError, match="device"):
-        reference.policy.model.lm_head(torch.empty(2, on_gpu.model.config.hidden_size, device="cuda"))
 
 
 @pytest.fixture
@@ -107,8 +100,8 @@ def offloaded(tiny_config, tiny_model_dir, visits):
     def make(overrides=None):
         policy = open_policy(tiny_model_dir, tiny_config(overrides))
         reference = Reference(policy, offload=True)
-        known.append(reference.policy.model)
-        reference.policy.model.model.register_forward_hook(lambda *_: seen.append("pass"))
+        known.append(reference.current.model)
+        reference.current.model.model.register_forward_hook(lambda *_: seen.append("pass"))
         return policy, reference
 
     return make
@@ -125,9 +118,9 @@ def test_every_pass_of_the_reference_is_between_its_arrival_and_its_leaving(offl
     seen, _ = visits
     rollouts = rollouts_of(policy)
     for use in (
-        lambda: reference.policy.logps(rollouts),
-        lambda: policy.measure(rollouts, reference.policy),
-        lambda: policy.divergences(rollouts, reference.policy),
+        lambda: reference.current.logps(rollouts),
+        lambda: policy.measure(rollouts, reference.current),
+        lambda: policy.divergences(rollouts, reference.current),
     ):
         seen.clear()
         use()
@@ -136,7 +129,7 @@ def test_every_pass_of_the_reference_is_between_its_arrival_and_its_leaving(offl
         assert "pass" in seen
         assert seen.count("ready") == 1
     seen.clear()
-    rollouts_of(reference.policy)
+    rollouts_of(reference.current)
     assert seen[0] == "ready"
     assert seen[-1] == "waiting"
 
@@ -156,10 +149,10 @@ def test_it_stays_for_the_backward_pass_of_an_exact_kl(offloaded, visits):
         group_advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]),
     )
     optimizer = SGD(policy.model.parameters(), lr=0.1)
-    live = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=LambdaLR(optimizer, lambda _: 1.0))
+    trainable = Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=LambdaLR(optimizer, lambda _: 1.0))
     config = load_config(None, {"loss.kl_estimator": "full", "loss.beta": 0.5})
-    updater = Updater(live=live, config=config)
-    batch = updater.prepare(rollouts, reference.policy.logps(rollouts), None)
+    updater = Updater(trainable=trainable, config=config)
+    batch = updater.prepare(rollouts, reference.current.logps(rollouts), None)
     policy.model.model.norm.weight.register_hook(lambda _: seen.append("gradient"))
     seen.clear()
     updater.update(batch, 1)
@@ -179,15 +172,15 @@ def test_log_probabilities_and_syncs_are_the_same(tiny_config, tiny_model_dir, s
             parameter.mul_(1.01)
     for reference in references:
         reference.sync(policy, share, 1)
-    one, other = (reference.policy.weights() for reference in references)
+    one, other = (reference.current.weights() for reference in references)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert references[0].distance(policy) == references[1].distance(policy)
-    assert torch.equal(references[0].policy.logps(rollouts), references[1].policy.logps(rollouts))
+    assert torch.equal(references[0].current.logps(rollouts), references[1].current.logps(rollouts))
 
 
 def test_copies_of_one_that_waits_wait_as_well(offloaded):
     _, reference = offloaded()
-    assert reference.policy.frozen_copy().used_on == reference.policy.used_on == torch.device("cpu")
+    assert reference.current.frozen_copy().used_on == reference.current.used_on == torch.device("cpu")
 
 
 def qwen(**values):

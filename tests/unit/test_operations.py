@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from grpo_core.generation import torch_sampler
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy.fast.lean import LeanDecoding
 from grpo_core.policy.forward import encode_prompts, expand_prefix
-from grpo_core.policy.lean_decoding import LeanDecoding
 from grpo_core.types import Prompt
 from tests.gpu.operations import CountedOperations
 from tests.policies import policy_of
@@ -58,7 +58,7 @@ def test_a_layer_runs_at_most_21_operations_for_a_token(family, dtype):
 
 
 def sample(tokens, eos=(599,)):
-    policy = policy_of(model("llama", 2), eos=eos, decoded_plainly_because=None)
+    policy = policy_of(model("llama", 2), eos=eos, lean=True)
     prompts = [Prompt(id=number, content="", text="", token_ids=(5, 6, 7 + number), columns={}) for number in range(3)]
     asked = SamplingSettings(group_size=4, max_completion_tokens=tokens)
     with CountedOperations() as counted:

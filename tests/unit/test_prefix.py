@@ -5,7 +5,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from grpo_core.algorithm.logprobs import token_logps
-from grpo_core.policy.forward import completion_hidden, encode_prompts, pad_left, vocabulary_head
+from grpo_core.policy.forward import completion_hidden, encode_prompts, vocabulary_head
 
 PROMPTS = ((5, 6, 7, 8, 9, 10, 11), (30, 31), (40, 41, 42, 43))
 COMPLETIONS = ((50, 51, 52), (53,), (54, 55, 56, 57, 58), (59, 60), (61, 62, 63), (64, 65, 66, 67))
@@ -83,12 +83,6 @@ def test_every_prompt_ends_where_a_plain_pass_over_it_ends(model):
         for row, prompt in enumerate(PROMPTS):
             alone = model.base_model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
             torch.testing.assert_close(prefix.last_hidden[row], alone, rtol=0, atol=1e-12)
-
-
-def test_prompts_are_padded_on_the_left():
-    ids, mask = pad_left([[7, 8, 9], [5]], torch.device("cpu"))
-    assert ids.tolist() == [[7, 8, 9], [0, 0, 5]]
-    assert mask.tolist() == [[True, True, True], [False, False, True]]
 
 
 def test_the_head_computes_in_the_precision_of_its_weights(tiny_model):

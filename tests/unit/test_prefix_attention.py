@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo_core.policy.prefix_attention import attend_from_completions
+from grpo_core.policy.fast.grouped import attend_from_completions
 
 P, G, T, S, HEADS, KV_HEADS, SIZE = 2, 3, 4, 5, 6, 2, 8
 

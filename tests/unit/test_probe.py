@@ -86,7 +86,7 @@ def test_it_is_the_sum_over_the_vocabulary_at_each_token(tiny_model, microbatch_
     reference = Reference(policy)
     moved(tiny_model)
     figures = figures_of(policy, reference)
-    expected = plain_kl(tiny_model, reference.policy.model)
+    expected = plain_kl(tiny_model, reference.current.model)
     assert expected > 1e-3
     assert figures["kl/probe/full"] == figures["kl/probe/full_init"] == pytest.approx(expected, rel=1e-4)
     assert 0 < figures["kl/probe/se"] == figures["kl/probe/se_init"] < expected
@@ -114,7 +114,7 @@ def test_the_other_divergences_are_those_of_plain_passes(tiny_model):
     reference = Reference(policy)
     moved(tiny_model, 0.1)
     figures = figures_of(policy, reference)
-    of_tokens = [torch.cat(one).numpy() for one in zip(*plain_logps(tiny_model, reference.start.model), strict=True)]
+    of_tokens = [torch.cat(one).numpy() for one in zip(*plain_logps(tiny_model, reference.initial.model), strict=True)]
     own, initial = np.exp(of_tokens[0]), np.exp(of_tokens[1])
     expected = {
         "forward_own_init": (initial * np.log(initial / own)).sum(-1).mean(),
@@ -144,7 +144,7 @@ def test_forgetting_is_measured_on_the_initial_policys_completions_after_a_sync_
 def test_one_completion_of_the_initial_policy_is_unbiased_for_the_forward_kl_of_whole_completions(tiny_model):
     """Over every completion of two tokens that there is, each with its probability."""
     policy = hot(tiny_model)
-    initial = Reference(policy).start
+    initial = Reference(policy).initial
     moved(tiny_model, 0.2)
     size = tiny_model.config.vocab_size
     pairs = torch.cartesian_prod(torch.arange(size), torch.arange(size))

@@ -76,9 +76,9 @@ def test_each_layer_runs_once_more_and_the_model_is_as_it_was(model):
     assert not any("forward" in vars(layer) for layer in layers)
 
 
-@pytest.mark.parametrize("padded_because", [None, "asked for"])
-def test_a_policy_keeps_less_and_gives_the_same(tiny_model, padded_because):
-    usual = policy_of(tiny_model, temperature=0.9, padded_because=padded_because)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_policy_keeps_less_and_gives_the_same(tiny_model, padded):
+    usual = policy_of(tiny_model, temperature=0.9, padded=padded)
     again = replace(usual, recomputed=True)
     completions = sampled(usual)
     rows = list(range(completions.num_rows))
@@ -95,7 +95,7 @@ def test_a_policy_keeps_less_and_gives_the_same(tiny_model, padded_because):
 
 
 def test_the_same_pass_repeats_bit_for_bit(tiny_model):
-    policy = policy_of(tiny_model, padded_because=None, recomputed=True)
+    policy = policy_of(tiny_model, padded=False, recomputed=True)
     completions = sampled(policy)
     once, twice = (gradients(tiny_model, policy.forward(completions, list(range(12))).logps) for _ in range(2))
     assert all(torch.equal(one, two) for one, two in zip(once, twice, strict=True))

@@ -1,6 +1,5 @@
 """Models made from nothing: the recipe alone decides them, and they can do a third of what they are trained for."""
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -48,16 +47,6 @@ def test_a_model_is_made_once_and_loads_as_any_other(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "models").iterdir() if path.name[0] != ".") == [folder.name]
     assert load_model(folder).num_parameters() == build_model(SHORT).num_parameters()
     assert load_tokenizer(folder).eos_token_id == 1
-
-
-@pytest.mark.usefixtures("short_recipe")
-def test_a_model_that_was_cut_is_made_again() -> None:
-    weights = resolve_model("scratch:sums") / "model.safetensors"
-    whole = weights.read_bytes()
-    os.truncate(weights, len(whole) // 2)
-    assert not is_made("scratch:sums")
-    assert resolve_model("scratch:sums") == weights.parent
-    assert weights.read_bytes() == whole
 
 
 @pytest.mark.usefixtures("short_recipe")
@@ -140,21 +129,3 @@ def test_after_its_warm_start_a_third_is_right() -> None:
     assert 0.25 < figures["eval/heldout/pass_at_1"] < 0.5
     assert 0.25 < figures["eval/heldout/greedy_accuracy"] < 0.7
     assert figures["eval/heldout/pass_at_4"] > 0.6
-
-
-def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
-    from grpo_core.machine.locks import waited_lock
-
-    waited = 0
-
-    def wait() -> None:
-        nonlocal waited
-        waited += 1
-        os.close(held.pop())  # the first is done
-
-    import fcntl
-
-    held = [os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)]
-    fcntl.flock(held[0], fcntl.LOCK_EX)
-    with waited_lock(tmp_path / "lock", "is tested", wait=wait):
-        assert waited == 1

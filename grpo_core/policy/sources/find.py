@@ -8,6 +8,7 @@ from grpo_core.policy.sources import bundled, scratch
 from grpo_core.policy.sources.pickled import as_safetensors, safetensors_here
 from grpo_core.policy.sources.weight_files import INDEX, PICKLED, weight_files
 
+CONFIG_FILE = "config.json"
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = ("*.safetensors", f"*.safetensors{INDEX}")
 PICKLES = (f"pytorch_model*{PICKLED}", f"pytorch_model*{PICKLED}{INDEX}")
@@ -29,9 +30,9 @@ def resolve_model(source: str, trust_remote_code: bool = False) -> Path:
     if source.startswith(scratch.PREFIX):
         return scratch.scratch_model_path(source.removeprefix(scratch.PREFIX))
     folder = folder_of(source) or _download(source, trust_remote_code)
-    if not (folder / "config.json").exists():
+    if not (folder / CONFIG_FILE).exists():
         raise ModelError(
-            f"model.source {source}: the folder has no config.json, so it is not a transformers model{policy_beside(folder)}"
+            f"model.source {source}: the folder has no {CONFIG_FILE}, so it is not a transformers model{policy_beside(folder)}"
         )
     return as_safetensors(source, folder)
 

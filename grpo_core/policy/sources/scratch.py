@@ -125,6 +125,17 @@ RECIPES = {
 }
 
 
+def recipe_of(name: str) -> Recipe:
+    """Return a recipe by its name.
+
+    Raises:
+        ModelError: the name is not known.
+    """
+    if name not in RECIPES:
+        raise ModelError(f"model.source {PREFIX}{name}: no such recipe; known: {', '.join(sorted(RECIPES))}")
+    return RECIPES[name]
+
+
 def is_made(source: str) -> bool:
     """Tell whether a `model.source` needs nothing to be made: it is no recipe's, or its model is in the cache."""
     recipe = RECIPES.get(source.removeprefix(PREFIX)) if source.startswith(PREFIX) else None
@@ -142,9 +153,7 @@ def scratch_model_path(name: str) -> Path:
         ModelError: the name is not known, or the cache folder cannot be used.
         BusyError: another process has been making it for too long.
     """
-    if name not in RECIPES:
-        raise ModelError(f"model.source {PREFIX}{name}: no such recipe; known: {', '.join(sorted(RECIPES))}")
-    recipe = RECIPES[name]
+    recipe = recipe_of(name)
 
     def make(folder: Path) -> None:
         logger.info("making %s%s, once: %d supervised steps on one core, half a minute", PREFIX, name, recipe.warm_up_steps)

@@ -2,28 +2,39 @@
 
 The tokens of a micro-batch are one long row, so embeddings, norms and matrix products see real tokens only. Attention alone
 knows of prompts and completions: a token sees its own completion up to itself, and the prompt that the G completions share
-(PrefixGrouper's idea; `prefix_attention.py`). Queries and keys are padded inside attention, where that is cheap; it is computed
-in fp32. It is for CPUs, whose attention kernel it calls.
+(PrefixGrouper's idea). Queries and keys are padded inside attention, where that is cheap; it is computed in fp32. It is for
+CPUs, whose flash kernel it calls.
+
+A completion's softmax over both is two attentions joined by their normalisers (as in ring attention, arXiv:2310.01889): with
+
+    o1, l1 = attention to the prompt, and the log of the sum of its exponentials
+    o2, l2 = causal attention to the completion's own tokens, and the same of it
+    l = log(exp l1 + exp l2)        o = exp(l1 - l) o1 + exp(l2 - l) o2
+
+The kernel's backward pass takes o and l, so each part's gradients follow from it without any matrix of scores.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.attention import attending, has_full_attention, refuse_unknown
-from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
+from grpo_core.policy.attention import attending, flash_attention, flash_attention_backward, has_full_attention
 from grpo_core.policy.device import Dtype
-from grpo_core.policy.forward import backbone
-from grpo_core.policy.prefix_attention import attend_from_completions
+from grpo_core.policy.fast.checked import CheckedTokens, why_different
+from grpo_core.policy.forward import backbone, vocabulary_head
 
 IMPLEMENTATION = "grpo_grouped"
 """Name of this attention in transformers' registry."""
+UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
+"""What some architectures ask of attention, and this one does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,29 +154,18 @@ def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tenso
 def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
     """Return why completions of a model are run with pad tokens; None where they are run without.
 
-    The log-probabilities of some tokens are computed both ways: an architecture whose tokens would see each other in any
-    other manner is run as it knows itself.
-
-    Args:
-        model: as it is loaded.
-        dtype: what its matrix products are computed in.
+    An architecture whose tokens would see each other in any other manner is run as it knows itself.
     """
     if model.device.type != "cpu":
         return "attention without them is for a CPU"
     if not has_full_attention(model.config.get_text_config()):
         return "the model has other layers than full attention"
-    try:
-        difference = mean_difference(model, dtype, lambda tokens: _of_checked(model, tokens))
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        return f"this architecture has an attention of its own ({type(error).__name__})"
-    if difference <= TOLERANCE[dtype]:
-        return None
-    return f"log-probabilities without pad tokens differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
 
+    def logits(tokens: CheckedTokens) -> Float[Tensor, "N V"]:
+        layout = GroupedTokens.of(tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask, model.device)
+        return vocabulary_head(model)(grouped_hidden(model, layout))
 
-def _of_checked(model: PreTrainedModel, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
-    layout = GroupedTokens.of(tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask, model.device)
-    return grouped_hidden(model, layout)
+    return why_different(model, dtype, logits)
 
 
 def _attention(
@@ -181,7 +181,8 @@ def _attention(
     **features: object,
 ) -> tuple[Float[Tensor, "1 N h d"], None]:
     """Attend as transformers' models call it: `query`, `key` and `value` of all tokens, positions applied."""
-    refuse_unknown(dropout, features)
+    if dropout or any(features.get(name) is not None for name in UNKNOWN_FEATURES):
+        raise NotImplementedError(f"attention with dropout or one of {', '.join(UNKNOWN_FEATURES)}")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     with torch.autocast(value.device.type, enabled=False):
@@ -209,3 +210,106 @@ AttentionInterface.register(IMPLEMENTATION, _attention)
 def _take(states: Float[Tensor, "n h d"], at: Int[Tensor, " m"]) -> Float[Tensor, "m h d"]:
     """Return `states[at]`. An embedding's gradient is summed in one order; that of an index is slow where order matters."""
     return functional.embedding(at, states.flatten(1)).view(len(at), *states.shape[1:])
+
+
+def attend_from_completions(
+    query: Float[Tensor, "P g t h d"],
+    own: tuple[Float[Tensor, "P g t k d"], Float[Tensor, "P g t k d"]],
+    prompt: tuple[Float[Tensor, "P S k d"], Float[Tensor, "P S k d"]],
+    *,
+    prompt_bias: Float[Tensor, "P 1 1 S"] | None,
+    scale: float,
+) -> Float[Tensor, "P g t h d"]:
+    """Return what each token of the completions sees; heads h are a multiple of the key-value heads k.
+
+    Args:
+        query: of the completions' tokens.
+        own: keys and values of the same tokens.
+        prompt: keys and values of the prompts' tokens.
+        prompt_bias: is added to the scores of the prompts' tokens, -inf hides one; None = all are seen.
+        scale: of all scores.
+    """
+    num_prompts, group, length, heads, size = query.shape
+    if not length:  # the kernel divides by it
+        return query
+    kv_heads = own[0].shape[3]
+    # Queries of all completions that meet the same keys of a prompt lie one after the other.
+    apart = query.view(num_prompts, group, length, kv_heads, heads // kv_heads, size).permute(0, 3, 1, 4, 2, 5)
+    own_key, own_value = (_for_each_head(states, heads) for states in own)
+    key, value = (states.transpose(1, 2) for states in prompt)
+    seen: Tensor = _TwoParts.apply(apart.contiguous(), own_key, own_value, key, value, prompt_bias, scale)  # type: ignore[no-untyped-call]
+    return seen.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
+
+
+def _for_each_head(states: Float[Tensor, "P g t k d"], heads: int) -> Float[Tensor, "B h t d"]:
+    """Return keys or values of completions, repeated for the heads that share them."""
+    return states.flatten(0, 1).transpose(1, 2).repeat_interleave(heads // states.shape[3], dim=1)
+
+
+class _TwoParts(Function):
+    """Queries [P, k, g, h/k, t, d]; a completion's own keys and values [P g, h, t, d]; those of its prompt [P, k, S, d]."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  # `apply` takes no others
+        ctx: Any,
+        query: Float[Tensor, "P k g s t d"],
+        own_key: Float[Tensor, "B h t d"],
+        own_value: Float[Tensor, "B h t d"],
+        prompt_key: Float[Tensor, "P k S d"],
+        prompt_value: Float[Tensor, "P k S d"],
+        bias: Float[Tensor, "P 1 1 S"] | None,
+        scale: float,
+    ) -> Float[Tensor, "P k g s t d"]:
+        to_prompt, to_own = _by_prompt(query), _by_row(query)
+        mask = None if bias is None else bias.expand(-1, 1, to_prompt.shape[2], -1)
+        prompt, prompt_sum = flash_attention(to_prompt, prompt_key, prompt_value, 0.0, False, attn_mask=mask, scale=scale)
+        own, own_sum = flash_attention(to_own, own_key, own_value, 0.0, True, scale=scale)
+        shape = query.shape
+        prompt, prompt_sum, own, own_sum = (
+            prompt.reshape(shape),
+            prompt_sum.reshape(shape[:-1]).unsqueeze(-1),
+            _apart(own, shape),
+            _apart(own_sum, shape[:-1]).unsqueeze(-1),
+        )
+        total = torch.logaddexp(prompt_sum, own_sum)
+        seen = torch.addcmul(prompt * (prompt_sum - total).exp(), own, (own_sum - total).exp())
+        ctx.save_for_backward(query, own_key, own_value, prompt_key, prompt_value, mask, seen, total.squeeze(-1))
+        ctx.scale = scale
+        return seen
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Float[Tensor, "P k g s t d"]) -> tuple[Float[Tensor, "..."] | None, ...]:
+        query, own_key, own_value, prompt_key, prompt_value, mask, seen, total = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        of_prompt = flash_attention_backward(
+            _by_prompt(gradient),
+            _by_prompt(query),
+            prompt_key,
+            prompt_value,
+            _by_prompt(seen),
+            total.flatten(2, 4),
+            0.0,
+            False,
+            attn_mask=mask,
+            scale=ctx.scale,
+        )
+        own = flash_attention_backward(
+            _by_row(gradient), _by_row(query), own_key, own_value, _by_row(seen), _by_row(total), 0.0, True, scale=ctx.scale
+        )
+        of_query = of_prompt[0].reshape(query.shape) + _apart(own[0], query.shape)
+        return of_query, own[1], own[2], of_prompt[1], of_prompt[2], None, None
+
+
+def _by_prompt(states: Float[Tensor, "P k g s t d"]) -> Float[Tensor, "P k Q d"]:
+    return states.flatten(2, 4)
+
+
+def _by_row(states: Tensor) -> Tensor:
+    """[P, k, g, s, t, ...] -> [P g, k s, t, ...]."""
+    return states.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+
+def _apart(states: Tensor, shape: torch.Size) -> Tensor:
+    """[P g, k s, t, ...] -> [P, k, g, s, t, ...], which is `shape`."""
+    prompts, kv_heads, group, sharing, *rest = shape
+    return states.reshape(prompts, group, kv_heads, sharing, *rest).transpose(1, 2)

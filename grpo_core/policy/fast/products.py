@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from grpo_core.policy.fast.packed import LEAST_WEIGHTS, packed_product
 from grpo_core.policy.linear import acting_weight, base_layer, linear_bias
 from grpo_core.policy.lora.delta import Delta
-from grpo_core.policy.packed import LEAST_WEIGHTS, packed_product
 
 Products = Callable[[Tensor], Sequence[Tensor]]
 """Of the same rows with several matrices."""

@@ -14,41 +14,40 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grpo_core.policy.checked import TOLERANCE
-from grpo_core.policy.device import Dtype, compute_in
-from grpo_core.policy.forward import backbone, vocabulary_head
+from grpo_core.policy.device import Dtype
+from grpo_core.policy.fast.checked import CheckedTokens, why_different
+from grpo_core.policy.forward import completion_hidden, vocabulary_head
 from grpo_core.policy.linear import acting_weight, base_layer, has_adapter, linear_bias, linear_layers
 from grpo_core.policy.lora.delta import Delta
 
 LEAST_WEIGHTS = 100_000
 """Smaller matrices stay in the processor's cache, and gain nothing."""
-CHECKED_TOKENS = 32
 
 
 def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
     """Return why the weights of a model are not packed here; None where they are.
 
-    The log-probabilities of some tokens are computed both ways: a product that is wrong on this processor is not used.
+    A product that is wrong on this processor is not used.
 
     Args:
         model: with fp32 weights.
         dtype: what its matrix products are computed in.
     """
-    reason = _why_impossible(model)
-    if reason is not None:
-        return reason
-    size = model.config.get_text_config().vocab_size
-    ids = (torch.arange(CHECKED_TOKENS) * max(1, size // CHECKED_TOKENS) % size).unsqueeze(0)
-    try:
-        plain = _all_logps(model, ids, dtype)
+    if model.device.type != "cpu":
+        return "they are for a CPU"
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return "the processor has no AVX-512"
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no oneDNN"
+    if not any(map(_is_large, linear_layers(model))):
+        return f"no matrix has {LEAST_WEIGHTS} weights"
+
+    def logits(tokens: CheckedTokens) -> Float[Tensor, "N V"]:
         with prepared_weights(model, dtype):
-            packed = _all_logps(model, ids, dtype)
-    except (RuntimeError, AttributeError, TypeError) as error:  # of another torch, these operations may not be the same
-        return f"this torch cannot pack them ({type(error).__name__})"
-    difference = float((plain.exp() * (packed - plain).abs()).sum(dim=-1).mean())
-    if difference <= TOLERANCE[dtype]:
-        return None
-    return f"log-probabilities with packed weights differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
+            hidden = completion_hidden(model, tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask)
+            return vocabulary_head(model)(hidden[tokens.mask])
+
+    return why_different(model, dtype, logits)
 
 
 @contextlib.contextmanager
@@ -105,23 +104,6 @@ def _with_adapter(product: Callable[[Tensor], Tensor], delta: Delta, dtype: torc
     return lambda rows: product(rows) + nn.functional.linear(nn.functional.linear(rows.to(dtype), a), b)
 
 
-def _why_impossible(model: PreTrainedModel) -> str | None:
-    if model.device.type != "cpu":
-        return "they are for a CPU"
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        return "the processor has no AVX-512"
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return "this torch has no oneDNN"
-    return None if any(map(_is_large, linear_layers(model))) else f"no matrix has {LEAST_WEIGHTS} weights"
-
-
 def _is_large(module: nn.Module) -> bool:
     weight = base_layer(module).weight
     return weight.numel() >= LEAST_WEIGHTS and weight.dtype in (torch.float32, torch.bfloat16)
-
-
-@torch.no_grad()
-def _all_logps(model: PreTrainedModel, ids: Tensor, dtype: Dtype) -> Tensor:
-    with compute_in(dtype, ids.device):
-        hidden = backbone(model)(input_ids=ids).last_hidden_state
-        return torch.log_softmax(vocabulary_head(model)(hidden).float(), dim=-1)

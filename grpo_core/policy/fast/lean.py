@@ -24,13 +24,12 @@ from transformers import PreTrainedModel
 
 from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
 from grpo_core.policy.attention import flash_attention, has_full_attention
-from grpo_core.policy.checked import TOLERANCE, CheckedTokens, mean_difference
-from grpo_core.policy.device import Dtype, attention_dtype, is_out_of_memory
+from grpo_core.policy.device import Dtype, attention_dtype
+from grpo_core.policy.fast.checked import CheckedTokens, why_different
+from grpo_core.policy.fast.packed import packed_product
+from grpo_core.policy.fast.products import Products, joined_products
 from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
-from grpo_core.policy.fused import EAGER, Fused
 from grpo_core.policy.linear import base_layer
-from grpo_core.policy.packed import packed_product
-from grpo_core.policy.products import Products, joined_products
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -63,7 +62,6 @@ class Layer:
     kv_heads: int
     scale: float
     dtype: torch.dtype
-    fused: Fused
     before_attention: Norm
     before_mlp: Norm
     of_heads: tuple[Norm, Norm] | None
@@ -81,21 +79,28 @@ class Layer:
         bias: Float[Tensor, "B 1 1 most"] | None,
     ) -> None:
         """Add what the layer does to `x`, in place."""
-        fused, (before, between) = self.fused, (self.before_attention, self.before_mlp)
-        qk, value = self.qk_and_v(fused.normed(x, before.weight, before.eps, self.dtype))
+        qk, value = self.qk_and_v(self.before_attention(x).to(self.dtype))
         qk = qk.view(len(x), self.heads + self.kv_heads, -1)
         if self.of_heads is not None:
             parts = zip(self.of_heads, torch.split(qk, [self.heads, self.kv_heads], dim=1), strict=True)
             qk = torch.cat([norm(part.to(norm.weight.dtype)) for norm, part in parts], dim=1)
-        query, key = torch.split(fused.rotated(qk, *rotation, self.dtype), [self.heads, self.kv_heads], dim=1)
+        query, key = torch.split(_rotated(qk, *rotation).to(self.dtype), [self.heads, self.kv_heads], dim=1)
         keys, values = cache.update(key.unsqueeze(2), value.view(len(x), self.kv_heads, 1, -1))
         folded = query.view(len(x), self.kv_heads, self.heads // self.kv_heads, -1)
         mask = None if bias is None else bias[..., : keys.shape[2]].expand(-1, 1, folded.shape[2], -1)
         seen = _attend(folded, keys, values, mask, self.scale)
         (out,) = self.out(seen.reshape(len(x), -1))
-        gate, up = self.gate_and_up(fused.added_and_normed(x, out, between.weight, between.eps, self.dtype))
-        (down,) = self.down(fused.activated(gate, up))
+        x.add_(out)
+        gate, up = self.gate_and_up(self.before_mlp(x).to(self.dtype))
+        (down,) = self.down(functional.silu(gate).mul_(up))
         x.add_(down)
+
+
+def _rotated(
+    states: Float[Tensor, "B n d"], cosine: Float[Tensor, "B 1 d"], sine: Float[Tensor, "B 1 d"]
+) -> Float[Tensor, "B n d"]:
+    """Apply rotary positions; the sign of the second half's rotation is in the sine."""
+    return torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, dims=-1), sine)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -107,7 +112,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeanDecoding:
-    """See `decoding.Decoding`."""
+    """See `plain.PlainDecoding`."""
 
     model: PreTrainedModel
     dtype: torch.dtype
@@ -116,14 +121,13 @@ class LeanDecoding:
     head: Product
 
     @classmethod
-    def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool, fused: Fused = EAGER) -> "LeanDecoding":
+    def of(cls, model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> "LeanDecoding":
         """Take the weights of a model as they are now.
 
         Args:
             model: one that `why_not_lean` has found fit.
             dtype: of the products of its layers.
             packed: whether large matrices are packed (`packed.py`).
-            fused: what is run between products.
         """
 
         def product(*parts: Sequence[nn.Linear]) -> Products:
@@ -133,14 +137,14 @@ class LeanDecoding:
         return cls(
             model=model,
             dtype=dtype,
-            layers=[_layer(module, product, dtype, fused) for module in inner.layers],
+            layers=[_layer(module, product, dtype) for module in inner.layers],
             last_norm=Norm.of(inner.norm),
             head=packed_product(head.weight.detach(), head.bias, packed=packed),
         )
 
     @property
     def logits(self) -> Product:
-        """See `Decoding.logits`."""
+        """See `PlainDecoding.logits`."""
 
         def project(hidden: Tensor) -> Tensor:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -149,7 +153,7 @@ class LeanDecoding:
         return project
 
     def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
-        """See `Decoding.after`."""
+        """See `PlainDecoding.after`."""
         grow_in_place(prefix.cache, self.dtype, most_tokens)
         return LeanDecoder(self, prefix, most_tokens)
 
@@ -159,14 +163,13 @@ def _inner(model: PreTrainedModel) -> Any:
     return backbone(model)
 
 
-def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype, fused: Fused) -> Layer:
+def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     return Layer(
         heads=base_layer(attention.q_proj).out_features // attention.head_dim,
         kv_heads=base_layer(attention.k_proj).out_features // attention.head_dim,
         scale=attention.scaling,
         dtype=dtype,
-        fused=fused,
         before_attention=Norm.of(module.input_layernorm),
         before_mlp=Norm.of(module.post_attention_layernorm),
         of_heads=(Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if hasattr(attention, "q_norm") else None,
@@ -178,7 +181,7 @@ def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype, fu
 
 
 class LeanDecoder:
-    """See `decoding.Decoder`."""
+    """See `plain.PlainDecoder`."""
 
     def __init__(self, decoding: LeanDecoding, prefix: EncodedPrefix, most_tokens: int) -> None:
         """Continue a prefix whose cache grows in place."""
@@ -193,7 +196,7 @@ class LeanDecoder:
             self._bias = bias.masked_fill_(~seen, -torch.inf)[:, None, None]
 
     def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
-        """See `Decoder.run`."""
+        """See `PlainDecoder.run`."""
         decoding, rotation = self._decoding, (self._cosine[self._positions], self._sine[self._positions])
         with torch.autocast(tokens.device.type, enabled=False):
             x: Tensor = self._embed(tokens).clone()
@@ -203,7 +206,7 @@ class LeanDecoder:
             return decoding.last_norm(x)
 
     def keep(self, rows: Int[Tensor, " b"]) -> None:
-        """See `Decoder.keep`."""
+        """See `PlainDecoder.keep`."""
         self._cache.batch_select_indices(rows)
         self._positions = self._positions[rows]
         self._bias = None if self._bias is None else self._bias[rows]
@@ -217,36 +220,14 @@ def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)
 
 
-def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool, fused: Fused = EAGER) -> str | None:
+def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str | None:
     """Return why a model is decoded as transformers runs it; None where its layers are run here.
-
-    The log-probabilities of some tokens are computed both ways.
 
     Args:
         model: as it is loaded.
         dtype: what its matrix products are computed in.
         packed: whether its large matrices would be packed.
-        fused: what would be run between products.
     """
-    reason = _why_other(model)
-    if reason is not None:
-        return reason
-    try:
-        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed, fused=fused)
-        difference = mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits)
-        if fused is not EAGER:  # one row has kernels of its own, which would else be compiled in the middle of a rollout
-            mean_difference(model, dtype, lambda tokens: _decoded(decoding, tokens), decoding.logits, rows=1)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        failing = "this version of transformers has other layers" if fused is EAGER else "they cannot be compiled here"
-        return f"{failing} ({type(error).__name__})"
-    if difference <= TOLERANCE[dtype]:
-        return None
-    return f"log-probabilities of its layers run here differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
-
-
-def _why_other(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
         return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
@@ -255,12 +236,14 @@ def _why_other(model: PreTrainedModel) -> str | None:
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     rotation = getattr(getattr(_inner(model), "rotary_emb", None), "rope_type", None)
-    return None if rotation in ROTATIONS else f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
+    if rotation not in ROTATIONS:
+        return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
 
+    def logits(tokens: CheckedTokens) -> Float[Tensor, "N V"]:
+        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
+        prefix = expand_prefix(encode_prompts(model, tokens.prompts), tokens.prompt_of_row)
+        decoder = decoding.after(prefix, tokens.ids.shape[1])
+        states = [prefix.last_hidden, *(decoder.run(column) for column in tokens.ids[:, :-1].unbind(1))]
+        return decoding.logits(torch.stack(states, dim=1)[tokens.mask])
 
-def _decoded(decoding: LeanDecoding, tokens: CheckedTokens) -> Float[Tensor, "N H"]:
-    """Return the hidden states that predict the completion tokens, each run after the one before it."""
-    prefix = expand_prefix(encode_prompts(decoding.model, tokens.prompts), tokens.prompt_of_row)
-    decoder = decoding.after(prefix, tokens.ids.shape[1])
-    states = [prefix.last_hidden, *(decoder.run(column) for column in tokens.ids[:, :-1].unbind(1))]
-    return torch.stack(states, dim=1)[tokens.mask]
+    return why_different(model, dtype, logits)
