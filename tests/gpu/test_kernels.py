@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from grpo_core.policy.fast.lean_decoding import why_not_lean
+from grpo_core.policy.fast.lean import why_not_lean
 from torch import distributed, multiprocessing
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
