@@ -9,7 +9,6 @@ from typing import Literal
 from prefect import flow
 
 from flows.form import form
-from flows.naming import name_export
 from flows.parameters import Name, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.export.choice import ExportWish
@@ -23,8 +22,8 @@ from tasks.run.exporting import (
 )
 
 
-@form()
-@flow(name="grpo-export", flow_run_name=name_export)
+@form
+@flow(name="grpo-export", flow_run_name="export of {run}")
 def grpo_export(
     *,
     run: Name,

@@ -7,11 +7,9 @@ import typer
 
 from flows.terminal import AsJson, echo, echo_json, echo_warnings, messages_to_stderr
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import ConfigError, GrpoError
 
 if TYPE_CHECKING:
     from grpo_core.compare.comparison import RunComparison
-    from grpo_core.compare.runs import Source
 
 COMPARISONS = Path("runs/comparisons")
 """Where comparisons are written unless another folder is given."""
@@ -26,15 +24,12 @@ def compare(
         Path | None,
         typer.Option(help="Folder of the page, pictures and tables; a new one under runs/comparisons/ if left out."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Write the page again while the runs train.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw the curves of several runs over each other, list what differs and since when.
 
     Exit code 1 if one of them cannot be read, 2 if none can.
     """
-    if watch and as_json:
-        raise ConfigError("--json prints one document, which --watch would print again and again; leave out one of them")
     for name in runs:
         refuse_credentials("RUN", name)
     from grpo_core.compare.comparison import compare_sources
@@ -43,41 +38,17 @@ def compare(
 
     with messages_to_stderr(as_json), located_runs(runs) as given:
         comparison = compare_sources(given)
-        _warn(comparison)
+        echo_warnings([*(f"not compared: {one.source.given}: {one.fault}" for one in comparison.unread), *comparison.notes])
         if as_json:
             if out is not None:
                 write_comparison(comparison, out)
         else:
             _show_runs(comparison)
-            _write(given, comparison, out or _new_folder(comparison), watch=watch)
+            echo(str(write_comparison(comparison, out or _new_folder(comparison))))
     if as_json:
         echo_json(comparison.document)
     if comparison.unread:
         raise typer.Exit(1)
-
-
-def _write(given: "tuple[Source, ...]", comparison: "RunComparison", folder: Path, *, watch: bool) -> None:
-    from grpo_core.compare.files import write_comparison
-    from grpo_core.compare.watching import is_under_way
-
-    if watch and is_under_way(given, comparison):
-        _watch(given, comparison, folder)
-    else:
-        echo(str(write_comparison(comparison, folder)))
-
-
-def _watch(given: "tuple[Source, ...]", comparison: "RunComparison", folder: Path) -> None:
-    from grpo_core.compare.files import ComparisonDir
-    from grpo_core.compare.watching import watch_runs
-
-    page = ComparisonDir(folder).page
-    echo(f"writing {page} while the runs train; Ctrl-C ends")
-    try:
-        watch_runs(given, comparison, folder, _show_progress)
-    except KeyboardInterrupt:
-        echo(str(page))
-        raise typer.Exit(130) from None
-    echo(str(page))
 
 
 def _new_folder(comparison: "RunComparison") -> Path:
@@ -85,16 +56,8 @@ def _new_folder(comparison: "RunComparison") -> Path:
     from grpo_core.run.flow_folder import make_folder
 
     folder = make_folder(comparison_name(comparison), COMPARISONS)
-    try:
-        ComparisonDir(folder).mark("comparison")
-    except GrpoError:
-        folder.rmdir()  # made a moment ago
-        raise
+    ComparisonDir(folder).mark("comparison")
     return folder
-
-
-def _warn(comparison: "RunComparison") -> None:
-    echo_warnings([*(f"not compared: {one.source.given}: {one.fault}" for one in comparison.unread), *comparison.notes])
 
 
 def _show_runs(comparison: "RunComparison") -> None:
@@ -109,8 +72,3 @@ def _show_runs(comparison: "RunComparison") -> None:
         else:
             echo(f"  {found.label}: differs from {found.against} since step {found.first.step} ({found.first.key})")
     echo()
-
-
-def _show_progress(comparison: "RunComparison") -> None:
-    states = (f"{one.label} {one.run.last_step}/{one.run.config.training.steps}" for one in comparison.runs)
-    echo("  " + ", ".join(states))
