@@ -3,18 +3,15 @@
 import html
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_core.run.journal import Journal
-from tests.compared import evaluate, step_figures, write_compared
+from tests.compared import step_figures, write_compared
 from tests.security.browser import Browser, chromium, running_browser
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +71,6 @@ def test_the_last_line_is_the_page_and_a_damaged_run_is_named(folder: Path) -> N
     ("arguments", "message"),
     [
         (["nowhere"], "there is no such folder"),
-        (["zero", "--json", "--watch"], "--json prints one document"),
         (["zero", "--out", "small"], "is the folder of a run; give another --out"),
         (["a" * 32], "set MLFLOW_TRACKING_URI to the run's store"),
     ],
@@ -84,71 +80,6 @@ def test_what_cannot_be_compared_is_refused(folder: Path, arguments: list[str], 
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.proof
-def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
-    run = write_compared(tmp_path / "run", {"training.steps": 4}, steps=2, end=None)
-    # The process of the test stands for the training: while it lives, the run has not ended.
-    run.process_file.write_text(json.dumps({"pid": os.getpid(), "returncode": None, "left": False}))
-    with _watching(tmp_path) as (process, page):
-        _wait_for(lambda: page.exists() and '"last_step": 2' in page.read_text())
-        assert '"reload_seconds": 10.0' in page.read_text()
-        journal = Journal(run.journal_file)
-        for step in (3, 4):
-            journal.append("step", step, {"metrics": step_figures(step, seed=0, beta=0.04, syncs=())})
-        _wait_for(lambda: '"last_step": 4' in page.read_text())
-        evaluate(journal, "final", 4, [True, False])
-        journal.append("end", 4, {"status": "finished", "reason": None})
-        journal.close()
-        output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0
-    assert output.splitlines()[-1] == str(page.relative_to(tmp_path))
-    assert '"reload_seconds": null' in page.read_text()
-    assert '"state": "finished"' in page.read_text()
-
-
-@pytest.mark.proof
-def test_ctrl_c_ends_watching_with_130_and_a_page_that_reloads_no_more(tmp_path: Path) -> None:
-    run = write_compared(tmp_path / "run", steps=2, end=None)
-    run.process_file.write_text(json.dumps({"pid": os.getpid(), "returncode": None, "left": False}))
-    with _watching(tmp_path) as (process, page):
-        _wait_for(lambda: page.exists() and '"last_step": 2' in page.read_text())
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
-    assert output.splitlines()[-1] == str(page.relative_to(tmp_path))
-    assert '"reload_seconds": null' in page.read_text()
-
-
-class _watching:  # noqa: N801
-    """A `grpo compare run --watch --out out` in a folder; killed at the end if it still runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> tuple["subprocess.Popen[str]", Path]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "compare", "run", "--watch", "--out", "out"],
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return self._process, self._folder / "out" / "compare.html"
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
-def _wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 # The page
