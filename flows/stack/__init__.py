@@ -1,4 +1,4 @@
-"""The local stack: a Prefect server, an MLflow server and workers on this machine, up and down with one command each.
+"""The local stack: a Prefect server, an MLflow server and one worker on this machine, up and down with one command each.
 
 `commands` has names and command lines, `services` starts each program and knows whether it works, `processes` finds and ends
 them, `state` remembers the stack in one folder that is its owner's alone, `prefect_api` makes pool, deployments and automations

@@ -60,12 +60,10 @@ def check_services() -> None:
 
 def prepare_mlflow() -> None:
     """Make the bucket of the artifacts, and the user as whom workers log in."""
-    from mlflow.server.auth.config import read_auth_config
-
-    from tasks.tracking.schema import ensure_user
+    from tasks.tracking.schema import ensure_user, users_database
 
     _make_bucket()
-    ensure_user(read_auth_config().database_uri, WORKER, os.environ["MLFLOW_WORKER_PASSWORD"])
+    ensure_user(users_database(), WORKER, os.environ["MLFLOW_WORKER_PASSWORD"])
 
 
 def _make_bucket() -> None:
@@ -81,11 +79,9 @@ def _make_bucket() -> None:
 
 def upgrade_mlflow() -> None:
     """Bring MLflow's two databases to the version that is installed; the server must not run meanwhile."""
-    from mlflow.server.auth.config import read_auth_config
+    from tasks.tracking.schema import upgrade_schema, users_database
 
-    from tasks.tracking.schema import upgrade_schema
-
-    upgrade_schema(os.environ["MLFLOW_BACKEND_STORE_URI"], read_auth_config().database_uri)
+    upgrade_schema(os.environ["MLFLOW_BACKEND_STORE_URI"], users_database())
 
 
 ROLES = {
