@@ -42,10 +42,10 @@ RUN pip install --no-deps .
 FROM base AS servers
 COPY --from=servers-built /opt/venv /opt/venv
 COPY --from=commit /built_from.json /app/built_from.json
-COPY prefect.yaml ./
+COPY prefect.yaml docker/refuse-examples.sh docker/entrypoint.py docker/mlflow-auth.ini ./
 ENV GRPO_BUILT_FROM=/app/built_from.json
 USER 1000:1000
-CMD ["python", "-m", "flows.stack.cluster", "prefect-server"]
+ENTRYPOINT ["sh", "/app/refuse-examples.sh", "python", "/app/entrypoint.py"]
 
 FROM builder AS trainer-packages
 # On a GPU host the registry serves torch's CUDA build.
@@ -60,11 +60,11 @@ RUN pip install --no-deps .
 FROM base AS trainer
 COPY --from=trainer-built /opt/venv /opt/venv
 COPY --from=commit /built_from.json /app/built_from.json
-COPY prefect.yaml ./
+COPY prefect.yaml docker/refuse-examples.sh docker/entrypoint.py ./
 COPY configs ./configs
 ENV GRPO_BUILT_FROM=/app/built_from.json
 USER 1000:1000
-CMD ["python", "-m", "flows.stack.cluster", "worker"]
+ENTRYPOINT ["sh", "/app/refuse-examples.sh", "python", "/app/entrypoint.py"]
 
 # A vLLM server for rollouts, without the trainer: vLLM needs other versions of packages that Prefect needs. VLLM: cuda or cpu.
 FROM builder AS vllm-built

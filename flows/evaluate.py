@@ -8,12 +8,11 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import form, name_or_path
-from flows.naming import name_evaluation_run
-from flows.parameters import NO_OVERRIDES, Name, NonNegativeInt, Overrides, PositiveInt
+from flows.form import form
+from flows.naming import show_run
+from flows.parameters import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
-from grpo_core.config.presets import preset_names
 from grpo_core.evaluation.plan import EvaluationPlan
 from tasks.run.evaluation_run import open_evaluation, prepare_evaluation_data
 from tasks.run.inputs import prepare_model
@@ -22,19 +21,20 @@ from tasks.run.reporting import RunSummary, report_evaluation
 from tasks.run.setup import hold_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
-KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples"}
+KEYS = {"data": "data.source", "num_prompts": "evaluation.num_prompts", "samples": "evaluation.samples", **NAME_KEY}
 
 
-@form(config=name_or_path(preset_names(), "Preset"))
-@flow(name="grpo-evaluate", flow_run_name=name_evaluation_run)
+@form
+@flow(name="grpo-evaluate", flow_run_name="{policy}")
 def grpo_evaluate(
     *,
     policy: Name,
     data: str | None = None,
-    config: str | None = None,
+    config: Config | None = None,
     num_prompts: PositiveInt | None = None,
     samples: NonNegativeInt | None = None,
     overrides: Overrides = NO_OVERRIDES,
+    name: Name | None = None,
     run_dir: str | None = None,
 ) -> RunSummary:
     """Evaluate a policy: greedy accuracy and pass@k with their intervals, and every completion.
@@ -50,15 +50,18 @@ def grpo_evaluate(
         samples: `evaluation.samples`: sampled completions of each prompt, for pass@k. 0 = greedy only. Left out, as in `config`
             or the policy's run.
         overrides: Any other keys, for example {"data.prompt_column": "problem"}.
+        name: `tracking.run_name`, in Prefect and MLflow; left out, one of policy and data.
         run_dir: Folder of the evaluation; left out, a new one under `runs/`.
     """
-    knobs = merge_knobs({"data": data, "num_prompts": num_prompts, "samples": samples}, overrides, KEYS)
-    return _evaluate(open_evaluation(policy, config, knobs, Path(run_dir) if run_dir else None))
+    knobs = {"data": data, "num_prompts": num_prompts, "samples": samples, "name": name}
+    values = merge_knobs(knobs, overrides, KEYS)
+    return _evaluate(open_evaluation(policy, config, values, Path(run_dir) if run_dir else None))
 
 
 @ends_when_asked
 def _evaluate(plan: EvaluationPlan) -> RunSummary:
     with hold_run(plan.run_path, is_new=True):
+        show_run(plan.run_path, is_new=True)
         tracked = open_tracking(plan.run_path)
         with end_tracking(plan.run_path, tracked):
             prepare_model(plan.run_path, prepare_evaluation_data(plan))

@@ -9,15 +9,14 @@ from typing import Literal
 from prefect import flow
 
 from flows.form import form
-from flows.naming import name_export
 from flows.parameters import Name, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.export.choice import ExportWish
 from tasks.run.exporting import ExportSummary, export_run, show_export
 
 
-@form()
-@flow(name="grpo-export", flow_run_name=name_export)
+@form
+@flow(name="grpo-export", flow_run_name="export of {run}")
 def grpo_export(
     *,
     run: Name,

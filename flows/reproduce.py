@@ -8,16 +8,18 @@ from pathlib import Path
 from prefect import flow
 
 from flows.form import form
-from flows.naming import name_reproduction
-from flows.parameters import NO_OVERRIDES, Name, Overrides
+from flows.parameters import NAME_KEY, NO_OVERRIDES, Name, Overrides
 from flows.train import run_training
+from grpo_core.config import merge_knobs
 from tasks.run.reporting import RunSummary
 from tasks.run.reproduction import open_reproduction, say_changes
 
 
-@form()
-@flow(name="grpo-reproduce", flow_run_name=name_reproduction)
-def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: str | None = None) -> RunSummary:
+@form
+@flow(name="grpo-reproduce", flow_run_name="{run} again")
+def grpo_reproduce(
+    *, run: Name, overrides: Overrides = NO_OVERRIDES, name: Name | None = None, run_dir: str | None = None
+) -> RunSummary:
     """Repeat a run and report, step by step, whether it is identical.
 
     What differs in the environment (code, versions, processor, threads) is listed before anything starts.
@@ -25,8 +27,10 @@ def grpo_reproduce(*, run: Name, overrides: Overrides = NO_OVERRIDES, run_dir: s
     Args:
         run: A run dir, or an MLflow run id.
         overrides: Keys to change, for example {"training.seed": 1}: the comparison shows what that changes.
+        name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is repeated.
         run_dir: Folder of the repetition; left out, a new one under `runs/`.
     """
-    run_path = open_reproduction(run, overrides, Path(run_dir) if run_dir else None)
+    values = merge_knobs({"name": name}, overrides, NAME_KEY)
+    run_path = open_reproduction(run, values, Path(run_dir) if run_dir else None)
     say_changes(run_path)
     return run_training(run_path, is_new=True)

@@ -7,18 +7,17 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import form, name_or_path
-from flows.naming import name_resumed_sweep, name_sweep, tag_sweep
-from flows.parameters import NO_OVERRIDES, Name, Overrides
+from flows.form import form
+from flows.naming import tag_sweep
+from flows.parameters import NO_OVERRIDES, Name, Overrides, SweepFile
 from flows.signals import ends_when_asked
-from grpo_core.config.presets import SWEEPS, preset_names
 from tasks.sweep.stages import SweepSummary, hold_sweep, open_sweep, refuse_failures, report_sweep, run_arms
 from tasks.tracking.sweep import end_sweep, track_sweep
 
 
-@form(sweep=name_or_path(preset_names(SWEEPS), "File in configs/sweeps/"))
-@flow(name="grpo-sweep", flow_run_name=name_sweep)
-def grpo_sweep(*, sweep: Name, overrides: Overrides = NO_OVERRIDES, sweep_dir: str | None = None) -> SweepSummary:
+@form
+@flow(name="grpo-sweep", flow_run_name="{sweep}")
+def grpo_sweep(*, sweep: SweepFile, overrides: Overrides = NO_OVERRIDES, sweep_dir: str | None = None) -> SweepSummary:
     """Run every arm of a sweep once per seed, and report which arms differ, with confidence intervals.
 
     Everything that can be refused is refused before the first run. A run that fails is recorded and does not end the sweep, up
@@ -32,8 +31,8 @@ def grpo_sweep(*, sweep: Name, overrides: Overrides = NO_OVERRIDES, sweep_dir: s
     return run_sweep(open_sweep(sweep, overrides, Path(sweep_dir) if sweep_dir else None))
 
 
-@form()
-@flow(name="grpo-sweep", flow_run_name=name_resumed_sweep)
+@form
+@flow(name="grpo-sweep", flow_run_name="{sweep_dir}, resumed")
 def resume_sweep(*, sweep_dir: Name, retry_failed: bool = False) -> SweepSummary:
     """Resume an interrupted sweep: finished runs are not run again, interrupted ones are resumed, the search continues.
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import form, knob_values, name_or_path
-from flows.naming import name_resumed_run, name_training, tag_flow_run
-from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
+from flows.form import form
+from flows.naming import show_run
+from flows.parameters import NAME_KEY, NO_OVERRIDES, Config, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import ends_when_asked
 from grpo_core.config import merge_knobs
-from grpo_core.config.presets import preset_names
+from grpo_core.config.loading import KNOBS
 from tasks.run.disk import check_disk
 from tasks.run.inputs import prepare_data, prepare_model
 from tasks.run.memory import say_memory, say_slow_dtype
@@ -27,16 +27,17 @@ from tasks.run.setup import Repair, hold_run, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 
-@form(config=name_or_path(preset_names(), "Preset"), **knob_values())
-@flow(name="grpo", flow_run_name=name_training)
+@form
+@flow(name="grpo", flow_run_name="{config}")
 def grpo(
     *,
-    config: Name = "quickstart",
+    config: Config = "quickstart",
     beta: NonNegativeFloat | None = None,
     group_size: PositiveInt | None = None,
     ref_sync_steps: NonNegativeInt | None = None,
     seed: NonNegativeInt | None = None,
     overrides: Overrides = NO_OVERRIDES,
+    name: Name | None = None,
     run_dir: str | None = None,
 ) -> RunSummary:
     """Train a policy with GRPO and report the result.
@@ -51,14 +52,16 @@ def grpo(
         ref_sync_steps: `reference.sync_steps`: the reference becomes the policy every so many steps. 0 = never.
         seed: `training.seed`, of prompt order and sampling.
         overrides: Any other keys, for example {"training.steps": 20, "optimizer.lr": 2e-6}.
+        name: `tracking.run_name`, in Prefect and MLflow; left out, one of what is swept or overridden.
         run_dir: Folder of the run; left out, a new one under `runs/`.
     """
-    knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed}
-    return run_training(open_run(config, merge_knobs(knobs, overrides), Path(run_dir) if run_dir else None), is_new=True)
+    knobs = {"beta": beta, "group_size": group_size, "ref_sync_steps": ref_sync_steps, "seed": seed, "name": name}
+    values = merge_knobs(knobs, overrides, {**KNOBS, **NAME_KEY})
+    return run_training(open_run(config, values, Path(run_dir) if run_dir else None), is_new=True)
 
 
-@form()
-@flow(name="grpo", flow_run_name=name_resumed_run)
+@form
+@flow(name="grpo", flow_run_name="{run_dir}, resumed")
 def resume(
     *,
     run_dir: Name,
@@ -86,7 +89,7 @@ def resume(
 def run_training(run_path: Path, *, is_new: bool = False) -> RunSummary:
     """Do what is left to do of the run in a folder; where a new one fails before anything has run, nothing is left of it."""
     with hold_run(run_path, is_new=is_new):
-        tag_flow_run(run_path)
+        show_run(run_path, is_new=is_new)
         tracked = open_tracking(run_path)
         with end_tracking(run_path, tracked):
             say_slow_dtype(run_path)

@@ -7,7 +7,6 @@ import typer
 
 from flows.terminal import AsJson, echo, echo_json, echo_warnings, messages_to_stderr
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import GrpoError
 
 if TYPE_CHECKING:
     from grpo_core.compare.comparison import RunComparison
@@ -39,7 +38,7 @@ def compare(
 
     with messages_to_stderr(as_json), located_runs(runs) as given:
         comparison = compare_sources(given)
-        _warn(comparison)
+        echo_warnings([*(f"not compared: {one.source.given}: {one.fault}" for one in comparison.unread), *comparison.notes])
         if as_json:
             if out is not None:
                 write_comparison(comparison, out)
@@ -57,16 +56,8 @@ def _new_folder(comparison: "RunComparison") -> Path:
     from grpo_core.run.flow_folder import make_folder
 
     folder = make_folder(comparison_name(comparison), COMPARISONS)
-    try:
-        ComparisonDir(folder).mark("comparison")
-    except GrpoError:
-        folder.rmdir()  # made a moment ago
-        raise
+    ComparisonDir(folder).mark("comparison")
     return folder
-
-
-def _warn(comparison: "RunComparison") -> None:
-    echo_warnings([*(f"not compared: {one.source.given}: {one.fault}" for one in comparison.unread), *comparison.notes])
 
 
 def _show_runs(comparison: "RunComparison") -> None:

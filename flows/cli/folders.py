@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from flows.terminal import echo
@@ -17,17 +16,8 @@ OF_MODEL = "model."
 """How messages about a model that cannot be used begin: with the key that names it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Left:
-    """A folder whose command is about to end with an error, an interruption or an early stop."""
-
-    path: Path
-    was_interrupted: bool
-    reason: str
-
-
-_left: list[_Left] = []
-"""At most one: of the command that this process runs."""
+_left: list[tuple[Path, BaseException]] = []
+"""At most one: the folder of the command that this process runs, which is about to end, and with what."""
 
 
 @contextlib.contextmanager
@@ -37,7 +27,7 @@ def working_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _left[:] = [_Left(path=folder, was_interrupted=not isinstance(error, Exception), reason=str(error))]
+        _left[:] = [(folder, error)]
         raise
 
 
@@ -72,12 +62,12 @@ def working_in_new(folder: Path | None, name: str, kind: Kind) -> Iterator[Path]
 
 def print_how_to_resume() -> None:
     """Print the command that resumes what this process's command has left unfinished, if there is anything to resume."""
-    for left in _left:
-        if left.reason.startswith(OF_MODEL) and not RunDir(left.path).checkpoints.exists():
+    for path, error in _left:
+        if str(error).startswith(OF_MODEL) and not RunDir(path).checkpoints.exists():
             continue  # the same configuration would meet the same model
         from grpo_core.sweep.status import command_that_resumes  # loads pandas: not for a command that left nothing
 
-        command = command_that_resumes(left.path, has_prompts=not left.was_interrupted)
+        command = command_that_resumes(path, has_prompts=isinstance(error, Exception))
         with contextlib.suppress(OSError):  # nobody reads standard error any more
             if command is not None:
                 echo(f"{RESUME}{command}", err=True)

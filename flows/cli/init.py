@@ -25,17 +25,8 @@ def init(
     """Write an experiment that runs as it is: a commented configuration, reward functions and rows of data."""
     module = _module_of(name)
     with raised_as(ConfigError, f"{name_of(str(name), 300)}: cannot be written ({{cause}})", OSError):
-        try:
-            name.mkdir(parents=True)
-        except FileExistsError as error:
-            raise ConfigError(
-                f"{name_of(str(name), 300)}: is there already, and nothing was changed; give a new name"
-            ) from error
-        try:
-            _write(name, module)
-        except BaseException:
-            shutil.rmtree(name, ignore_errors=True)  # made a moment ago
-            raise
+        name.mkdir(parents=True)
+        _write(name, module)
     for file, what in (
         ("config.yaml", "the settings that matter, each with its meaning"),
         ("rewards.py", "the reward functions"),
@@ -86,8 +77,7 @@ def _module_of(folder: Path) -> str:
             raise ConfigError(
                 f"{given}: a folder of a Python module has letters, digits, - and _ in its name, got {name_of(part)}"
             )
-    first = folder.parts[0]
-    found = importlib.util.find_spec(first)
+    found = importlib.util.find_spec(folder.parts[0])
     if found is not None and found.origin is not None:
-        raise ConfigError(f"{given}: Python has a module {first} already, which would be imported instead; give another name")
+        raise ConfigError(f"{given}: Python has a module of that name, which would be imported instead; give another name")
     return ".".join((*folder.parts, "rewards"))

@@ -1,5 +1,6 @@
 """The verbs of the `grpo` command that only look: at a configuration, at a run, at the stack, at a folder of runs."""
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ import typer
 from flows.cli.completion import ConfigName, Overrides
 from flows.cli.stack import StackFolder
 from flows.stack.servers import folder_here
-from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings, messages_to_stderr
+from flows.terminal import AsJson, echo, echo_json, echo_text, echo_warnings
 from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
 from grpo_core.config.derived import advantage_rms_factor, weight_of_kl
 from grpo_core.config.repeatability import repeatability
@@ -111,40 +112,37 @@ def status(
 
 
 def _show_stack(folder: Path, as_json: bool) -> None:
-    from flows.stack.control import stack_status
+    import httpx
+
     from flows.stack.prefect_api import count_flow_runs
-    from grpo_core.generation.vllm.load import describe_kept_server
-    from grpo_core.generation.vllm.records import record_files
+    from flows.stack.services import conditions
+    from flows.stack.state import prefect_client, read_stack
     from tasks.links import mlflow_home_page
 
-    with messages_to_stderr(as_json):
-        stack, conditions = stack_status(folder)
-        counts = count_flow_runs(stack) if stack else None
-        records = record_files(stack.vllm_folder) if stack and stack.vllm else ()
-        servers = {record.stem: describe_kept_server(record) for record in records}
+    stack = read_stack(folder)
     if stack is None:
         if as_json:
-            echo_json({"folder": str(folder), "services": [], "vllm_servers": {}, "runs": None})
+            echo_json({"folder": str(folder), "services": [], "runs": None})
         else:
             echo(f"nothing is up in {folder}; start it with `grpo up`")
         raise typer.Exit(1)
-    addresses = {"prefect": stack.prefect_address, "mlflow": stack.mlflow_address}
-    pids = {name: process.pid for name, process in stack.processes.items()}
+    found = conditions(stack)
+    counts = None
+    with contextlib.suppress(httpx.HTTPError), prefect_client(stack) as client:
+        counts = count_flow_runs(client)
+    pages = {"prefect": stack.prefect_address, "mlflow": mlflow_home_page(stack.mlflow_address)}
     if as_json:
         services = [
-            {"name": name, "condition": condition, "pid": pids.get(name), "address": addresses.get(name)}
-            for name, condition in conditions.items()
+            {"name": name, "condition": condition, "pid": pid, "address": pages.get(name)}
+            for name, (condition, pid) in found.items()
         ]
-        echo_json({"folder": str(folder), "services": services, "vllm_servers": servers, "runs": counts})
+        echo_json({"folder": str(folder), "services": services, "runs": counts})
     else:
-        pages = {**addresses, "mlflow": mlflow_home_page(stack.mlflow_address)}
-        for name, condition in conditions.items():
-            echo(f"{name:8} {condition:10} process {pids.get(name, '-'):<8} {pages.get(name, '')}")
-        for name, condition in servers.items():
-            echo(f"{name:8} {condition}")
+        for name, (condition, pid) in found.items():
+            echo(f"{name:8} {condition:10} process {pid or '-':<8} {pages.get(name, '')}")
         known = ", ".join(f"{count} {state.lower()}" for state, count in (counts or {}).items()) or "none under way"
         echo(f"runs     {'not known: Prefect does not answer' if counts is None else known}")
-    if set(conditions.values()) != {"ready"}:
+    if {condition for condition, _ in found.values()} != {"ready"}:
         echo("`grpo up` starts what is missing", err=as_json)
         raise typer.Exit(1)
 

@@ -27,37 +27,23 @@ def up(
         list[str] | None,
         typer.Option(metavar="MODULE", help="Module whose functions deployments may name as rewards (none); repeatable."),
     ] = None,
-    vllm: Annotated[
-        bool, typer.Option("--vllm", help="Keep the vLLM servers of runs with rollout.engine=vllm for the runs after them.")
-    ] = False,
 ) -> None:
     """Start the local stack: Prefect server, MLflow server, deployments, workers."""
-    from flows.stack.control import Wanted, start_stack
+    from flows.stack.control import start_stack
     from tasks.rails import module_names
 
-    allowed = module_names(allow_reward) if allow_reward else None
-    wanted = Wanted(
-        prefect_port=prefect_port,
-        mlflow_port=mlflow_port,
-        slots=slots,
-        workers=workers,
-        allow_reward=allowed,
-        vllm=_vllm_interpreter() if vllm else None,
-    )
-    stack = start_stack(folder or folder_here(), wanted, echo)
+    chosen = {
+        "prefect_port": prefect_port,
+        "mlflow_port": mlflow_port,
+        "slots": slots,
+        "workers": workers,
+        "allow_reward": module_names(allow_reward) if allow_reward else None,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    stack = start_stack(folder or folder_here(), given, echo)
     echo()
     echo(f"logs and data are in {stack.folder}; a first run:")
     echo("  prefect deployment run grpo/train --param beta=0 --param 'overrides={\"training.steps\": 5}' --watch")
-
-
-def _vllm_interpreter() -> str:
-    from grpo_core.errors import SamplerError, StackError
-    from grpo_core.generation.vllm.server import find_python
-
-    try:
-        return str(find_python(None).absolute())
-    except SamplerError as error:
-        raise StackError(f"--vllm: {error}") from error
 
 
 def down(

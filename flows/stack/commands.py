@@ -1,16 +1,20 @@
-"""How Prefect, MLflow and a worker are started: one source for `grpo up` (`services`) and for docker-compose.yml (`cluster`).
+"""Names and variables of Prefect's and MLflow's servers and workers, and their command lines.
 
-What differs between the two is an argument here: addresses, secrets, databases. `STACK_VARIABLES` does not differ.
+docker-compose.yml has the same commands and variables; tests/contracts/test_compose.py compares them.
 """
 
+import base64
+import os
 import sys
-from collections.abc import Iterable, Mapping
 
-from flows.stack.prefect_app import FACTORY, HOSTS_VARIABLE, REMEDY_VARIABLE
-
+HOST = "127.0.0.1"
 POOL = "grpo"
 RUNS_QUEUE, SWEEPS_QUEUE = "default", "sweeps"
 """Work queues of the pool. The first has the limit; a sweep, which waits for runs of the first, would hold a place there."""
+FACTORY = "flows.stack.prefect_app:create_app"
+"""What uvicorn starts: `uvicorn --factory flows.stack.prefect_app:create_app`."""
+HOSTS_VARIABLE = "GRPO_PREFECT_HOSTS"
+"""Environment variable of Prefect's server: `host:port` of each address that it answers to, separated by commas."""
 HEARTBEAT_SECONDS = 30
 STACK_VARIABLES = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -20,6 +24,7 @@ STACK_VARIABLES = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo_core,tasks",
     "PREFECT_LOGGING_LEVEL": "INFO",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    "PREFECT__SERVER_FINAL": "1",
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -28,60 +33,48 @@ STACK_VARIABLES = {
 """Of everything that belongs to a stack."""
 
 
-def client_variables(api: str, secret: str, mlflow: str) -> dict[str, str]:
-    """Return what a process needs to reach both servers: addresses, and what Prefect asks for."""
-    return {"PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": secret, "MLFLOW_TRACKING_URI": mlflow}
+def loopback_hosts(port: int) -> str:
+    """Return the names of a server that listens on a port of this machine alone, separated by commas."""
+    return f"{HOST}:{port},localhost:{port}"
 
 
-def prefect_server(host: str, port: int) -> list[str]:
+def loopback_origins(port: int) -> str:
+    """Return the addresses of its pages, separated by commas."""
+    return ",".join(f"http://{host}" for host in loopback_hosts(port).split(","))
+
+
+def past_proxies() -> dict[str, str]:
+    """Return the variables that keep requests to this machine, and the secret in them, away from the user's proxy."""
+    return {name: ",".join(filter(None, [os.environ.get(name), HOST])) for name in ("NO_PROXY", "no_proxy")}
+
+
+def authorization(secret: str) -> dict[str, str]:
+    """Return the header by which Prefect lets a client in."""
+    return {"Authorization": "Basic " + base64.b64encode(secret.encode()).decode()}
+
+
+def prefect_server(port: int) -> list[str]:
     """Start the server as `prefect server start` does it, with a guard in front of the application."""
-    return _python("uvicorn", "--factory", FACTORY, "--host", host, "--port", str(port), "--log-level", "warning")
+    return _python("uvicorn", "--factory", FACTORY, "--host", HOST, "--port", str(port), "--log-level", "warning")
 
 
-def prefect_server_variables(hosts: Iterable[str], origins: Iterable[str], secret: str, remedy: str) -> dict[str, str]:
-    """Return the guard's settings and the server's own.
-
-    Args:
-        hosts: `host:port` of each address at which the server is reached.
-        origins: those of them from which a browser may come.
-        secret: what it asks for.
-        remedy: what somebody without it should do.
-    """
-    return {
-        HOSTS_VARIABLE: ",".join(hosts),
-        REMEDY_VARIABLE: remedy,
-        "PREFECT_SERVER_API_AUTH_STRING": secret,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in origins),
-        "PREFECT__SERVER_FINAL": "1",
-    }
-
-
-def mlflow_server(host: str, port: int, hosts: Iterable[str], origins: Iterable[str], more: Mapping[str, str]) -> list[str]:
-    """Start the tracking server with MLflow's own guard, whose defaults also answer to the names of private networks.
-
-    Args:
-        host: on which it listens.
-        port: likewise.
-        hosts: `host:port` of each address at which it is reached.
-        origins: those of them from which a browser may come.
-        more: options for its stores.
-    """
+def mlflow_server(port: int, database: str, artifacts: str) -> list[str]:
+    """Start the tracking server with MLflow's own guard, whose defaults also answer to the names of private networks."""
     options = {
-        "--host": host,
+        "--host": HOST,
         "--port": str(port),
-        "--allowed-hosts": ",".join(hosts),
-        "--cors-allowed-origins": ",".join(f"http://{host}" for host in origins),
-        "--workers": "1",  # more than one on SQLite makes every request wait 40 ms; each has its own cache of logins
-        **more,
+        "--allowed-hosts": loopback_hosts(port),
+        "--cors-allowed-origins": loopback_origins(port),
+        "--workers": "1",  # more than one on SQLite makes every request wait 40 ms
+        "--backend-store-uri": database,
+        "--artifacts-destination": artifacts,
     }
     return _python("mlflow", "server", *(word for pair in options.items() for word in pair))
 
 
-def worker(name: str, *, queue: str | None = None, limit: int | None = None) -> list[str]:
-    """Start a worker, of one queue or of all, that takes so many runs at a time."""
-    queues = ["--work-queue", queue] if queue else []
-    limits = ["--limit", str(limit)] if limit else []
-    return _python("prefect", "worker", "start", "--pool", POOL, *queues, "--type", "process", *limits, "--name", name)
+def worker(name: str) -> list[str]:
+    """Start a worker of all queues."""
+    return _python("prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", name)
 
 
 def _python(module: str, *arguments: str) -> list[str]:

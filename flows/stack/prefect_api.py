@@ -1,124 +1,122 @@
-"""What the stack's Prefect is asked for: to be set up (`prefect_setup`), and about its flow runs."""
+"""What a stack's Prefect is given and asked for, whoever runs it: pool, queues, deployments, automations; and its flow runs."""
 
-import contextlib
-import signal
+import json
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import httpx
-import psutil
 
-from flows.stack.commands import POOL
-from flows.stack.prefect_setup import UNDER_WAY, runs_in, set_up
-from flows.stack.processes import marked_processes, send_signal
-from flows.stack.services import Worker, mark, stack_environment
-from flows.stack.state import Stack, prefect_client
+from flows.stack.automations import AUTOMATIONS
+from flows.stack.commands import POOL, RUNS_QUEUE, SWEEPS_QUEUE
 from grpo_core.errors import StackError
-from grpo_core.machine.process_id import ProcessId
-from tasks.process.context import FLOW_RUN_VARIABLE
 
-STARTING_PAUSES = (0.5,) * 60
-"""Seconds between the attempts at a request to a server that has just started: its database may be locked for long."""
-REQUEST_SECONDS = 10.0
+DEPLOYMENTS = (Path("prefect.yaml"), Path(__file__).with_name("prefect.yaml"))
+"""Where the deployments are looked for: in the project's folder, then in the package, which has a link to the repository's."""
+JOB_TEMPLATE = Path(__file__).with_name("job_template.json")
+"""What of the start of a run's process can be set: nothing."""
 WAITING = ("SCHEDULED",)
+UNDER_WAY = ("PENDING", "RUNNING", "CANCELLING")
+WORKER_LABEL = "prefect.worker.name"
+"""By which Prefect's own worker marks the runs that it has taken."""
 
 
-def set_up_prefect(stack: Stack) -> None:
+def set_up(client: httpx.Client, slots: int | None, environment: Mapping[str, str]) -> None:
     """Create the work pool or give it our job template, set its queues' limits, every deployment, and the automations.
 
+    Args:
+        client: of Prefect's API.
+        slots: runs at a time, whichever worker takes them; None where each worker has its own limit.
+        environment: of the command `prefect`.
+
     Raises:
-        StackError: Prefect refuses; the message is its own.
+        StackError: Prefect refuses or does not answer, or the command fails; the message is its own.
     """
     try:
-        with prefect_client(stack, REQUEST_SECONDS, STARTING_PAUSES) as client:
-            set_up(client, stack.slots, stack_environment(stack))
+        _set_pool(client, slots)
+        _deploy(environment)
+        _set_automations(client)
     except httpx.HTTPError as error:
-        raise StackError(f"{stack.api}: cannot be set up ({error}); `grpo down`, then `grpo up`") from error
+        raise StackError(f"{client.base_url}: cannot be set up ({error})") from error
 
 
-def forget_worker(stack: Stack, worker: Worker) -> None:
-    """Remove a worker's record of an earlier start."""
-    try:
-        with prefect_client(stack, REQUEST_SECONDS) as client:
-            client.delete(f"/work_pools/{POOL}/workers/{worker.worker_name}")
-    except httpx.HTTPError as error:
-        raise StackError(f"{stack.api}: does not answer ({error})") from error
+def count_flow_runs(client: httpx.Client) -> Counter[str]:
+    """Return how many runs of the pool there are in each state that is not final.
 
-
-def count_flow_runs(stack: Stack) -> Counter[str] | None:
-    """Return how many runs of the pool there are in each state that is not final; None while the API is away."""
-    with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
-        return Counter(run["state_type"] for run in runs_in(client, (*UNDER_WAY, *WAITING)))
-    return None
-
-
-def pause_pool(stack: Stack) -> None:
-    """Let no waiting run begin, if Prefect answers."""
-    with contextlib.suppress(httpx.HTTPError), prefect_client(stack) as client:
-        client.patch(f"/work_pools/{POOL}", json={"is_paused": True})
-
-
-def stop_runs(stack: Stack) -> int:
-    """Ask every run under way to stop, and the processes of those that Prefect cannot cancel; return how many runs there were.
-
-    A run process that gets SIGTERM stops as a cancelled one does; only its state in Prefect is another.
+    Raises:
+        httpx.HTTPError: the API is away.
     """
-    accepted = _cancel(stack)
-    processes = run_processes(stack)
-    orphaned = {run for run in processes.values() if not accepted.get(run)}
-    numbers = {process.pid for process, run in processes.items() if run in orphaned}
-    first = [process for process in processes if process.pid in numbers and _parent(process) not in numbers]
-    send_signal(first, signal.SIGTERM)
-    return len(accepted.keys() | orphaned)
+    return Counter(run["state_type"] for run in _runs_in(client, (*UNDER_WAY, *WAITING)))
 
 
-def settle_lost_runs(stack: Stack) -> int:
-    """Call those runs crashed that Prefect thinks are under way and that have no process; return how many there were.
+def pause_pool(client: httpx.Client) -> None:
+    """Let no waiting run begin."""
+    client.patch(f"/work_pools/{POOL}", json={"is_paused": True}).raise_for_status()
 
-    A run whose server or worker was killed stays `Running`, and holds its place under the pool's limit.
+
+def cancel_runs(client: httpx.Client) -> int:
+    """Cancel every run under way; return how many there are. A run without a worker notices it by itself."""
+    runs = _runs_in(client, UNDER_WAY)
+    for run in runs:
+        _set_state(client, run, {"type": "CANCELLING", "name": "Cancelling"}, force=False)
+    return len(runs)
+
+
+def crash_runs(client: httpx.Client, is_lost: Callable[[dict[str, Any]], bool], why: str) -> int:
+    """Call those runs crashed that Prefect thinks are under way and whose process is lost; return how many there were.
+
+    A run whose server or worker was killed stays `Running`, and holds its place under the limit.
     """
-    alive, lost = set(run_processes(stack).values()), 0
-    crashed = {"type": "CRASHED", "name": "Crashed", "message": "its process was gone when the stack was started"}
-    with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
-        for run in runs_in(client, UNDER_WAY):
-            if run["id"] not in alive:
-                client.post(f"/flow_runs/{run['id']}/set_state", json={"state": crashed, "force": True})
-                lost += 1
-    return lost
+    lost = [run for run in _runs_in(client, UNDER_WAY) if is_lost(run)]
+    for run in lost:
+        _set_state(client, run, {"type": "CRASHED", "name": "Crashed", "message": why}, force=True)
+    return len(lost)
 
 
-def run_processes(stack: Stack) -> dict[ProcessId, str]:
-    """Return the live processes that belong to runs of the stack, each with the id of its flow run.
+def _set_state(client: httpx.Client, run: Mapping[str, Any], state: Mapping[str, str], *, force: bool) -> None:
+    client.post(f"/flow_runs/{run['id']}/set_state", json={"state": state, "force": force}).raise_for_status()
 
-    They are in sessions of their own and outlive the worker; a training may outlive its flow's process, too.
+
+def _runs_in(client: httpx.Client, states: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the flow runs of the pool that are in one of these states."""
+    wanted = {"flow_runs": {"state": {"type": {"any_": list(states)}}}, "work_pools": {"name": {"any_": [POOL]}}}
+    return list(client.post("/flow_runs/filter", json=wanted).raise_for_status().json())
+
+
+def _set_pool(client: httpx.Client, slots: int | None) -> None:
+    """Create the pool or replace its template (Prefect's own has `command` and `env`), and limit the queue of the runs.
+
+    Let `slots` runs take place at a time, and sweeps beside them: a pool's limit would count both, a queue's only its own.
     """
-    return {
-        process: variables[FLOW_RUN_VARIABLE]
-        for process, variables in marked_processes(mark(stack)).items()
-        if FLOW_RUN_VARIABLE in variables
-    }
+    pool, queues = f"/work_pools/{POOL}", f"/work_pools/{POOL}/queues"
+    template = {"base_job_template": json.loads(JOB_TEMPLATE.read_text())}
+    if client.get(pool).status_code == httpx.codes.NOT_FOUND:
+        client.post("/work_pools/", json={"name": POOL, "type": "process", **template}).raise_for_status()
+    client.patch(f"{queues}/{RUNS_QUEUE}", json={"concurrency_limit": slots}).raise_for_status()
+    if client.get(f"{queues}/{SWEEPS_QUEUE}").status_code == httpx.codes.NOT_FOUND:
+        client.post(queues, json={"name": SWEEPS_QUEUE, "description": "sweeps wait for runs; no limit"}).raise_for_status()
+    client.patch(pool, json={**template, "is_paused": False}).raise_for_status()
 
 
-def is_flow(process: ProcessId) -> bool:
-    """Return whether a process is a flow's own, not one that the flow has started."""
-    with contextlib.suppress(psutil.Error):
-        return any(word.startswith("prefect") for word in psutil.Process(process.pid).cmdline())
-    return False
+def _deploy(environment: Mapping[str, str]) -> None:
+    file = next(filter(Path.is_file, DEPLOYMENTS))
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
+        raise StackError(f"`prefect deploy --all` failed: {message}")
 
 
-def _cancel(stack: Stack) -> dict[str, bool]:
-    """Cancel the runs under way through the API; return {id: whether that was accepted}."""
-    accepted: dict[str, bool] = {}
-    wanted = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-    with contextlib.suppress(httpx.HTTPError, ValueError), prefect_client(stack) as client:
-        for run in runs_in(client, UNDER_WAY):
-            accepted[run["id"]] = False
-            with contextlib.suppress(httpx.HTTPError, ValueError):
-                answer = client.post(f"/flow_runs/{run['id']}/set_state", json=wanted).raise_for_status().json()
-                accepted[run["id"]] = answer["status"] == "ACCEPT" or run["state_type"] == "CANCELLING"
-    return accepted
-
-
-def _parent(process: ProcessId) -> int | None:
-    with contextlib.suppress(psutil.Error):
-        return int(psutil.Process(process.pid).ppid())
-    return None
+def _set_automations(client: httpx.Client) -> None:
+    """Create our automations; one that has our name gets what it does now, and stays switched off if somebody did that."""
+    for automation in AUTOMATIONS:
+        named = {"automations": {"name": {"any_": [automation["name"]]}}}
+        known = client.post("/automations/filter", json=named).raise_for_status().json()
+        if known:
+            kept = {**automation, "enabled": known[0]["enabled"]}
+            client.put(f"/automations/{known[0]['id']}", json=kept).raise_for_status()
+        else:
+            client.post("/automations/", json=automation).raise_for_status()

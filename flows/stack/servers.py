@@ -7,26 +7,24 @@ secret goes to the stack's Prefect alone: Prefect itself would send it to whatev
 import contextlib
 import json
 import os
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.stack.processes import past_proxies
-from flows.stack.state import Stack, read_secret, read_stack
+from flows.stack.commands import HOST, past_proxies
+from flows.stack.state import Stack, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
-from grpo_core.errors import StackError
+from grpo_core.errors import StackError, raised_as
 from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import write_private
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
-from tasks.credentials import use_address
+from tasks.credentials import is_same_address, use_address
 from tasks.process.context import prefect_is_embedded
 
 SETTINGS = Path("prefect.toml")
-MARK = re.compile(r"# Written by `grpo up`, removed by `grpo down`: the stack in (?P<folder>.+)")
+MARK = "# Written by `grpo up`, removed by `grpo down`: the stack in "
 DEFAULT_FOLDER = Path(".grpo")
 HISTORY = "PREFECT_SERVER_API_AUTH_STRING=me:SECRET prefect server start, then http://127.0.0.1:4200 (it asks for me:SECRET)"
 
@@ -38,23 +36,21 @@ def use_stack() -> None:
         StackError: a stack was started here and is gone.
     """
     chosen = os.environ.get("PREFECT_API_URL")
-    if chosen is not None and not is_for(chosen):
-        os.environ.setdefault("PREFECT_API_AUTH_STRING", "")
     folder = folder_here()
-    stack = None if {"PREFECT_API_URL", TRACKING_VARIABLE} <= os.environ.keys() else read_stack(folder)
-    if stack is None:
+    stack = read_stack(folder)
+    if chosen is not None and stack is not None and not is_same_address(chosen.replace("localhost", HOST), stack.api):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", "")  # not the stack's, which prefect.toml holds
+    if stack is None or {"PREFECT_API_URL", TRACKING_VARIABLE} <= os.environ.keys():
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
         with importing():
             from flows.stack.embedded import start_embedded_server
 
-        start_embedded_server(lambda line: echo(line, err=True))
+        start_embedded_server()
         return
-    if not (stack.alive("prefect") and stack.alive("mlflow")):
+    if not stack.alive("prefect", "mlflow"):
         raise StackError(f"{folder}: the stack that was started here is not running; `grpo up` or `grpo down` first")
     if chosen is None:
-        os.environ.update(
-            past_proxies(os.environ), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=read_secret(folder) or ""
-        )
+        os.environ.update(past_proxies(), PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=stack.secret)
     if TRACKING_VARIABLE not in os.environ:
         use_address(stack.mlflow_address)
     echo(f"using the stack that is up here: Prefect {stack.prefect_address}, MLflow {stack.mlflow_address}")
@@ -99,31 +95,26 @@ def runs_in_prefect() -> str:
 def write_client_settings(stack: Stack) -> None:
     """Let commands in the project's folder find the stack and its secret without an exported variable.
 
-    Only the owner can read the file, also where an older version has left one that others could.
+    Only the owner can read the file.
 
     Raises:
         StackError: the file is there and is somebody else's, or another stack's.
     """
     file = stack.project / SETTINGS
-    if file.exists():
-        of = _folder_in(file)
-        if of is None:
-            raise StackError(f"{file}: is not from `grpo up`, which writes this file; move it away")
-        if of != stack.folder.resolve():
-            raise StackError(f"{file}: is of the stack in {of}; `grpo down --folder {of}` first")
-    mark = f"# Written by `grpo up`, removed by `grpo down`: the stack in {stack.folder.resolve()}"
-    secret = read_secret(stack.folder)
-    auth = f"auth_string = {json.dumps(secret)}\n" if secret else ""
-    try:
-        write_private(file, f'{mark}\n[api]\nurl = "{stack.api}"\n{auth}\n[client]\nmax_retries = 10\n')
-    except OSError as error:
-        raise StackError(f"{file}: cannot be written ({error})") from error
+    if file.exists() and _folder_in(file) != stack.folder:
+        raise StackError(
+            f"{file}: is of another stack (`grpo down --folder {_folder_in(file)}` first), or not from `grpo up`, which writes "
+            "this file (move it away)"
+        )
+    settings = f'[api]\nurl = "{stack.api}"\nauth_string = {json.dumps(stack.secret)}\n\n[client]\nmax_retries = 10\n'
+    with raised_as(StackError, f"{file}: cannot be written ({{cause}})", OSError):
+        write_private(file, f"{MARK}{stack.folder}\n{settings}")
 
 
 def remove_client_settings(stack: Stack) -> None:
     """Remove the file if it is of this stack."""
     file = stack.project / SETTINGS
-    if file.exists() and _folder_in(file) == stack.folder.resolve():
+    if file.exists() and _folder_in(file) == stack.folder:
         file.unlink()
 
 
@@ -136,26 +127,8 @@ def folder_here() -> Path:
     return (_folder_in(SETTINGS) if SETTINGS.exists() else None) or DEFAULT_FOLDER
 
 
-def is_for(api: str) -> bool:
-    """Return whether an API is the one that a stack, by its settings file in the working folder, has given its secret for."""
-    if not SETTINGS.exists() or _folder_in(SETTINGS) is None:
-        return True
-    try:
-        own = str(tomllib.loads(SETTINGS.read_text())["api"]["url"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    return _plain(api) == _plain(own)
-
-
-def _plain(address: str) -> str:
-    return address.rstrip("/").replace("://localhost:", "://127.0.0.1:")
-
-
 def _folder_in(file: Path) -> Path | None:
-    try:
+    hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
+    with raised_as(StackError, f"{file}: cannot be read ({{cause}}); {hint}", OSError):
         first = file.read_text(errors="replace").partition("\n")[0]
-    except OSError as error:
-        hint = "it is for the user alone who has run `grpo up` here; work in a folder of your own"
-        raise StackError(f"{file}: cannot be read ({error}); {hint}") from error
-    found = MARK.fullmatch(first)
-    return Path(found["folder"]) if found else None
+    return Path(first.removeprefix(MARK)) if first.startswith(MARK) else None

@@ -4,26 +4,24 @@ A worker delivers a cancellation as a signal, within a second; but after its API
 for good, and the run would stay `Cancelling` while the training continues. So the flow process asks for its own state.
 """
 
-import base64
-import logging
+import contextlib
 import threading
 import time
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
-import httpx
-from prefect.settings import get_current_settings
+from prefect import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from grpo_core.run.process_state import POLL_SECONDS
 from tasks.process.context import deployed_flow_run
 
-logger = logging.getLogger(__name__)
-
 ASK_SECONDS = 5.0
 GRACE_SECONDS = 10.0
 """How long Prefect's own delivery is waited for."""
-REQUEST_SECONDS = 5.0
-CANCELLED = ("CANCELLING", "CANCELLED")
+CANCELLED = (StateType.CANCELLING, StateType.CANCELLED)
 
 
 class RunCancelledError(Exception):
@@ -71,26 +69,10 @@ class CancelWatch:
 
     def _ask(self) -> None:
         since: float | None = None
-        with httpx.Client(headers=_headers(), timeout=REQUEST_SECONDS) as client:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
             while not self._done.wait(ASK_SECONDS):
-                since = (since or time.monotonic()) if _state(client, str(self._run_id)) in CANCELLED else None
+                is_cancelled = False
+                with contextlib.suppress(Exception):  # the API is away
+                    is_cancelled = client.read_flow_run(UUID(self._run_id)).state_type in CANCELLED
+                since = (since or time.monotonic()) if is_cancelled else None
                 self._cancelled = since is not None and time.monotonic() - since > GRACE_SECONDS
-
-
-def _state(client: httpx.Client, run_id: str) -> str | None:
-    """Return the type of the run's state, None while the API is away."""
-    try:
-        answer = client.get(f"{get_current_settings().api.url}/flow_runs/{run_id}").raise_for_status()
-        return str(answer.json()["state_type"])
-    except (httpx.HTTPError, ValueError, KeyError):
-        return None
-
-
-def _headers() -> dict[str, str]:
-    """Return the credentials of the settings: an API key, or `user:password`."""
-    api = get_current_settings().api
-    if api.key is not None:
-        return {"Authorization": f"Bearer {api.key.get_secret_value()}"}
-    if api.auth_string is not None:
-        return {"Authorization": "Basic " + base64.b64encode(api.auth_string.get_secret_value().encode()).decode()}
-    return {}

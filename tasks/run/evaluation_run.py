@@ -21,7 +21,6 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_folders
 from tasks.folders import check_root, new_run
 from tasks.process.context import is_deployed
-from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.inputs import prompts_of
 from tasks.run.reproduction import recorded_folders
@@ -52,7 +51,7 @@ def open_evaluation(policy: str, config: str | None, overrides: Mapping[str, Any
         name = HELD_OUT if prompts == "own" else set_name(resolved.data.source)
         kept = {} if config is not None else {"tracking.uri": None}  # the run's need not be ours
         named = {"tracking.run_name": f"{subject.name} on {name}", **kept, **NOT_OF_A_SWEEP}
-        named |= {**overrides, **given_override()}
+        named |= overrides
         resolved = validate_config(apply_overrides(resolved.model_dump(mode="json"), named))
         refuse_code([resolved])
         folders = recorded_folders(policy, subject.import_from) + (() if is_deployed() else import_folders(resolved, config))

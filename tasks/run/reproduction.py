@@ -24,7 +24,6 @@ from grpo_core.run.integrity import check_run
 from grpo_core.run.reproduction import POLICY_FILE, config_differences, copy_prompts, final_policy, refuse_unfit
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.process.context import is_deployed
-from tasks.process.given_name import given_override
 from tasks.rails import refuse_code, unquoted
 from tasks.run.progress import say
 from tasks.run.setup import NOT_OF_A_SWEEP
@@ -72,7 +71,7 @@ def _prepare(run: str, overrides: Mapping[str, Any], repeated: RunDir) -> None:
         "tracking.uri": None,  # the original's need not be ours
         **NOT_OF_A_SWEEP,
     }
-    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides, **given_override()}))
+    config = validate_config(apply_overrides(base.model_dump(mode="json"), {**named, **overrides}))
     refuse_code([config])
     changes = changes_between(base, config)
     folders = recorded_folders(run, origin.import_from)

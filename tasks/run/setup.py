@@ -21,7 +21,6 @@ from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
 from tasks.process.cancellation import was_interrupted
 from tasks.process.context import is_deployed
-from tasks.process.given_name import given_override
 from tasks.rails import load_allowed, refuse_code
 from tasks.run.progress import say
 from tasks.tracking.store import refuse_foreign
@@ -46,7 +45,7 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     check_root(run_path, "run_dir")
     if (earlier := folder_of_this_flow_run(run_path)) is not None:
         return earlier
-    resolved = load_allowed(config, {**overrides, **given_override()})
+    resolved = load_allowed(config, overrides)
     require_sampler([resolved])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
     folders = () if is_deployed() else import_folders(resolved, config)

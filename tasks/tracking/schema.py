@@ -1,6 +1,13 @@
 """A tracking server's databases: their schema, brought up to date by hand, since the server refuses an older one; its users."""
 
 
+def users_database() -> str:
+    """Return the address of the database of users and permissions, from the file that MLFLOW_AUTH_CONFIG_PATH names."""
+    from mlflow.server.auth.config import read_auth_config
+
+    return str(read_auth_config().database_uri)
+
+
 def upgrade_schema(store: str, users: str) -> None:
     """Bring both databases to the version of the MLflow that is installed; no server may use them meanwhile.
 

@@ -198,11 +198,8 @@ class ComposeStack:
         """Start a deployment with the command `prefect` in a worker's container; return the id of its flow run."""
         pairs = [word for name, value in parameters.items() for word in ("--param", f"{name}={json.dumps(value)}")]
         named = [word for tag in tags for word in ("--tag", tag)]
-        script = (
-            "import os, sys; from flows.stack import cluster; "
-            "os.execvpe('prefect', ['prefect', *sys.argv[1:]], {**os.environ, **cluster.worker_variables(), 'COLUMNS': '300'})"
-        )
-        out = self.run_in("sweep-worker", "python", "-c", script, "deployment", "run", deployment, *pairs, *named)
+        entry = ("python", "/app/entrypoint.py", "env", "COLUMNS=300")
+        out = self.run_in("sweep-worker", *entry, "prefect", "deployment", "run", deployment, *pairs, *named)
         return next(line.rpartition(" ")[2] for line in out.splitlines() if "UUID" in line)
 
     def flow_run(self, run_id: str) -> Any:

@@ -172,5 +172,12 @@ def test_a_dump_brings_everything_back_and_a_run_goes_on(stack: ComposeStack) ->
 
 
 def test_the_repository_alone_is_in_the_images(stack: ComposeStack) -> None:
-    assert {*stack.run_in("worker", "ls", "-A", "/app").split()} == {"built_from.json", "configs", "prefect.yaml", "runs"}
+    assert {*stack.run_in("worker", "ls", "-A", "/app").split()} == {
+        "built_from.json",
+        "configs",
+        "entrypoint.py",
+        "prefect.yaml",
+        "refuse-examples.sh",
+        "runs",
+    }
     assert subprocess.run(["podman", "exec", stack.container("worker"), "which", "git"], check=False).returncode != 0

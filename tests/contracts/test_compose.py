@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stack import automations, cluster, commands, health, services
+from flows.stack import automations, cluster, commands, services
 from flows.stack.state import Stack
 from grpo_core.config import load_config
 from grpo_core.generation.vllm import launch
-from tasks.process import context
 from tasks.run.announcing import EVENT_NAMES
+from tests.compose.file import ENTRYPOINT, SECRET, options, program, read_compose, variables, write_secrets
 
 ROOT = Path(__file__).parents[2]
 ONE_SHOT = {"check", "setup"}
 PYTHON_ROLES = {"check", "setup", "prefect-server", "prefect-services", "mlflow-server", "worker", "sweep-worker"}
+LASTING = sorted(PYTHON_ROLES - ONE_SHOT)
 MAKE_SECRETS = runpy.run_path(str(ROOT / "docker" / "make_secrets.py"))
-SECRET = "a-long-word-of-this-test-"
-EXAMPLES = [f"A-{word.upper()}-of-sufficient-length" for word in cluster.EXAMPLES]
+EXAMPLES = [f"A-{word.upper()}-of-sufficient-length" for word in ("change-me", "changeme", "example", "password", "secret")]
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return read_compose()
 
 
 @pytest.fixture(scope="module")
@@ -37,32 +37,19 @@ def described(compose: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Secrets as they lie in a container, each another one."""
-    for number, name in enumerate(cluster.FILES):
-        (tmp_path / name).write_text(f"{SECRET}{number}\n")
-    monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(tmp_path))
-    return tmp_path
+def secrets(tmp_path: Path) -> Path:
+    """Secrets as they lie in the container of the check, each another one."""
+    write_secrets(tmp_path / "secrets", "check")
+    return tmp_path / "secrets"
 
 
-@pytest.fixture
-def started(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what a role of the cluster becomes: (command, variables)."""
-    found: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(cluster.os, "execve", lambda _path, command, variables: found.append((command, variables)))
-    monkeypatch.setattr(cluster, "ensure_bucket", lambda _variables: None)
-    monkeypatch.setattr("tasks.tracking.schema.ensure_user", lambda *_login: None)
-    monkeypatch.setattr(cluster, "AUTH_FILE", secrets / "auth.ini")
-    monkeypatch.setenv(cluster.WORKER_VARIABLE, "worker@here")
-    monkeypatch.setattr("flows.stack.prefect_setup.await_server", lambda _client, _report: None)
-    monkeypatch.setattr("flows.stack.prefect_setup.await_set_up", lambda _client, _mark, _report: None)
-    monkeypatch.setattr("flows.stack.prefect_setup.crash_runs_of", lambda _client, _worker: 0)
-
-    def start(role: str) -> tuple[list[str], dict[str, str]]:
-        cluster.ROLES[role]()
-        return found.pop()
-
-    return start
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The variables of each service that lasts, with its own secrets alone."""
+    folders = {service: tmp_path_factory.mktemp(service) for service in [*LASTING, "setup"]}
+    for service, folder in folders.items():
+        write_secrets(folder, service)
+    return {service: variables(service, folder) for service, folder in folders.items()}
 
 
 def test_the_services_are_there(described: dict[str, Any]) -> None:
@@ -90,7 +77,7 @@ def test_images_are_pinned_to_a_version(described: dict[str, Any]) -> None:
 def test_what_lasts_has_a_health_check_and_what_is_needed_is_waited_for(described: dict[str, Any]) -> None:
     for name, service in described.items():
         if name in ONE_SHOT:
-            assert service["restart"] == "no", name
+            assert service["restart"] in ("no", "on-failure"), name
         else:
             assert service["healthcheck"]["test"], name
             assert service["restart"] == "unless-stopped", name
@@ -102,11 +89,6 @@ def test_what_lasts_has_a_health_check_and_what_is_needed_is_waited_for(describe
 def test_what_ends_is_needed_by_others_only_where_it_needs_nothing(described: dict[str, Any]) -> None:
     needed = {name for service in described.values() for name in service.get("depends_on", {})}
     assert {name for name in needed & ONE_SHOT if "depends_on" in described[name]} == set()
-
-
-def test_health_is_asked_of_the_role_itself(described: dict[str, Any]) -> None:
-    asked = {service["healthcheck"]["test"][-1] for name, service in described.items() if name in PYTHON_ROLES - ONE_SHOT}
-    assert asked == health.CHECKS.keys()
 
 
 def test_ports_are_published_on_loopback_only(described: dict[str, Any]) -> None:
@@ -138,58 +120,65 @@ def test_every_volume_that_is_mounted_has_a_name(compose: dict[str, Any]) -> Non
 
 
 def test_secrets_are_files_that_the_script_makes_and_each_service_has_only_its_own(
-    compose: dict[str, Any], started: Any, secrets: Path
+    compose: dict[str, Any], found: dict[str, dict[str, str]]
 ) -> None:
     named = {name: secret["file"] for name, secret in compose["secrets"].items()}
-    assert named == {name: f"./secrets/{name}" for name in cluster.FILES}
-    assert MAKE_SECRETS["NAMES"] == cluster.FILES
-    for role in PYTHON_ROLES - ONE_SHOT:
-        mine = compose["services"][role]["secrets"]
-        for name in set(cluster.FILES) - set(mine):
-            (secrets / name).unlink()
-        started(role)  # reads no other
-        for number, name in enumerate(cluster.FILES):
-            (secrets / name).write_text(f"{SECRET}{number}\n")
+    assert named == {name: f"./secrets/{name}" for name in MAKE_SECRETS["NAMES"]}
+    assert set(compose["services"]["check"]["secrets"]) == set(MAKE_SECRETS["NAMES"])
+    for service, given in found.items():
+        text = json.dumps(compose["services"][service])
+        used = set(re.findall(r"\$\{?([a-z]\w+)", text))
+        assert used == set(compose["services"][service]["secrets"]), service
+        assert not any("$" in value for value in given.values()), service
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "secrets/" in ignored
     assert {".env", ".grpo", "prefect.toml", "secrets"} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
-def test_no_secret_is_in_the_file_or_on_a_command_line(described: dict[str, Any], started: Any) -> None:
+def test_no_secret_is_in_the_file_or_on_a_command_line(compose: dict[str, Any], described: dict[str, Any]) -> None:
     assert not re.search(r"(password|secret|key)\w*[:=] *\$\{", (ROOT / "docker-compose.yml").read_text(), re.IGNORECASE)
-    for role in PYTHON_ROLES - ONE_SHOT:
-        command, _ = started(role)
-        assert SECRET not in " ".join(command), role
+    for role in LASTING:
+        assert not any(name in " ".join(program(role)) for name in compose["secrets"]), role
 
 
-ODD = ["has spaces in it and is long", "short" + 20 * " ", 20 * " ", 20 * "ä", "a-tab-in-it\tand-is-long", "x" * 15]
+ODD = [
+    "a/slash-that-a-url-has",
+    "an@at-that-a-url-has",
+    "a$dollar-of-a-variable",
+    "has spaces in it and is long",
+    "short" + 20 * " ",
+    20 * " ",
+    20 * "ä",
+    "a-tab-in-it\tand-is-long",
+    "x" * 15,
+]
 
 
 @pytest.mark.parametrize("bad", ["change-me", "change-me-change-me-change-me", "short", "", *ODD, *EXAMPLES])
-def test_an_image_without_our_python_refuses_the_same_secrets(secrets: Path, bad: str) -> None:
+def test_every_image_refuses_bad_secrets(secrets: Path, bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_SECRETS", str(secrets))
     (secrets / "of-the-engine").mkdir()
-    starts = ["sh", str(ROOT / "docker" / "refuse-examples.sh"), "echo", "started", "it is"]
+    starts = [*ENTRYPOINT, "echo", "started", "it is"]
     assert subprocess.run(starts, capture_output=True, text=True, check=True).stdout == "started it is\n"
     (secrets / "redis_password").write_text(bad + "\n")
     done = subprocess.run(starts, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    refusal = rf"error: {secrets}/redis_password: (is an example's|\d+ characters).*docker/make_secrets\.py"
+    refusal = rf"error: {secrets}/redis_password: (is an example's|at least 16 letters).*docker/make_secrets\.py"
     assert re.match(refusal, done.stderr)
-    with pytest.raises(cluster.ClusterError, match="redis_password"):
-        cluster.check_secrets()
 
 
 def test_no_secret_at_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("GRPO_SECRETS", str(tmp_path))
     starts = ["sh", str(ROOT / "docker" / "refuse-examples.sh"), "echo", "started"]
     done = subprocess.run(starts, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{tmp_path}: no secret" in done.stderr
 
 
-def test_every_image_without_our_python_starts_by_refusing(described: dict[str, Any]) -> None:
+def test_every_image_starts_by_refusing(described: dict[str, Any]) -> None:
     assert 'ENTRYPOINT ["sh", "/app/refuse-examples.sh"]' in (ROOT / "Dockerfile").read_text().split(" AS vllm\n")[1]
     assert not {"entrypoint", "command"} & described["vllm"].keys()
+    assert (ROOT / "Dockerfile").read_text().count('["sh", "/app/refuse-examples.sh", "python", "/app/entrypoint.py"]') == 2
     others = {name: service for name, service in described.items() if "build" not in service}
     assert others.keys() == {"postgres", "redis", "s3"}
     for name, service in others.items():
@@ -197,104 +186,70 @@ def test_every_image_without_our_python_starts_by_refusing(described: dict[str, 
         assert "./docker/refuse-examples.sh:/refuse-examples.sh:ro" in service["volumes"], name
 
 
-@pytest.mark.parametrize("bad", ["change-me", "short", "", "has spaces in it and is long", *EXAMPLES])
-def test_a_bad_secret_is_refused_with_the_remedy(secrets: Path, bad: str) -> None:
-    cluster.check_secrets()
-    (secrets / "redis_password").write_text(bad + "\n")
-    with pytest.raises(cluster.ClusterError, match="redis_password"):
-        cluster.check_secrets()
-    (secrets / "redis_password").unlink()
-    with pytest.raises(cluster.ClusterError, match=r"docker/make_secrets\.py"):
-        cluster.check_secrets()
-
-
-def test_every_bad_secret_is_named(secrets: Path) -> None:
-    for name in ("redis_password", "mlflow_password"):
-        (secrets / name).write_text("change-me\n")
-    with pytest.raises(cluster.ClusterError) as refused:
-        cluster.check_secrets()
-    assert ["redis_password" in str(refused.value), "mlflow_password" in str(refused.value)] == [True, True]
-
-
-def test_one_secret_for_two_purposes_is_refused(secrets: Path) -> None:
-    (secrets / "redis_password").write_text((secrets / "vllm_key").read_text())
-    with pytest.raises(cluster.ClusterError, match="the same"):
-        cluster.check_secrets()
-
-
-def test_secrets_are_made_once_in_a_folder_of_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_made_once_in_a_folder_of_their_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     MAKE_SECRETS["main"](folder)
     before = {file.name: file.read_text() for file in folder.iterdir()}
     MAKE_SECRETS["main"](folder)
     assert {file.name: file.read_text() for file in folder.iterdir()} == before
     assert folder.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setenv(cluster.SECRETS_VARIABLE, str(folder))
-    cluster.check_secrets()
+    environment = {"PATH": "/usr/bin:/bin", "GRPO_SECRETS": str(folder)}
+    subprocess.run([*ENTRYPOINT, "true"], env=environment, check=True)
 
 
-def stack(folder: Path) -> Stack:
-    return Stack(folder=folder, prefect_port=4200, mlflow_port=5000, slots=1, project=folder)
-
-
-def options(command: list[str]) -> dict[str, str]:
-    return {word: command[index + 1] for index, word in enumerate(command[:-1]) if word.startswith("--")}
-
-
-def test_grpo_up_and_the_containers_start_the_same_programs(started: Any, tmp_path: Path) -> None:
-    local = {service.name: service.command(stack(tmp_path)) for service in services.services(stack(tmp_path))}
-    prefect, mlflow, worker = (started(role)[0] for role in ("prefect-server", "mlflow-server", "worker"))
+def test_grpo_up_and_the_containers_start_the_same_programs() -> None:
     addressed = {"--host", "--allowed-hosts", "--cors-allowed-origins"}
     stores = {"--backend-store-uri", "--artifacts-destination", "--app-name"}
-    own = {"--name", "--work-queue", "--limit"}
-    for one, other, apart in (
-        (local["prefect"], prefect, addressed),
-        (local["mlflow"], mlflow, addressed | stores),
-        (local["worker"], worker, own),
+    own = {"--name", "--work-queue", "--limit", "--with-healthcheck"}
+    for one, service, apart in (
+        (commands.prefect_server(4200), "prefect-server", addressed),
+        (commands.mlflow_server(5000, "sqlite:///x", "/x"), "mlflow-server", addressed | stores),
+        (commands.worker("one"), "worker", own),
+        (commands.worker("one"), "sweep-worker", own),
     ):
-        assert one[:3] == other[:3] == [sys.executable, "-m", one[2]]
+        other = program(service)
+        assert one[1:3] == other[1:3] == ["-m", one[2]]
         rest = [{key: value for key, value in options(command).items() if key not in apart} for command in (one, other)]
-        assert rest[0] == rest[1]
+        assert rest[0] == rest[1], service
 
 
-def test_grpo_up_and_the_containers_set_the_same_variables(started: Any, tmp_path: Path) -> None:
-    local = services.stack_environment(stack(tmp_path))
-    for role in PYTHON_ROLES - ONE_SHOT:
-        _, variables = started(role)
-        for name, value in commands.STACK_VARIABLES.items():
-            assert local[name] == variables[name] == value, (role, name)
-    for role in ("worker", "sweep-worker"):
-        _, variables = started(role)
-        assert commands.client_variables("", "", "").keys() <= variables.keys() & local.keys()
-    _, variables = started("prefect-server")
-    ours = next(service for service in services.services(stack(tmp_path)) if service.name == "prefect").variables(
-        stack(tmp_path)
-    )
-    assert ours.keys() <= variables.keys()
+def test_grpo_up_and_the_containers_set_the_same_variables(found: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    stack = Stack(folder=tmp_path, prefect_port=4200, mlflow_port=5000, project=tmp_path)
+    local = services.stack_environment(stack)
+    for service in LASTING:
+        assert commands.STACK_VARIABLES.items() <= found[service].items(), service
+    assert commands.STACK_VARIABLES.items() <= local.items()
+    for service in ("worker", "sweep-worker"):
+        assert {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI"} <= found[service].keys() & local.keys()
+    secured = {"GRPO_PREFECT_HOSTS", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"}
+    assert secured <= found["prefect-server"].keys()
 
 
-def test_variables_of_workers_are_written_once(described: dict[str, Any]) -> None:
+def test_each_worker_has_a_name(described: dict[str, Any]) -> None:
     for name in ("worker", "sweep-worker", "gpu-worker"):
         written = described[name]["environment"]
-        assert not written.keys() & commands.STACK_VARIABLES.keys()
-        assert written["GRPO_WORKER"] == f"{name}@${{GRPO_HOST:-host-1}}"
-    assert cluster.WORKER_VARIABLE == context.WORKER_VARIABLE
+        assert written["GRPO_WORKER"] == f"{name}@host-1"
 
 
-def test_servers_answer_to_their_own_names_alone(started: Any, described: dict[str, Any]) -> None:
-    _, variables = started("prefect-server")
-    assert variables["GRPO_PREFECT_HOSTS"].split(",") == ["prefect-server:4200", "127.0.0.1:4200", "localhost:4200"]
-    command, _ = started("mlflow-server")
-    assert options(command)["--allowed-hosts"].split(",") == ["mlflow-server:5000", "127.0.0.1:5000", "localhost:5000"]
-    assert options(command)["--app-name"] == "basic-auth"
-    for address in (cluster.PREFECT, cluster.MLFLOW, cluster.POSTGRES, cluster.REDIS, cluster.OBJECTS):
-        assert address.split(":")[0] in described
+def test_servers_answer_to_their_own_names_alone(tmp_path: Path) -> None:
+    write_secrets(tmp_path, "prefect-server")
+    ports = {"GRPO_PREFECT_PORT": "14200", "GRPO_MLFLOW_PORT": "15000"}
+    hosts = variables("prefect-server", tmp_path, **ports)["GRPO_PREFECT_HOSTS"]
+    assert hosts.split(",") == ["prefect-server:4200", "127.0.0.1:14200", "localhost:14200", "127.0.0.1:4200"]
+    mlflow = options(program("mlflow-server", **ports))
+    assert mlflow["--allowed-hosts"].split(",") == [
+        "mlflow-server:5000",
+        "127.0.0.1:15000",
+        "localhost:15000",
+        "127.0.0.1:5000",
+    ]
+    assert mlflow["--app-name"] == "basic-auth"
 
 
-def test_trainings_have_a_limit_that_sweeps_do_not_count_against(started: Any) -> None:
-    trains, sweeps = (options(started(role)[0]) for role in ("worker", "sweep-worker"))
+def test_trainings_have_a_limit_that_sweeps_do_not_count_against() -> None:
+    trains, sweeps = options(program("worker", GRPO_SLOTS="3")), options(program("sweep-worker"))
     assert trains["--work-queue"] == "default"
-    assert trains["--limit"] == "1"
+    assert trains["--limit"] == "3"
     assert sweeps["--work-queue"] == "sweeps"
     assert "--limit" not in sweeps
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
@@ -306,14 +261,11 @@ def test_trainings_have_a_limit_that_sweeps_do_not_count_against(started: Any) -
     assert set(queues.values()) == {"sweeps", None}  # None: the pool's queue `default`
 
 
-def test_every_database_that_is_used_is_made_with_a_user_of_its_own(started: Any, secrets: Path) -> None:
+def test_every_database_that_is_used_is_made_with_a_user_of_its_own(found: dict[str, dict[str, str]]) -> None:
     script = (ROOT / "docker" / "create-databases.sh").read_text()
     made = set(re.findall(r"for name in ([\w ]+);", script)[0].split()) | set(re.findall(r"CREATE DATABASE (\w+)", script))
-    used = {}
-    for role in PYTHON_ROLES - ONE_SHOT:
-        _, variables = started(role)
-        text = "\n".join([*variables.values(), (secrets / "auth.ini").read_text() if role == "mlflow-server" else ""])
-        used |= {database: user for user, database in re.findall(r"postgresql\S*//(\w+):\S+@postgres:5432/(\w+)", text)}
+    text = (ROOT / "docker" / "mlflow-auth.ini").read_text() + json.dumps(found)
+    used = {database: user for user, database in re.findall(r"postgresql\+\w+://(\w+)(?::[^@]+)?@postgres:5432/(\w+)", text)}
     assert used == {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow", "optuna": "optuna"}
     assert used.keys() <= made
 
@@ -390,17 +342,11 @@ def test_runs_may_use_the_server_of_the_profile(described: dict[str, Any], monke
 
 
 def test_workers_log_in_to_mlflow_as_somebody_else_than_its_administrator(
-    compose: dict[str, Any], started: Any, secrets: Path, monkeypatch: pytest.MonkeyPatch
+    compose: dict[str, Any], found: dict[str, dict[str, str]]
 ) -> None:
-    made: list[tuple[str, str, str]] = []
-    monkeypatch.setattr("tasks.tracking.schema.ensure_user", lambda *login: made.append(login))
-    _, server = started("mlflow-server")
-    ((database, name, password),) = made
-    assert "mlflow_auth" in database
-    assert f"admin_username = {cluster.USER}\n" in (secrets / "auth.ini").read_text()
-    for role in ("worker", "sweep-worker"):
-        _, variables = started(role)
-        assert (variables["MLFLOW_TRACKING_USERNAME"], variables["MLFLOW_TRACKING_PASSWORD"]) == (name, password)
-        assert server["MLFLOW_AUTH_ADMIN_PASSWORD"] not in variables.values()
+    admin = re.findall(r"^admin_username = (\w+)", (ROOT / "docker" / "mlflow-auth.ini").read_text(), re.MULTILINE)
+    for service in ("worker", "sweep-worker"):
+        assert found[service]["MLFLOW_TRACKING_USERNAME"] == cluster.WORKER != admin[0]
+        assert found["mlflow-server"]["MLFLOW_AUTH_ADMIN_PASSWORD"] not in found[service].values()
     for service in ("worker", "sweep-worker", "gpu-worker"):
         assert "mlflow_password" not in compose["services"][service]["secrets"]

@@ -9,6 +9,9 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
+from flows.stack.processes import service_processes
 from flows.stack.state import Stack, prefect_client, read_stack
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +74,13 @@ class Project:
         stack = read_stack(self.folder / ".grpo")
         assert stack is not None
         return stack
+
+    def kill(self, service: str) -> None:
+        """Kill the processes of a service of the stack that is up."""
+        processes = service_processes(self.stack.folder)[service]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes)
 
     def start(self, deployment: str, *parameters: str) -> str:
         """Start a deployment; return the id of its flow run."""

@@ -1,7 +1,5 @@
 """A sweep waits for runs without taking the place of one: a stack with one slot and two workers."""
 
-import os
-import signal
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import yaml
 from optuna.storages import RDBStorage
 
-from flows.stack.state import prefect_client
+from flows.stack.processes import service_processes
 from grpo_core.config import apply_overrides
 from grpo_core.sweep.folder import SweepDir
 from tests.e2e.project import Project, wait_for
@@ -58,13 +56,8 @@ def limits(project: Project) -> dict[str, Any]:
     return {"pool": pool["concurrency_limit"], **{queue["name"]: queue["concurrency_limit"] for queue in queues}}
 
 
-def test_only_the_queue_of_the_runs_has_a_limit_and_a_stack_that_is_set_up_again_keeps_it(project: Project) -> None:
-    expected = {"pool": None, "default": 1, "sweeps": None}
-    assert limits(project) == expected
-    with prefect_client(project.stack, 30) as client:
-        client.patch("/work_pools/grpo", json={"concurrency_limit": 1}).raise_for_status()
-    assert project.grpo("up").returncode == 0  # as after an update from a version in which the pool had the limit
-    assert limits(project) == expected
+def test_only_the_queue_of_the_runs_has_a_limit(project: Project) -> None:
+    assert limits(project) == {"pool": None, "default": 1, "sweeps": None}
 
 
 def test_every_deployment_of_a_sweep_is_in_the_queue_without_a_limit(project: Project) -> None:
@@ -116,17 +109,12 @@ def test_a_deployed_sweep_that_goes_on_finds_its_runs_instead_of_beginning_them_
 
 
 def test_a_worker_that_has_died_is_started_again_beside_the_other(project: Project) -> None:
-    before = project.stack.processes
-    killed = before["worker-2"]
-    os.kill(killed.pid, signal.SIGKILL)
-    wait_for(lambda: not project.stack.alive("worker-2"))
+    before = service_processes(project.stack.folder)
+    project.kill("worker-2")
     assert "worker-2 ended" in project.grpo("status").stdout
     assert project.grpo("up").returncode == 0
-    after = project.stack.processes
-    assert after["worker-2"] != killed
-    assert {name: process for name, process in after.items() if name != "worker-2"} == {
-        name: process for name, process in before.items() if name != "worker-2"
-    }
+    after = service_processes(project.stack.folder)
+    assert {name for name in after if after[name] != before[name]} == {"worker-2"}
 
 
 def test_down_cancels_a_sweep_with_its_runs_and_ends_both_workers(project: Project) -> None:

@@ -58,7 +58,7 @@ def test_an_existing_folder_stays_as_it_is(tmp_path: Path) -> None:
     for name in ("mine", "dangling"):
         done = init(tmp_path, name)
         assert done.returncode == 2
-        assert "is there already" in done.stderr
+        assert "File exists" in done.stderr
     assert (tmp_path / "mine" / "config.yaml").read_text() == "mine"
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["config.yaml"]
 

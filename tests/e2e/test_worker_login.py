@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ import httpx
 import pytest
 
 from flows.stack import cluster
+from tests.compose.file import SECRET, program, variables, write_secrets
 from tests.e2e.project import wait_for
 from tests.torture.servers import MlflowServer
 
@@ -23,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:starlette.middleware.wsgi"),  # of MLflow's server
 ]
 
-SECRET = "a-long-word-of-this-test-"
+ROOT = Path(__file__).parents[2]
 API = "/api/2.0/mlflow"
 
 
@@ -32,12 +35,13 @@ class Guarded:
     """The server, and the variables of a worker."""
 
     address: str
+    server: dict[str, str]
     variables: dict[str, str]
 
     def ask(self, user: str, method: str, path: str, **body: Any) -> httpx.Response:
         """Ask as the administrator or as the worker."""
         worker = (self.variables["MLFLOW_TRACKING_USERNAME"], self.variables["MLFLOW_TRACKING_PASSWORD"])
-        login = worker if user == "worker" else (cluster.USER, cluster.secret_of("mlflow_password"))
+        login = worker if user == "worker" else ("grpo", self.server["MLFLOW_AUTH_ADMIN_PASSWORD"])
         given: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
         return httpx.request(method, self.address + API + path, auth=login, timeout=60, trust_env=False, **given)
 
@@ -45,32 +49,31 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
-    (folder / "secrets").mkdir()
-    for number, name in enumerate(cluster.FILES):
-        (folder / "secrets" / name).write_text(f"{SECRET}{number}\n")
+    for service in ("mlflow-server", "worker"):
+        write_secrets(folder / service, service)
     port = MlflowServer(folder).address.rpartition(":")[2]
     address = f"http://127.0.0.1:{port}"
-    found: list[tuple[list[str], dict[str, str]]] = []
+    settings = (ROOT / "docker" / "mlflow-auth.ini").read_text()
+    (folder / "auth.ini").write_text(re.sub("database_uri = .*", f"database_uri = sqlite:///{folder}/users.db", settings))
+    store = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/runs.db", "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini")}
+    server = {**os.environ, **variables("mlflow-server", folder / "mlflow-server"), **store}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(cluster.SECRETS_VARIABLE, str(folder / "secrets"))
-        patch.setattr(cluster, "AUTH_FILE", folder / "auth.ini")
-        patch.setattr(cluster, "ensure_bucket", lambda _variables: None)
-        patch.setattr(cluster, "_database", lambda _driver, _user, database="runs": f"sqlite:///{folder / database}.db")
-        patch.setattr(cluster.os, "execve", lambda _path, command, variables: found.append((command, variables)))
-        patch.setenv(cluster.MLFLOW_PORT_VARIABLE, port)
+        for name, value in server.items():
+            patch.setenv(name, value)
+        patch.setattr(cluster, "_make_bucket", lambda: None)
         for _ in range(2):  # as after a restart
-            cluster.run_mlflow_server()
-        command, variables = found[-1]
+            cluster.prepare_mlflow()
+        command = [sys.executable, *program("mlflow-server", GRPO_MLFLOW_PORT=port)[1:]]
         ours = {"--host": "127.0.0.1", "--port": port, "--artifacts-destination": str(folder / "artifacts")}
         for option, value in ours.items():
             command[command.index(option) + 1] = value
         with (folder / "server.log").open("ab") as log:
             process = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, env=server, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         try:
             wait_for(lambda: answers(f"{address}/health"))
-            yield Guarded(address, {**cluster.worker_variables(), "MLFLOW_TRACKING_URI": address})
+            yield Guarded(address, server, {**variables("worker", folder / "worker"), "MLFLOW_TRACKING_URI": address})
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -144,9 +147,9 @@ def test_a_password_that_was_replaced_lets_nobody_in(tmp_path: Path) -> None:
 
     users = f"sqlite:///{tmp_path / 'users.db'}"
     for password in (f"{SECRET}old", f"{SECRET}new"):
-        ensure_user(users, cluster.WORKER_USER, password)
+        ensure_user(users, cluster.WORKER, password)
     store = SqlAlchemyStore()
     store.init_db(users)
-    let_in = [store.authenticate_user(cluster.WORKER_USER, f"{SECRET}{which}") for which in ("old", "new")]
+    let_in = [store.authenticate_user(cluster.WORKER, f"{SECRET}{which}") for which in ("old", "new")]
     assert let_in == [False, True]
-    assert not store.get_user(cluster.WORKER_USER).is_admin
+    assert not store.get_user(cluster.WORKER).is_admin

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from grpo_core.policy.fast.lean import why_not_lean
 from torch import distributed, multiprocessing
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.policy.fast.lean import why_not_lean
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt

@@ -177,8 +177,8 @@ def test_a_flow_runs_in_it_and_its_history_stays(home: Path, commands: list[Comm
 
 @pytest.mark.proof
 def test_first_starts_at_once_share_an_empty_home(home: Path, commands: list[Command]) -> None:
-    commands += [Command(home) for _ in range(3)]
-    assert [_api(*command.ready()) for command in commands] == [200, 200, 200]
+    commands += [Command(home) for _ in range(6)]
+    assert [_api(*command.ready()) for command in commands] == [200] * 6
 
 
 @pytest.mark.proof
@@ -187,27 +187,9 @@ def test_a_server_that_cannot_start_says_why_and_what_to_do(home: Path, commands
     command = Command(home, PREFECT_API_DATABASE_CONNECTION_URL=database)
     commands.append(command)
     _, err = command.process.communicate(timeout=240)
-    assert "starting it again (2 of 2)" in err
-    assert re.search(r"StackError: the embedded Prefect server ended 2 times during its start; its last output:", err)
+    assert re.search(r"StackError: the embedded Prefect server does not start", err)
     assert re.search(r"ConnectionRefusedError|Connect call failed", err)
-    for way_out in ("grpo up", "PREFECT_API_URL", "PREFECT_HOME", "--debug"):
+    for way_out in ("grpo up", "PREFECT_API_URL", "--debug"):
         assert way_out in err
     assert "pass-word" not in err
     assert command.leaves_nothing(0)
-
-
-@pytest.mark.proof
-def test_half_a_migration_is_named_with_the_remedy(home: Path, commands: list[Command]) -> None:
-    import sqlite3
-
-    home.mkdir(parents=True)
-    with sqlite3.connect(home / "prefect.db") as database:
-        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
-        database.execute("CREATE TABLE flow (id TEXT)")  # of the first migration, which is not recorded
-    database.close()
-    command = Command(home)
-    commands.append(command)
-    _, err = command.process.communicate(timeout=240)
-    assert re.search(
-        r"StackError: .*prefect\.db: Prefect's database is damaged \(.*already exists.*\); move it away \(mv ", err
-    )

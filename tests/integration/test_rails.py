@@ -6,13 +6,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from flows import naming
 from flows.stack.services import stack_environment
 from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides, load_config
@@ -194,7 +192,7 @@ def test_a_file_elsewhere_that_is_no_configuration_is_not_quoted(
 
 
 def test_a_config_of_another_program_is_not_quoted_when_its_folder_is_named_as_a_run(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("elsewhere")
     (place / "config.json").write_text(SECRETS["unknown.json"])
@@ -202,8 +200,6 @@ def test_a_config_of_another_program_is_not_quoted_when_its_folder_is_named_as_a
         open_reproduction.fn(str(place), {}, None)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__suppress_context__
-    monkeypatch.setattr(naming, "flow_run", SimpleNamespace(parameters={"run_dir": str(place)}))
-    assert re.match(rf"refused: run_dir {place}: is not below", naming.name_resumed_run())
 
 
 def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(
@@ -224,14 +220,6 @@ def test_a_worker_is_started_with_what_its_stack_allows(tmp_path: Path, monkeypa
     assert stack_environment(stack)[ALLOWED_VARIABLE] == "a,b.c"
     stack.write()
     assert read_stack(tmp_path) == stack
-
-
-def test_a_stack_of_the_last_version_is_read(tmp_path: Path) -> None:
-    facts = {"prefect_port": 1, "mlflow_port": 2, "slots": 1, "workers": 1, "project": str(tmp_path), "processes": {}}
-    (tmp_path / "stack.json").write_text(json.dumps(facts))
-    stack = read_stack(tmp_path)
-    assert stack is not None
-    assert stack.allow_reward == ()
 
 
 def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:

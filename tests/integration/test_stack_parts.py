@@ -1,5 +1,6 @@
 """Ports, processes and slots of the local stack, with real sockets and real processes."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -11,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
-from flows.stack.control import Wanted, start_stack
+from flows.stack.control import start_stack
 from flows.stack.processes import (
     MARK,
-    ProcessId,
+    SERVICE,
     choose_port,
     end_processes,
-    family,
-    identify,
-    is_alive,
     is_free,
     marked_processes,
+    run_processes,
+    service_processes,
     start_process,
 )
 from flows.stack.servers import folder_here, remove_client_settings, write_client_settings
@@ -31,6 +32,7 @@ from flows.stack.state import Stack, read_stack
 from grpo_core.errors import StackError
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE, held_slot
+from tasks.process.context import FLOW_RUN_VARIABLE
 
 # These processes outlive the objects that started them; that is what they are for.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -52,16 +54,22 @@ def listener() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def started(command: list[str], log: Path, mark: str = "none") -> ProcessId:
-    """Start a process and wait until it says that it is ready."""
-    process = start_process(command, {**os.environ, MARK: mark}, log)
+def start(command: list[str], folder: Path, log: Path, **variables: str) -> None:
+    """Start a process of the stack in a folder and wait until it says that it is ready."""
+    start_process(command, {**os.environ, MARK: str(folder), **variables}, log)
     while "ready" not in log.read_text():
         time.sleep(0.02)
-    return process
 
 
-def test_a_given_port_that_is_busy_is_refused_with_its_holder(listener: int) -> None:
-    with pytest.raises(StackError, match=rf"--mlflow-port {listener}: is in use by .*\(process {os.getpid()}\)"):
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a stack, whose processes are gone afterwards."""
+    yield tmp_path
+    end_processes(marked_processes(tmp_path), 5)
+
+
+def test_a_given_port_that_is_busy_is_refused(listener: int) -> None:
+    with pytest.raises(StackError, match=rf"--mlflow-port {listener}: is in use"):
         choose_port("mlflow", listener, 5000)
 
 
@@ -71,89 +79,92 @@ def test_a_port_that_is_left_out_is_the_next_free_one(listener: int) -> None:
     assert is_free(chosen)
 
 
-def test_a_process_is_known_by_number_and_start(tmp_path: Path) -> None:
-    process = started(SLEEPER, tmp_path / "log")
-    try:
-        assert is_alive(process)
-        assert not is_alive(replace(process, started=process.started - 100))
-        assert family(replace(process, started=process.started - 100)) == []
-    finally:
-        end_processes([process], 10)
-    assert not is_alive(process)
-
-
-def test_a_process_heeds_interrupts_even_if_its_starter_ignores_them(tmp_path: Path) -> None:
+def test_a_process_heeds_interrupts_even_if_its_starter_ignores_them(folder: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = started(SLEEPER, tmp_path / "log")
+        start(SLEEPER, folder, folder / "log")
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-    os.kill(process.pid, signal.SIGINT)
-    os.waitpid(process.pid, 0)
-    assert not is_alive(process)
+    (process,) = marked_processes(folder)
+    process.send_signal(signal.SIGINT)
+    process.wait(10)
 
 
-def test_only_those_that_do_not_heed_sigterm_are_killed(tmp_path: Path) -> None:
-    processes = [started(SLEEPER, tmp_path / "a"), started(STUBBORN, tmp_path / "b")]
-    assert end_processes(processes, 1.0) == 1
-    assert [process for process in processes if is_alive(process)] == []
+def test_those_that_do_not_heed_sigterm_are_killed(folder: Path) -> None:
+    start(SLEEPER, folder, folder / "a")
+    start(STUBBORN, folder, folder / "b")
+    end_processes(marked_processes(folder), 1.0)
+    assert marked_processes(folder) == {}
 
 
-def test_marked_processes_are_found_after_their_parents_death(tmp_path: Path) -> None:
+def test_marked_processes_are_found_after_their_parents_death(folder: Path) -> None:
     parent = [sys.executable, "-c", f"import subprocess; subprocess.Popen({SLEEPER!r}, start_new_session=True)"]
-    mark = str(tmp_path)
-    start_process(parent, {**os.environ, MARK: mark}, tmp_path / "log")
-    while "ready" not in (tmp_path / "log").read_text():
-        time.sleep(0.02)
-    orphans = [process for process in marked_processes(mark) if is_alive(process)]
-    assert len(orphans) == 1
-    assert end_processes(orphans, 10) == 0
-    assert marked_processes(mark) == {}
+    start(parent, folder, folder / "log")
+    with contextlib.suppress(psutil.TimeoutExpired):
+        psutil.wait_procs(list(marked_processes(folder)), timeout=1)
+    assert len(marked_processes(folder)) == 1
+    assert marked_processes(folder / "another") == {}
 
 
-def test_a_stack_is_remembered_as_it_is(tmp_path: Path) -> None:
-    assert read_stack(tmp_path) is None
-    stack = Stack(folder=tmp_path, prefect_port=4207, mlflow_port=5007, slots=2, project=tmp_path)
-    stack = stack.with_process("worker", ProcessId(pid=os.getpid(), started=12))
-    assert read_stack(tmp_path) == stack
+def test_the_process_of_a_run_is_not_its_workers(folder: Path) -> None:
+    start(SLEEPER, folder, folder / "a", **{SERVICE: "worker"})
+    start(SLEEPER, folder, folder / "b", **{SERVICE: "worker", FLOW_RUN_VARIABLE: "one"})
+    (worker,) = service_processes(folder)["worker"]
+    (run,) = run_processes(folder)
+    assert worker != run
+    end_processes([worker], 5)
+    assert service_processes(folder) == {}
+
+
+def test_a_stack_is_remembered_as_it_is(folder: Path) -> None:
+    assert read_stack(folder) is None
+    stack = Stack(folder=folder, prefect_port=4207, mlflow_port=5007, slots=2, project=folder)
+    stack.write()
+    assert read_stack(folder) == stack
     assert not stack.alive("worker")
+    start(SLEEPER, folder, folder / "a", **{SERVICE: "worker"})
+    assert stack.alive("worker")
     stack.forget()
-    assert read_stack(tmp_path) is None
+    assert read_stack(folder) is None
 
 
 def test_the_settings_file_is_written_and_removed_by_its_own_stack_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one = Stack(folder=Path("one"), prefect_port=4207, mlflow_port=5007, slots=1, project=tmp_path)
-    two = replace(one, folder=Path("two"))
+    one = Stack(folder=tmp_path / "one", prefect_port=4207, mlflow_port=5007, project=tmp_path)
+    two = replace(one, folder=tmp_path / "two")
     assert folder_here() == Path(".grpo")
     write_client_settings(one)
     assert folder_here() == tmp_path / "one"
-    assert tomllib.loads((tmp_path / "prefect.toml").read_text())["api"] == {"url": one.api}
-    with pytest.raises(StackError, match=rf"is of the stack in {tmp_path / 'one'}; `grpo down --folder"):
+    assert tomllib.loads((tmp_path / "prefect.toml").read_text())["api"] == {"url": one.api, "auth_string": one.secret}
+    with pytest.raises(StackError, match=rf"is of another stack \(`grpo down --folder {tmp_path / 'one'}`"):
         write_client_settings(two)
     remove_client_settings(two)
     write_client_settings(one)
     remove_client_settings(one)
     assert not (tmp_path / "prefect.toml").exists()
     (tmp_path / "prefect.toml").write_text("[api]\n")
-    with pytest.raises(StackError, match=r"is not from `grpo up`"):
+    with pytest.raises(StackError, match=r"not from `grpo up`"):
         write_client_settings(one)
     remove_client_settings(one)
     assert folder_here() == Path(".grpo")
     assert (tmp_path / "prefect.toml").exists()
 
 
-def test_a_stack_belongs_to_the_folder_in_which_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "prefect.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    other = Stack(folder=tmp_path / ".grpo", prefect_port=4207, mlflow_port=5007, slots=1, project=tmp_path / "other")
+def test_a_stack_belongs_to_the_folder_in_which_it_was_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    other = Stack(folder=folder / ".grpo", prefect_port=4207, mlflow_port=5007, project=folder / "other")
     other.folder.mkdir()
-    other.with_process("worker", identify(os.getpid()))
-    with pytest.raises(StackError, match=rf"its stack was started in {tmp_path / 'other'}"):
-        start_stack(other.folder, Wanted(), print)
+    (other.folder / "grpo-stack").touch()
+    other.write()
+    start(SLEEPER, other.folder, folder / "log", **{SERVICE: "worker"})
+    try:
+        with pytest.raises(StackError, match=rf"its stack was started in {folder / 'other'}"):
+            start_stack(other.folder, {}, print)
+    finally:
+        end_processes(marked_processes(other.folder), 5)
 
 
 def test_a_damaged_state_is_refused_by_name(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from socket import create_connection
 
 import httpx
-import psutil
 import pytest
 import yaml
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -172,7 +171,10 @@ def test_the_ui_asks_once_for_the_secret(stack_door: Door, browser: Browser, pro
     browser.open(stack_door.address + "/v2/deployments")
     deployments = len(yaml.safe_load((project.folder / "prefect.yaml").read_text())["deployments"])
     browser.wait_for(f"document.body.innerText.includes('{deployments} Deployments')")
-    assert "the browser asks once for the secret in .grpo/prefect/secret" in (project.folder / "up.txt").read_text()
+    assert (
+        f"the browser asks once for the secret in {project.folder.resolve()}/.grpo/prefect/secret"
+        in (project.folder / "up.txt").read_text()
+    )
 
 
 def test_a_wrong_secret_does_not_open_the_ui(stack_door: Door, browser: Browser) -> None:
@@ -218,23 +220,8 @@ def test_the_secret_is_where_its_owner_reads_it_and_nowhere_else(project: Projec
     assert project.finished(run)["state_type"] == "FAILED"
     holders = {path for path in project.folder.rglob("*") if path.is_file() and stack_door.secret.encode() in path.read_bytes()}
     assert holders == {settings, secret_file}
-    for process in marked_processes(str((project.folder / ".grpo").resolve())):
-        assert stack_door.secret not in " ".join(psutil.Process(process.pid).cmdline())
-
-
-def test_without_the_secret_each_command_names_the_remedy(project: Project, stack_door: Door, tmp_path: Path) -> None:
-    elsewhere = Project(tmp_path, PREFECT_API_URL=f"{stack_door.address}/api", PREFECT_CLIENT_MAX_RETRIES="0")
-    remedy = (
-        f"run the command in {project.folder}, or set PREFECT_API_AUTH_STRING to what {project.folder}/.grpo/prefect/secret"
-    )
-    deployed = elsewhere.run("prefect", "deployment", "run", "grpo/train")
-    assert deployed.returncode == 1
-    assert remedy in deployed.stdout + deployed.stderr
-    (tmp_path / "configs").symlink_to(project.folder / "configs")
-    trained = elsewhere.grpo("train", "sums_tiny_cpu", "training.steps=2")
-    assert trained.returncode != 0
-    assert remedy in trained.stderr
-    assert list(tmp_path.glob("runs/*")) == []
+    for process in marked_processes(project.folder / ".grpo"):
+        assert stack_door.secret not in " ".join(process.cmdline())
 
 
 def test_the_secret_is_sent_to_no_other_server(project: Project) -> None:

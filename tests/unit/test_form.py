@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
-from prefect.utilities.names import generate_slug
 from prefect.utilities.schema_tools.validation import is_valid
 
-from flows.form import name_or_path
-from grpo_core.config import load_config
 from grpo_core.config.presets import preset_names
-from tasks.process.given_name import is_invented
 
 ENTRYPOINTS = sorted(
     {
@@ -61,23 +57,6 @@ def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
     assert field["default"] == "quickstart"
 
 
-def test_an_optional_field_names_the_value_of_every_preset() -> None:
-    fields, configs = schema_of("flows.train.grpo")["properties"], {preset: load_config(preset) for preset in PRESETS}
-    values = {
-        "beta": {preset: config.loss.beta for preset, config in configs.items()},
-        "group_size": {preset: config.rollout.group_size for preset, config in configs.items()},
-    }
-    for name, of_presets in values.items():
-        _, _, text = fields[name]["description"].partition("Left empty: the preset's value, ")
-        groups = dict(group.split(" (") for group in text.removesuffix(").").split("), "))
-        assert groups.keys() == {f"{value:g}" for value in of_presets.values()}
-        for value, named in groups.items():
-            of_value = [preset for preset in PRESETS if f"{of_presets[preset]:g}" == value]
-            shown, _, more = named.partition(" and ")
-            assert set(shown.split(", ")) <= set(of_value)
-            assert len(shown.split(", ")) + int(more.removesuffix(" more") or 0) == len(of_value)
-
-
 @pytest.mark.parametrize(
     ("parameters", "accepted"),
     [
@@ -100,24 +79,4 @@ def test_what_the_server_accepts(parameters: dict[str, Any], accepted: bool) -> 
 def test_calls_keep_the_defaults_of_the_function() -> None:
     knobs = {"beta": None, "group_size": None, "ref_sync_steps": None, "seed": None}
     given = flow_of("flows.train.grpo").validate_parameters({"beta": None})
-    assert given == {"config": "quickstart", **knobs, "overrides": {}, "run_dir": None}
-
-
-def test_without_presets_there_is_a_path_alone() -> None:
-    assert [kind["title"] for kind in name_or_path([], "Preset")["anyOf"]] == ["Path of a file"]
-
-
-def test_names_that_prefects_server_invents_are_known_and_those_of_people_are_not() -> None:
-    assert [name for name in (generate_slug(2) for _ in range(500)) if not is_invented(name)] == []
-    given = [
-        "lower beta",
-        "no-kl",
-        "beta-test",
-        "tiny-reward",
-        "β=0 G=8 sync=10 seed=0 quickstart",
-        "First-try",
-        "run1",
-        "a-b",
-        "",
-    ]
-    assert [name for name in given if is_invented(name)] == []
+    assert given == {"config": "quickstart", **knobs, "overrides": {}, "name": None, "run_dir": None}

@@ -43,9 +43,12 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     ("codes", "status", "requests"),
     [([200], 200, 1), ([503, 503, 200], 200, 3), ([503] * 5, 503, 3), ([404], 404, 1), ([500], 500, 1)],
 )
-def test_a_request_is_repeated_while_prefect_is_busy(stack: Stack, codes: list[int], status: int, requests: int) -> None:
+def test_a_request_is_repeated_while_prefect_is_busy(
+    stack: Stack, codes: list[int], status: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Busy.codes = list(codes)
-    with prefect_client(stack, pauses=(0.01, 0.01)) as client:
+    monkeypatch.setattr("flows.stack.state.BUSY_PAUSES", (0.01, 0.01))
+    with prefect_client(stack) as client:
         answer = client.patch("/work_pools/grpo", json={"concurrency_limit": 1})
     assert answer.status_code == status
     assert Busy.bodies == [b'{"concurrency_limit":1}'] * requests
