@@ -8,7 +8,7 @@
       reference.safetensors   the reference, once a sync has made it differ from the initial policy
       optimizer.pt            AdamW moments; read with `weights_only`, so that a checkpoint never runs code
       state.json              cursor, schedule, sync state
-      journal.json            how far the journal was, and the digest of its last record then
+      journal.json            how long the journal was, and the SHA-256 of its bytes
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
 Earlier versions kept the initial policy in every checkpoint: as its reference, then as an `initial.safetensors` of its own.

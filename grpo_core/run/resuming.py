@@ -106,4 +106,4 @@ def _is_held(run_dir: RunDir) -> bool:
 def is_evaluation(run_dir: RunDir) -> bool:
     """Return whether a folder holds what only evaluates."""
     marker = run_dir.marker()
-    return (marker.kind if marker else run_dir.older_kind()) == "evaluation"
+    return marker is not None and marker.kind == "evaluation"

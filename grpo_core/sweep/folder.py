@@ -19,10 +19,9 @@ from pydantic import ValidationError
 from grpo_core.config.loading import explain
 from grpo_core.config.section import Section
 from grpo_core.config.yaml_text import dump_yaml
-from grpo_core.errors import GrpoError, SweepError, cause
+from grpo_core.errors import SweepError, cause
 from grpo_core.machine.disk import read_regular, write_whole
 from grpo_core.machine.jsonfile import append_json, build, read_json, read_lines, write_json
-from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import FlowDir, Place, places
 from grpo_core.run.folder import RunDir
 from grpo_core.run.resuming import path_argument
@@ -133,21 +132,9 @@ class SweepDir(FlowDir):
         Raises:
             SweepError: the folder already holds a sweep.
         """
-        if self.sweep_file.exists() and (self.marker() is not None or self.why_not_older() is None):
+        if self.sweep_file.exists() and self.marker() is not None:
             resume = f"grpo sweep --resume {path_argument(self.path)}"
             raise SweepError(f"sweep dir {self.path}: already holds a sweep; `{resume}` resumes it")
-
-    def why_not_older(self) -> str | None:
-        """Return why a folder without a marker holds no sweep of an older version; None where it does."""
-        try:
-            self.read()
-        except (GrpoError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            return cause(error)
-        return None
-
-    def older_kind(self) -> Kind:
-        """Return what a sweep is."""
-        return "sweep"
 
     def read(self) -> "StoredSweep":
         """Return the sweep of the folder, checked again.

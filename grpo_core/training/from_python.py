@@ -32,12 +32,11 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.announce import announce_disk, announce_memory
-from grpo_core.run.begin import begun_run, undone_unless_started
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
-from grpo_core.run.held import held_run
 from grpo_core.run.imports import import_as_at_start, import_folders
 from grpo_core.run.inputs import note_inputs
+from grpo_core.run.locking import lock_run, new_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
 from grpo_core.run.resuming import check_resumable, refuse_idle_sizes
@@ -87,7 +86,7 @@ def train(
     resolved, origin = _configure(config, overrides)
     warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
     require_sampler([resolved])
-    with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
+    with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
 
@@ -118,7 +117,7 @@ def resume_training(
     sizes, notes = sizes_to_lower(as_overrides(overrides)), check_resumable(folder)
     refuse_idle_sizes(folder, sizes)
     if sizes:
-        with held_run(folder, logger.warning):
+        with lock_run(folder, logger.warning):
             notes = (*notes, *lower_passes(folder, sizes))
     return _run(folder, evaluate, progress, notes=notes)
 
@@ -143,9 +142,9 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
     config = run_dir.read_config()
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(Bar(config.training, run_dir.path.name, shown=progress))
-        stack.enter_context(held_run(run_dir, bar.say))
+        stack.enter_context(lock_run(run_dir, bar.say))
         if is_new:
-            stack.enter_context(undone_unless_started(run_dir, counts=lambda error: isinstance(error, Exception)))
+            stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: isinstance(error, Exception)))
         warnings = (*check_consistency(config), *slow_dtype_warnings(config))
         for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)

@@ -94,8 +94,8 @@ class Session:
     def begin_checkpoint(self, state: TrainingState) -> None:
         """Begin to write a checkpoint, after the one that may be under way; the training may go on."""
         self.finish_checkpoint()
-        records, digest = self.journal.mark
-        mark = JournalMark(records=records, digest=digest)
+        num_bytes, sha256 = self.journal.mark
+        mark = JournalMark(bytes=num_bytes, sha256=sha256)
         self.writer.begin(self.live, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name}))
 
     def look_for_checkpoint(self) -> None:
