@@ -5,6 +5,7 @@ Only files that the checkpoint's manifest vouches for are taken, and every copy 
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.export.choice import ExportPlan
 from grpo_core.export.public import hub_id
-from grpo_core.machine.disk import folder_bytes
+from grpo_core.machine.disk import folder_bytes, sha256_of
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.large_file import large_file
 from grpo_core.policy.checkpoint import POLICY_FOLDER, verify_checkpoint
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo_core.policy.saved import MANIFEST_FILE
@@ -26,7 +26,6 @@ from grpo_core.run.start_weights import BASE, find_model, other_weights, weights
 
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Of a `*config.json`: the Python code that loading the model runs where its user trusts it."""
-BLOCK = 2**22
 SMALL_BYTES = 1_000_000
 """Card and manifest."""
 
@@ -197,10 +196,8 @@ def _settle_code(folder: Path, *, trusted: bool) -> tuple[str, ...]:
 def _copy(source: Path, target: Path, sha256: str | None = None) -> None:
     """Copy a file, and compare it with what it should be."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with large_file(target) as copy, source.open("rb") as original:
-        while block := original.read(BLOCK):
-            copy.write(block)
-    if sha256 is not None and copy.sha256 != sha256:
+    shutil.copyfile(source, target)
+    if sha256 is not None and sha256_of(target) != sha256:
         raise ModelError(f"{source}: its SHA-256 is not the manifest's; the checkpoint is damaged")
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import optimizer_steps, reference_moves
+from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
@@ -193,7 +193,6 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         writer=CheckpointWriter(
             run_dir.checkpoints,
             config.training.keep_checkpoints,
-            reference_moves=reference_moves(config),
             in_use=lambda: used_checkpoints(set(places_of(run_dir.path))),
         ),
         evaluator=evaluator,
