@@ -16,7 +16,7 @@ def opened_device(context: Context) -> Iterator[torch.device]:
     """Yield the device of the check, held against other runs of this machine, with this project's choice of kernels."""
     device = pick_device(context.device)
     choose_kernels(deterministic=False)
-    with held_device(device, context.folder):
+    with held_device(device):
         yield device
 
 

@@ -60,7 +60,7 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
             raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
         step, folder, initial = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy", None
     config = pass_plan(run_dir).after(step).applied(config)
-    with held_device(pick_device(config.training.device), run_dir.path):
+    with held_device(pick_device(config.training.device)):
         result = evaluate_policy_of(run_dir, open_evaluator(config, folder, run_dir, initial), name)
     record_evaluation(run_dir, result, policy=policy, name=name, step=step)
 

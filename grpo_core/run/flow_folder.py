@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, ClassVar, Literal
 
 from grpo_core.errors import FolderError, JournalError, few_names, raised_as
-from grpo_core.machine.locks import locked_soon
+from grpo_core.machine.locks import locked_soon, open_lock
 from grpo_core.machine.marker import (
     MARKER_FILE,
     Kind,
@@ -122,7 +122,7 @@ class FlowDir:
             FolderError: it cannot be opened.
         """
         with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
-            return self.lock_file.open("ab")
+            return open_lock(self.lock_file)
 
 
 _started: dict[Path, IO[bytes]] = {}

@@ -161,7 +161,7 @@ def _run(
         train = load()
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
-    device.enter_context(held_device(pick_device(config.training.device), run_dir.path))
+    device.enter_context(held_device(pick_device(config.training.device)))
     session = open_session(run_dir, journal, stop)
     state = session.restore()
     if engine != "native" and 0 < state.step < config.training.steps:

@@ -10,9 +10,9 @@ import pytest
 
 from grpo_core.generation.vllm.kept import TrainingServer
 from grpo_core.generation.vllm.launch import ServerSettings
-from grpo_core.generation.vllm.records import KEEP_VARIABLE, keeper_in, read_record
+from grpo_core.generation.vllm.records import KEEP_VARIABLE, group_of, keeper_in, read_record
 from grpo_core.generation.vllm.server import PYTHON_VARIABLE
-from grpo_core.machine.process_id import group_of, is_running
+from grpo_core.machine.process_id import is_running
 from tests.e2e.project import Project
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
