@@ -57,8 +57,7 @@ class CheckpointWriter:
         contents = trainable.contents()
         initial = (self._initial or self._thread.submit(store_initial, self._folder, contents.initial)).result()
         size = contents.copied_bytes()
-        free = available_memory()
-        has_room = not self._snapshot.is_empty or (free is not None and free > SPARE * size)
+        has_room = not self._snapshot.is_empty or available_memory() > SPARE * size
         held = self._snapshot.take(contents) if has_room else contents
 
         def write() -> None:
