@@ -99,7 +99,8 @@ def gpu_memory() -> int | None:
     None where there is none. A part that no variable names is taken for the whole.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return _ask_driver(lambda: _visible_memory(None if visible is None else [name.strip() for name in visible.split(",")]), None)
+    seen = None if visible is None else [name.strip() for name in visible.split(",")]
+    return _ask_driver(lambda: _visible_memory(seen), None)
 
 
 def _visible_memory(seen: list[str] | None) -> int | None:
