@@ -17,7 +17,6 @@ from grpo_core.machine.collector import importing
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.pass_sizes import sizes_to_lower
-from grpo_core.run.resuming import refuse_idle_sizes
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
@@ -89,8 +88,6 @@ def _resume(run_dir: Path, repair: Repair | None, new_dir: Path | None, given: l
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {configs[0]}")
     sizes = sizes_to_lower(parse_overrides(given))
     RunDir(run_dir).read_config()
-    if repair is None:
-        refuse_idle_sizes(RunDir(run_dir), sizes)  # and a journal, or sizes of passes, that cannot be used
     with working_in(run_dir):
         use_stack()
         with importing():

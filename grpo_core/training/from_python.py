@@ -39,7 +39,7 @@ from grpo_core.run.inputs import note_inputs
 from grpo_core.run.locking import lock_run, new_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
-from grpo_core.run.resuming import check_resumable, refuse_idle_sizes
+from grpo_core.run.resuming import check_resumable
 from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.run.start_weights import find_model
@@ -115,7 +115,6 @@ def resume_training(
     folder = RunDir(Path(run_dir))
     folder.read_config()
     sizes, notes = sizes_to_lower(as_overrides(overrides)), check_resumable(folder)
-    refuse_idle_sizes(folder, sizes)
     if sizes:
         with lock_run(folder, logger.warning):
             notes = (*notes, *lower_passes(folder, sizes))

@@ -180,7 +180,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
     """Return what the `start` and `resume` records say of how the run is computed after `step`."""
     from grpo_core.policy.supported import outline_of
 
-    policy, sizes = session.policy, session.pass_plan.after(step)
+    policy, limits = session.policy, session.batch_limits
     return {
         "engine": config.training.engine,
         "threads": threads,
@@ -191,10 +191,11 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "decoding": _unless("lean", "plain", policy.decoded_plainly_because),
         "kernels": _unless("compiled", "torch's", policy.uncompiled_because),
         "completions": _unless("without padding", "padded", policy.padded_because),
-        PASSES_FIELD: sizes.as_json(),
+        PASSES_FIELD: limits.after(step),
         "left_out": unreached_by(config, outline_of(policy.model)),
         "memory": _estimate(
-            acting_on(sizes.applied(config), on_gpu=policy.device.type == "cuda"), padded=policy.padded_because is not None
+            acting_on(limits.applied(config, step), on_gpu=policy.device.type == "cuda"),
+            padded=policy.padded_because is not None,
         ),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),

@@ -62,7 +62,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     Args:
         run_path: the folder.
         repair: how a damaged journal is repaired first; None = it is refused.
-        sizes: smaller sizes of passes to continue with, by field of `PassSizes`.
+        sizes: smaller sizes of passes to continue with, by field of `training`.
 
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.

@@ -135,5 +135,3 @@ def test_the_lock_is_owner_only_and_whoever_waits_names_its_holder(tmp_path: Pat
         holder.stdout.close()
     with migration_lock(file, print):  # freed by the kernel
         pass
-
-

@@ -65,5 +65,3 @@ def test_float32_and_gpus_need_no_warning_about_bfloat16(tmp_path: Path, overrid
 
 def test_nothing_is_warned_of_a_machine_without_cpuinfo(tmp_path: Path) -> None:
     assert slow_dtype_warnings(load_config("quickstart", {"training.device": "cpu"}), tmp_path / "none") == ()
-
-
