@@ -19,7 +19,7 @@ from flows.stack.state import Stack, read_secret, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import StackError
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_private
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
 from tasks.credentials import use_address
@@ -44,7 +44,7 @@ def use_stack() -> None:
     stack = None if {"PREFECT_API_URL", TRACKING_VARIABLE} <= os.environ.keys() else read_stack(folder)
     if stack is None:
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
-        with importing():
+        with gc_paused():
             from flows.stack.embedded import start_embedded_server
 
         start_embedded_server(lambda line: echo(line, err=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
-    with importing():
+    with gc_paused():
         from grpo_core.evaluation.of_run import evaluate_policy_of, record_evaluation
         from grpo_core.evaluation.runner import open_evaluator
         from grpo_core.policy.device import held_device, pick_device

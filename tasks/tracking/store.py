@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import GrpoError, TrackingError, cause
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
@@ -189,7 +189,7 @@ def make_client(uri: str, create: bool = True) -> Any:
 @cache
 def _import_mlflow(store: str = "") -> None:
     """Import MLflow, and the module of it that `store` names, once."""
-    with importing():
+    with gc_paused():
         import_module(f"mlflow{store}")
     if not store:
         install_guards()
