@@ -117,7 +117,8 @@ def _visible_memory(seen: list[str] | None) -> int | None:
 
 def gpus() -> tuple[list[str], str | None]:
     """Return the names of the machine's NVIDIA GPUs and their driver's version."""
-    return _ask_driver(_names_and_driver, ([], None))
+    nothing: tuple[list[str], str | None] = ([], None)
+    return _ask_driver(_names_and_driver, nothing)
 
 
 def _names_and_driver() -> tuple[list[str], str | None]:

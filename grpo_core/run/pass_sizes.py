@@ -91,7 +91,7 @@ def lower_passes(run_dir: RunDir, wanted: Mapping[str, int]) -> list[str]:
     ]:
         raise ConfigError(listed(faults))
     if wanted:
-        write_json(run_dir.passes_file, before | wanted)
+        write_json(run_dir.passes_file, {**before, **wanted})
     return [f"training.{field}: {value} from here on, {before[field]} until now" for field, value in wanted.items()]
 
 
