@@ -13,8 +13,7 @@ from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slot
-from grpo_core.rewards.call_guard import call_that_ended_process
-from grpo_core.run.child_log import ChildLog, names_a_wait
+from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.process_state import NOT_STARTED, ProcessState, write_process_state
 
 
@@ -54,7 +53,11 @@ def run_watched(
         child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
         try:
             started()
-            _follow(child, log, look, report)
+            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+                look()
+                for line in log.read():
+                    if line.startswith(WAITING):  # it names the reward function that is waited for
+                        report(line)
         finally:
             try:
                 if child.poll() is None:
@@ -65,12 +68,24 @@ def run_watched(
         raise TrainingError(last_words(module, child.returncode, log_file))
 
 
-def _follow(child: subprocess.Popen[bytes], log: ChildLog, look: Callable[[], None], report: Callable[[str], None]) -> None:
-    """Look on until a child has ended, and report what it waits for."""
-    while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-        look()
-        for line in filter(names_a_wait, log.read()):
-            report(line)
+class ChildLog:
+    """What a child writes to its log, read line by line from where the log ended when this was made."""
+
+    def __init__(self, file: Path) -> None:
+        """Start after what earlier processes have written; the file need not be there."""
+        self.file = file
+        self._position = file.stat().st_size if file.exists() else 0
+
+    def read(self, *, last: bool = False) -> list[str]:
+        """Return the lines that are new and complete, without empty ones; the last time, also one that is not complete."""
+        if not self.file.exists():  # the child waits for a slot
+            return []
+        with self.file.open("rb") as file:
+            file.seek(self._position)
+            text = file.read()
+        complete = text if last else text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        return [line for line in complete.decode(errors="replace").splitlines() if line.strip()]
 
 
 def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:

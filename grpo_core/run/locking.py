@@ -11,7 +11,7 @@ from grpo_core.machine.locks import lock_holder
 from grpo_core.machine.marker import Kind
 from grpo_core.run.flow_folder import holding, make_folder, starting
 from grpo_core.run.folder import RunDir
-from grpo_core.run.process_state import is_process_of
+from grpo_core.run.process_state import read_process_state
 
 POLL_SECONDS = 0.5
 
@@ -85,7 +85,7 @@ def lock_run(run_dir: RunDir, report: Callable[[str], None]) -> Iterator[None]:
 def _await_orphan(run_dir: RunDir, report: Callable[[str], None]) -> None:
     has_reported = False
     while (writer := lock_holder(run_dir.journal_file)) is not None:
-        if not is_process_of(run_dir.process_file, writer):
+        if writer != f"process {read_process_state(run_dir.process_file).pid}":
             raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
         if not has_reported:
             report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")

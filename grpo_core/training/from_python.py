@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,7 +140,7 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
 
     config = run_dir.read_config()
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Bar(config.training, run_dir.path.name, shown=progress))
+        bar = stack.enter_context(contextlib.closing(Bar(config.training, run_dir.path.name, shown=progress)))
         stack.enter_context(lock_run(run_dir, bar.say))
         if is_new:
             stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: isinstance(error, Exception)))
@@ -148,16 +148,21 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
         for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)
         digest = cache(weights_digest)
+        resume = f"resume_training({str(run_dir.path)!r}) continues the run"
         _prepare(run_dir, digest, bar)
-        if evaluate:
-            _evaluate(run_dir, "base", digest, bar)
-        if Run(run_dir.path).state != "finished":
-            _train(run_dir, bar, evaluate)
-        if evaluate:
-            _evaluate(run_dir, "final", digest, bar)
+        try:
+            if evaluate:
+                _evaluate(run_dir, "base", digest, bar)
+            if Run(run_dir.path).state != "finished":
+                _train(run_dir, bar, evaluate)
+            if evaluate:
+                _evaluate(run_dir, "final", digest, bar)
+        except KeyboardInterrupt:
+            bar.say(resume)
+            raise
         run = Run(run_dir.path)
         if run.state == "stopped":
-            bar.say(f"stopped early: {run.reason}; resume_training({str(run_dir.path)!r}) continues the run")
+            bar.say(f"stopped early: {run.reason}; {resume}")
         return run
 
 
@@ -200,8 +205,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: 
             import_from=sys.path[:1],
         )
 
-    with _told_how_to_resume(run_dir, bar):
-        evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
+    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
 
 
 def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
@@ -218,34 +222,24 @@ def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
         text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
         finish_child(child, lambda: bar.say(text))
 
-    with _told_how_to_resume(run_dir, bar):
-        try:
-            run_watched(
-                MODULES[config.training.engine],
-                [str(run_dir.path), *evaluation],
-                run_dir.log_file("train"),
-                look=pause_and_look,
-                stop=stop,
-                report=bar.say,
-                python=config.training.python,
-                state_file=run_dir.process_file,
-                import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
-            )
-        except BaseException as error:
-            with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
-                follower.read()
-            if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
-                raise
-        follower.read()  # what the process wrote before it ended
-
-
-@contextlib.contextmanager
-def _told_how_to_resume(run_dir: RunDir, bar: Bar) -> Iterator[None]:
     try:
-        yield
-    except KeyboardInterrupt:
-        bar.say(f"resume_training({str(run_dir.path)!r}) continues this run")
-        raise
+        run_watched(
+            MODULES[config.training.engine],
+            [str(run_dir.path), *evaluation],
+            run_dir.log_file("train"),
+            look=pause_and_look,
+            stop=stop,
+            report=bar.say,
+            python=config.training.python,
+            state_file=run_dir.process_file,
+            import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
+        )
+    except BaseException as error:
+        with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
+            follower.read()
+        if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
+            raise
+    follower.read()  # what the process wrote before it ended
 
 
 def _pause() -> None:
