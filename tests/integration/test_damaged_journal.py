@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from grpo_core.evaluation.plan import find_subject
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal, Record, read_journal, read_records
+from grpo_core.run.journal import Journal, read_journal, read_records
 from grpo_core.run.repair import cut, find_damage
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
@@ -252,62 +250,6 @@ def test_a_journal_that_is_whole_is_not_repaired(run_dir: RunDir) -> None:
 
 
 # In MLflow
-
-
-@pytest.fixture(scope="module")
-def shipped(finished: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An MLflow run that holds every figure of the run, in a store of its own; the store's file is copied for each test."""
-    from mlflow import MlflowClient
-
-    from tasks.tracking import Shipper, TrackedRun
-
-    folder = tmp_path_factory.mktemp("mlflow")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    client = MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("e", artifact_location=(folder / "mlartifacts").as_uri())
-    run = TrackedRun(uri=uri, experiment_id=experiment, run_id=client.create_run(experiment).info.run_id, name="run")
-    client.log_artifact(run.run_id, str(finished.config_file))
-    ship(Shipper(run), read_records(finished.journal_file))
-    return run
-
-
-@pytest.fixture
-def tracked(run_dir: RunDir, shipped: Any, tmp_path: Path) -> Any:
-    """(the MLflow run, its client), both for this test alone."""
-    from mlflow import MlflowClient
-
-    store = shutil.copy(shipped.uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
-    run = replace(shipped, uri=f"sqlite:///{store}")
-    run_dir.tracking_file.write_text(json.dumps(asdict(run)))
-    return run, MlflowClient(tracking_uri=run.uri)
-
-
-def ship(shipper: Any, records: list[Record]) -> None:
-    for record in records:
-        shipper.add(record)
-    assert shipper.ship_all(10) == 0
-
-
-def assert_tracked_once(tracked: Any, run_dir: RunDir) -> None:
-    """MLflow holds each (key, step) of the journal once, and a new shipper sends nothing twice."""
-    from tasks.tracking import Shipper
-
-    run, client = tracked
-    records = read_records(run_dir.journal_file)
-    ship(Shipper(run), records)
-    expected = {(key, record.step) for record in records for key in record.metrics}
-    found = Counter((key, p.step) for key in {key for key, _ in expected} for p in client.get_metric_history(run.run_id, key))
-    assert found == dict.fromkeys(expected, 1)
-
-
-def test_a_cut_leaves_mlflow_with_each_figure_once(run_dir: RunDir, finished: RunDir, tracked: Any) -> None:
-    from tasks.run.setup import reopen_run
-
-    cut_after(run_dir, 3)
-    assert reopen_run.fn(run_dir.path, "cut") == run_dir.path
-    assert main([str(run_dir.path)]) == 0
-    same_history(finished, run_dir)
-    assert_tracked_once(tracked, run_dir)
 
 
 def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
