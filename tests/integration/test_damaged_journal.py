@@ -10,6 +10,7 @@ import pytest
 
 from grpo_core.errors import ConfigError, JournalError
 from grpo_core.evaluation.plan import find_subject
+from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
@@ -17,7 +18,6 @@ from grpo_core.run.journal import Journal, read_journal, read_records
 from grpo_core.run.repair import cut, find_damage
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
-from tests.mutated.files import Files, sha256
 
 STEPS = 8
 OPTIONS = {
@@ -265,4 +265,4 @@ def test_a_run_under_way_is_not_repaired(run_dir: RunDir) -> None:
 
 def test_a_checkpoint_vouches_for_its_mark(run_dir: RunDir) -> None:
     newest = list_checkpoints(run_dir.checkpoints)[-1]
-    assert json.loads(Files(newest)["manifest.json"])["journal.json"] == sha256(Files(newest)["journal.json"])
+    assert json.loads((newest / "manifest.json").read_text())["journal.json"] == sha256_of(newest / "journal.json")
