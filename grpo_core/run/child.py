@@ -189,10 +189,7 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
 def interpreter(python: str | None) -> str:
     """Return the program that `training.python` names, with `~` written out; None = this process's interpreter."""
     program = python or sys.executable
-    try:
-        return str(Path(program).expanduser()) if program.startswith("~") else program  # ./python keeps its ./
-    except RuntimeError:  # ~ of an unknown user
-        return program
+    return os.path.expanduser(program)  # noqa: PTH111  (./python keeps its ./)
 
 
 def python_path(*folders: str) -> str:
