@@ -55,9 +55,7 @@ def run_watched(
             started()
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()
-                for line in log.read():
-                    if line.startswith(WAITING):  # it names the reward function that is waited for
-                        report(line)
+                log.report_waits(report)
         finally:
             try:
                 if child.poll() is None:
@@ -86,6 +84,12 @@ class ChildLog:
         complete = text if last else text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
         return [line for line in complete.decode(errors="replace").splitlines() if line.strip()]
+
+    def report_waits(self, report: Callable[[str], None]) -> None:
+        """Report each new line that names a reward function which is waited for."""
+        for line in self.read():
+            if line.startswith(WAITING):
+                report(line)
 
 
 def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
