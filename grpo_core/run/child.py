@@ -57,11 +57,7 @@ def run_watched(
                 look()
                 log.report_waits(report)
         finally:
-            try:
-                if child.poll() is None:
-                    stop(child)
-            finally:
-                _note_end(child, state_file)
+            _end(child, stop, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
 
@@ -92,16 +88,21 @@ class ChildLog:
                 report(line)
 
 
-def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
-    """Note that a child has ended, or was left to its end; of one that has ended, kill what it left in its process group.
+def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]], None], state_file: Path | None) -> None:
+    """Stop a child that still runs, and note that it has ended or was left to its end.
 
-    A user's code may have started processes. Servers that are to outlive a run have sessions of their own.
+    Of one that has ended, what it left in its process group is killed: a user's code may have started processes. Servers that
+    are to outlive a run have sessions of their own.
     """
-    code = child.returncode
-    if code is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
-            os.killpg(child.pid, signal.SIGKILL)
-    write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
+    try:
+        if child.poll() is None:
+            stop(child)
+    finally:
+        code = child.returncode
+        if code is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
+                os.killpg(child.pid, signal.SIGKILL)
+        write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
 
 
 def finish_child(child: subprocess.Popen[bytes], tell: Callable[[], object] = lambda: None) -> None:
