@@ -24,7 +24,8 @@ FORMAT = 2
 class Marker:
     """What the marker of a folder holds."""
 
-    kind: Kind
+    kind: str
+    """One of `Kind`."""
     format: int = FORMAT
     """Version of the folder's layout."""
     created: str = ""

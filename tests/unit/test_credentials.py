@@ -15,7 +15,6 @@ import pytest
 from grpo_core.config import load_config, parse_overrides
 from grpo_core.errors import ConfigError, GrpoError, TrackingError, cause, shown
 from grpo_core.redaction import has_credentials, kept_uri, redact_uri
-from grpo_core.run.folder import RunDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.credentials import OWNER_VARIABLE, move_credentials
 
@@ -343,15 +342,3 @@ def test_the_address_of_a_database_is_kept_without_its_password_and_found_in_the
         assert SECRET not in str(refused.value)
 
 
-def test_a_folder_of_an_earlier_version_is_read_without_its_password(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
-    from tasks.tracking.store import read_tracked
-
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.create(tiny_config())
-    values = json.loads(run_dir.config_file.read_text())
-    values["tracking"]["uri"] = ADDRESSES[0]
-    del values["tracking"]["git_diff"]
-    run_dir.config_file.write_text(json.dumps(values))
-    run_dir.tracking_file.write_text(json.dumps({"uri": ADDRESSES[3], "experiment_id": "1", "run_id": "2", "name": "n"}))
-    assert run_dir.read_config().tracking.uri == "http://host:5000"
-    assert read_tracked(run_dir).uri == "postgresql+psycopg://***@host:5432/db"
