@@ -9,9 +9,9 @@ from prefect.runtime import flow_run
 
 from grpo_core.machine.disk import write_whole
 from grpo_core.machine.marker import Kind
-from grpo_core.run.begin import begun_run
 from grpo_core.run.flow_folder import ROOTS_VARIABLE, RUNS_FOLDER, FlowDir, allowed_roots, refuse_foreign_root
 from grpo_core.run.folder import RunDir
+from grpo_core.run.locking import new_run as locked_new_run
 from tasks.process.context import is_deployed
 
 
@@ -28,7 +28,7 @@ def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
         JournalError: the folder already holds a run.
         FolderError: it is not ours, or another flow starts or works in it.
     """
-    with begun_run(run_path, name, kind) as run_dir:
+    with locked_new_run(run_path, name, kind) as run_dir:
         yield run_dir
         claim(run_dir.path)
 

@@ -10,7 +10,7 @@ from flows.stack.servers import TrackingUri, track_at
 from flows.terminal import AsJson, echo_json, echo_result, echo_warnings, messages_to_stderr
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 
 
 def export(
@@ -42,7 +42,7 @@ def export(
     refuse_credentials("RUN", run)
     track_at(tracking_uri)
     with messages_to_stderr(as_json):
-        with importing():
+        with gc_paused():
             from grpo_core.export.choice import ExportWish
             from tasks.run.exporting import export_run
 

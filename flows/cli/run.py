@@ -13,11 +13,10 @@ from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, ec
 from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, raised_as
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
 from grpo_core.run.pass_sizes import sizes_to_lower
-from grpo_core.run.resuming import refuse_idle_sizes
 
 if TYPE_CHECKING:
     from tasks.run.reporting import RunSummary
@@ -76,7 +75,7 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     with working_in_new(run_dir, origin_of(resolved, config).preset, "run") as folder:
         echo_warnings(warnings)
         use_stack()
-        with importing():
+        with gc_paused():
             from flows.train import grpo
 
         _show_training(grpo(config=config, overrides=values, run_dir=str(folder)))
@@ -89,11 +88,9 @@ def _resume(run_dir: Path, repair: Repair | None, new_dir: Path | None, given: l
         raise ConfigError(f"--resume {run_dir}: the run keeps its own configuration; leave out {configs[0]}")
     sizes = sizes_to_lower(parse_overrides(given))
     RunDir(run_dir).read_config()
-    if repair is None:
-        refuse_idle_sizes(RunDir(run_dir), sizes)  # and a journal, or sizes of passes, that cannot be used
     with working_in(run_dir):
         use_stack()
-        with importing():
+        with gc_paused():
             from flows.train import resume
 
         _show_training(resume(run_dir=str(run_dir), repair=repair, **sizes))

@@ -11,7 +11,7 @@ from flows.stack.servers import TrackingUri, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_result, messages_to_stderr
 from grpo_core.config import parse_overrides
 from grpo_core.errors import ConfigError
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.run.folder import RunDir
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, describe_plan, load_sweep
@@ -101,7 +101,7 @@ def report(
     track_at(tracking_uri)
     is_run = RunDir(folder).config_file.is_file()
     with messages_to_stderr(as_json):
-        with importing():
+        with gc_paused():
             from tasks.run.reporting import report_run_again
             from tasks.sweep.stages import report_again
         page, answer, problems = report_run_again(folder) if is_run else report_again(folder)

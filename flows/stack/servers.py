@@ -17,7 +17,7 @@ from flows.stack.state import Stack, read_stack
 from flows.terminal import echo
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import StackError, raised_as
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import write_private
 from tasks.credentials import VARIABLE as TRACKING_VARIABLE
 from tasks.credentials import is_same_address, use_address
@@ -42,7 +42,7 @@ def use_stack() -> None:
         os.environ.setdefault("PREFECT_API_AUTH_STRING", "")  # not the stack's, which prefect.toml holds
     if stack is None or {"PREFECT_API_URL", TRACKING_VARIABLE} <= os.environ.keys():
         echo("starting Prefect (embedded unless PREFECT_API_URL is set) ...")
-        with importing():
+        with gc_paused():
             from flows.stack.embedded import start_embedded_server
 
         start_embedded_server()

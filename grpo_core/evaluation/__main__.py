@@ -11,11 +11,11 @@ from pathlib import Path
 
 from grpo_core.errors import GrpoError, ModelError
 from grpo_core.evaluation.results import HELD_OUT
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
-from grpo_core.run.pass_sizes import pass_plan
+from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.start_weights import config_here, find_model
 
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
-    with importing():
+    with gc_paused():
         from grpo_core.evaluation.of_run import evaluate_policy_of, record_evaluation
         from grpo_core.evaluation.runner import open_evaluator
         from grpo_core.policy.device import held_device, pick_device
@@ -59,8 +59,8 @@ def _evaluate(run_dir: RunDir, policy: str, name: str, step: int) -> None:
         if not checkpoints:
             raise ModelError(f"run dir {run_dir.path}: has no checkpoint to evaluate; was a step finished?")
         step, folder, initial = read_state(checkpoints[-1]).step, checkpoints[-1] / "policy", None
-    config = pass_plan(run_dir).after(step).applied(config)
-    with held_device(pick_device(config.training.device), run_dir.path):
+    config = batch_limits(run_dir).applied(config, step)
+    with held_device(pick_device(config.training.device)):
         result = evaluate_policy_of(run_dir, open_evaluator(config, folder, run_dir, initial), name)
     record_evaluation(run_dir, result, policy=policy, name=name, step=step)
 

@@ -27,7 +27,7 @@ from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.cache import cache_folder
 from grpo_core.run.folder import RunDir
-from grpo_core.run.pass_sizes import pass_plan
+from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.provenance import installed_versions
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def evaluation_identity(run_dir: RunDir, folder: Path, weights: str, set_name: s
         None where somebody else's code takes part, which is not known: a verifier of the user's, a model's own Python files,
         another interpreter.
     """
-    config = pass_plan(run_dir).after(step).applied(run_dir.read_config())
+    config = batch_limits(run_dir).applied(run_dir.read_config(), step)
     verifier = config.evaluation.verifier or config.rewards[0].fn
     if verifier not in BUILTIN_REWARDS or config.model.trust_remote_code or config.training.python is not None:
         return None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Import what is inside without looking for garbage; what is there afterwards is never looked at again.
 
     For imports only: a cycle that is dropped inside stays in memory. The end of the process is faster, too: destructors run as

@@ -140,19 +140,17 @@ def append_private(path: Path) -> IO[bytes]:
     """Open a file that only its owner can read, to append to it; one that others could read is closed to them.
 
     Raises:
-        OSError: it cannot be opened, or is a link.
+        OSError: it cannot be opened.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-    with contextlib.suppress(PermissionError):  # of another user, who lets us write: it is theirs to close
-        os.fchmod(descriptor, FILE_MODE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    os.fchmod(descriptor, FILE_MODE)
     return os.fdopen(descriptor, "ab")
 
 
 def close_to_others(path: Path) -> None:
     """Take the rights of everybody but its owner from a file, if it is there and ours."""
-    with contextlib.suppress(OSError):
-        if not path.is_symlink() and path.is_file():
-            path.chmod(FILE_MODE)
+    if path.is_file():
+        path.chmod(FILE_MODE)
 
 
 def read_regular(path: Path, offset: int = 0) -> bytes:

@@ -2,9 +2,14 @@
 
 import os
 import platform
-import re
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pynvml
+
+T = TypeVar("T")
 
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -22,7 +27,6 @@ VARIABLES = (
 )
 """Environment variables that choose kernels, devices or the order of sums."""
 CPUINFO = Path("/proc/cpuinfo")
-MEMINFO = Path("/proc/meminfo")
 TILE_LEAF = 0x1D
 """CPUID leaf that describes the tiles of AMX."""
 
@@ -37,15 +41,9 @@ def processor() -> str:
     return _cpu_facts(CPUINFO).get("model name") or platform.processor()
 
 
-def available_memory(meminfo: Path = MEMINFO) -> int | None:
-    """Return how many bytes of memory a new process can have without swapping; None where that is not known.
-
-    Args:
-        meminfo: what Linux knows of the memory.
-    """
-    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
-    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
-    return None if found is None else int(found[1]) * 1024  # the file counts in KiB
+def available_memory() -> int:
+    """Return how many bytes of memory a new process can have without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def kernel_variables() -> dict[str, str]:
@@ -102,40 +100,43 @@ def gpu_memory() -> int | None:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = None if visible is None else [name.strip() for name in visible.split(",")]
+    return _ask_driver(lambda: _visible_memory(seen), None)
+
+
+def _visible_memory(seen: list[str] | None) -> int | None:
     if seen and seen[0].startswith("MIG-"):  # CUDA sees one part at most
-        return _part_memory(seen[0])
-    known = [
-        int(mebibytes) * 2**20
-        for index, uuid, mebibytes in _ask_driver("index", "uuid", "memory.total")
-        if mebibytes.isdecimal() and (seen is None or index in seen or any(name and uuid.startswith(name) for name in seen))
-    ]
-    return min(known, default=None)
-
-
-def _part_memory(uuid: str) -> int | None:
-    """Return the bytes of a part of a GPU, which its profile names: `MIG 1g.10gb  Device 0: (UUID: MIG-...)`."""
-    lines = (line for line in _driver_tool("-L").splitlines() if f"(UUID: {uuid})" in line)
-    profile = next((re.search(r"MIG \S*?(\d+)gb\b", line) for line in lines), None)
-    return None if profile is None else int(profile[1]) * 2**30
+        part = pynvml.nvmlDeviceGetHandleByUUID(seen[0])
+        return int(pynvml.nvmlDeviceGetMemoryInfo(part).total)
+    found = []
+    for index, handle in enumerate(_handles()):
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
+        if seen is None or str(index) in seen or any(name and uuid.startswith(name) for name in seen):
+            found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+    return min(found, default=None)
 
 
 def gpus() -> tuple[list[str], str | None]:
     """Return the names of the machine's NVIDIA GPUs and their driver's version."""
-    rows = _ask_driver("name", "driver_version")
-    return [name for name, _ in rows], rows[0][1] if rows else None
+    nothing: tuple[list[str], str | None] = ([], None)
+    return _ask_driver(_names_and_driver, nothing)
 
 
-def _ask_driver(*fields: str) -> list[list[str]]:
-    """Return the fields of each NVIDIA GPU, none where there is no driver."""
-    output = _driver_tool(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    rows = ([cell.strip() for cell in line.rsplit(",", len(fields) - 1)] for line in output.splitlines())
-    return [row for row in rows if len(row) == len(fields)]
+def _names_and_driver() -> tuple[list[str], str | None]:
+    return [pynvml.nvmlDeviceGetName(handle) for handle in _handles()], pynvml.nvmlSystemGetDriverVersion()
 
 
-def _driver_tool(*arguments: str) -> str:
-    """Return what nvidia-smi prints, nothing where it fails: torch would take memory of each GPU for the process that asks."""
+def _handles() -> list[Any]:
+    """Return the GPUs in the order of the PCI bus, as nvidia-smi counts them."""
+    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def _ask_driver(question: Callable[[], T], otherwise: T) -> T:
+    """Return an answer of NVIDIA's driver, `otherwise` where there is none; torch would take memory of each GPU to ask."""
     try:
-        command = ["nvidia-smi", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+        pynvml.nvmlInit()
+        try:
+            return question()
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return otherwise

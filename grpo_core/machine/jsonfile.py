@@ -33,10 +33,10 @@ def parse_json(content: bytes) -> Any:
     """Return what a JSON text holds.
 
     Raises:
-        ValueError: it is not JSON, nested too deeply, or gives a key twice.
+        ValueError: it is not JSON, or nested too deeply.
     """
     try:
-        return json.loads(content, object_pairs_hook=unique_keys)
+        return json.loads(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

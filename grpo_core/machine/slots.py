@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo_core.errors import DeviceError
+from grpo_core.errors import DeviceError, raised_as
 from grpo_core.machine.gpus import slot_count
 from grpo_core.machine.locks import holder_of, open_lock, try_lock
 
@@ -32,35 +32,14 @@ def held_slot(wait: Callable[[], None], say: Callable[[str], None] = lambda _: N
     if not count or not folder:
         yield ()
         return
-    has_reported = False
-    while isinstance(found := _try_all(Path(folder), count), list):
-        if not has_reported:
-            say(f"waiting for one of {count} slot(s), held by {', '.join(found)}")
-            has_reported = True
-        wait()
-    try:
-        yield (found,)
-    finally:
-        os.close(found)
-
-
-def _try_all(folder: Path, count: int) -> int | list[str]:
-    """Return a descriptor that holds the first free slot, or who holds them all.
-
-    Raises:
-        DeviceError: the folder cannot be used.
-    """
-    holders = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for index in range(count):
-            with open_lock(folder / f"slot-{index}") as file:
-                if try_lock(file):
-                    return os.dup(file.fileno())  # of the same opening: the lock stays when `file` is closed
-                holders.append(holder_of(file))
-    except OSError as error:
-        raise DeviceError(
-            f"slots {folder}: cannot be used ({error.filename or folder}: {error.strerror}); "
-            f"name a folder of your own in {FOLDER_VARIABLE}"
-        ) from error
-    return holders
+    with contextlib.ExitStack() as opened:
+        with raised_as(DeviceError, f"{FOLDER_VARIABLE}={folder}: the slots cannot be used ({{cause}})", OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            slots = [opened.enter_context(open_lock(Path(folder) / f"slot-{index}")) for index in range(count)]
+        has_reported = False
+        while (found := next(filter(try_lock, slots), None)) is None:
+            if not has_reported:
+                say(f"waiting for one of {count} slot(s), held by {', '.join(map(holder_of, slots))}")
+                has_reported = True
+            wait()
+        yield (found.fileno(),)

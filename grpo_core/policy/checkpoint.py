@@ -8,14 +8,12 @@
       reference.safetensors   the reference, once a sync has made it differ from the initial policy
       optimizer.pt            AdamW moments; read with `weights_only`, so that a checkpoint never runs code
       state.json              cursor, schedule, sync state
-      journal.json            how far the journal was, and the digest of its last record then
+      journal.json            how long the journal was, and the SHA-256 of its bytes
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
-Earlier versions kept the initial policy in every checkpoint: as its reference, then as an `initial.safetensors` of its own.
 Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`).
 """
 
-import copy
 import json
 import os
 import shutil
@@ -23,7 +21,6 @@ from collections.abc import Callable, Container
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,12 +28,10 @@ from safetensors.torch import load_file
 
 from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
 from grpo_core.machine.disk import flush, flush_all, sha256_of, whole_or_gone
-from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.large_file import large_file
+from grpo_core.machine.jsonfile import build, read_json
 from grpo_core.policy.initial import find_initial
 from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS
 from grpo_core.policy.saved import (
-    INITIAL_FILE,
     MANIFEST_FILE,
     MARK_FILE,
     STATE_FILE,
@@ -49,7 +44,7 @@ from grpo_core.policy.saved import (
     step_of,
 )
 from grpo_core.policy.trainable import Contents, Trainable
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, Weights, save_weights
+from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, save_weights
 
 OPTIMIZER_FILE = "optimizer.pt"
 POLICY_FOLDER = "policy"
@@ -58,12 +53,10 @@ POLICY_FILES = frozenset({f"{POLICY_FOLDER}/{WEIGHTS_FILE}", f"{POLICY_FOLDER}/{
 REFERENCE_FILE, DIGEST_FILE = "reference.safetensors", "initial.json"
 DIGEST = "sha256"
 """Key in the last of them."""
-NEEDED_FILES = (POLICY_FILES, {OPTIMIZER_FILE}, {STATE_FILE})
+NEEDED_FILES = (POLICY_FILES, {OPTIMIZER_FILE}, {STATE_FILE}, {DIGEST_FILE})
 """One of each."""
 InUse = Callable[[], Container[Path]]
 """Returns the checkpoints with which other runs begin, as resolved paths."""
-INITIAL_FILES = frozenset({DIGEST_FILE, INITIAL_FILE})
-"""Either says what the initial policy of a reference that has moved is."""
 
 
 def save_checkpoint(
@@ -117,10 +110,9 @@ def _write(folder: Path, contents: Contents, initial: str, state: TrainingState,
 
 def save_optimizer(contents: Contents, path: Path) -> str:
     """Write AdamW's moments and the schedule; return the file's SHA-256."""
-    torch.serialization.set_crc32_options(compute_crc32=False)  # the manifest has a better sum
-    with large_file(path) as file:
-        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, cast("IO[bytes]", file))
-    return file.sha256
+    with path.open("wb") as file:  # torch's own errors do not tell a full disk
+        torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, file)
+    return sha256_of(path)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -130,38 +122,35 @@ def set_aside(checkpoint: Path) -> Path:
     return checkpoint.rename(aside)
 
 
-def load_checkpoint(checkpoint: Path, live: Trainable) -> TrainingState:
-    """Restore `live` from a checkpoint and return its counters.
+def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
+    """Restore `trainable` from a checkpoint and return its counters.
 
     Raises:
-        ModelError: a file is missing, was changed since it was written, or belongs to another model; `live` is as it was.
+        ModelError: a file is missing, was changed since it was written, or belongs to another model. Then `trainable` is to be
+            restored from another checkpoint, or given up.
     """
     files = verify_checkpoint(checkpoint)
-    state = read_state(checkpoint)
-    for name in files & {REFERENCE_FILE, INITIAL_FILE}:
-        _check_weights(checkpoint, name, live.reference.initial.misfit)
-    _check_weights(checkpoint, min(files & POLICY_FILES), partial(live.policy.misfit, in_folder=True))
-    initial = _initial(checkpoint, files, live.reference.initial.weights())
-    _load_optimizer(checkpoint, live)
-    live.policy.load(live.policy.stored(checkpoint / POLICY_FOLDER))
-    moved = load_file(checkpoint / REFERENCE_FILE) if files >= {REFERENCE_FILE} and files & INITIAL_FILES else None
-    counters = {"sync_count": state.sync_count, "last_sync_step": state.last_sync_step}
-    live.reference.restore(initial, moved, **counters, error_bound=state.reference_error_bound)
+    state, reference = read_state(checkpoint), trainable.reference
+    if REFERENCE_FILE in files:
+        _check_weights(checkpoint, REFERENCE_FILE, reference.initial.misfit)
+    _check_weights(checkpoint, min(files & POLICY_FILES), partial(trainable.policy.misfit, in_folder=True))
+    initial = find_initial(checkpoint, _initial_digest(checkpoint), reference.initial.weights())
+    _load_optimizer(checkpoint, trainable)
+    trainable.policy.load(trainable.policy.stored(checkpoint / POLICY_FOLDER))
+    reference.restore(
+        initial,
+        load_file(checkpoint / REFERENCE_FILE) if REFERENCE_FILE in files else None,
+        sync_count=state.sync_count,
+        last_sync_step=state.last_sync_step,
+        error_bound=state.reference_error_bound,
+    )
     return state
 
 
-def _initial(checkpoint: Path, files: frozenset[str], loaded: Weights) -> Weights:
-    """Return the weights of the initial policy; `loaded` are those of `model.source`."""
-    if DIGEST_FILE in files:
-        with raised_as(
-            ModelError, f"{checkpoint}: {DIGEST_FILE} cannot be read ({{cause}})", OSError, ValueError, LookupError, TypeError
-        ):
-            digest = read_json(checkpoint / DIGEST_FILE)[DIGEST]
-            if not isinstance(digest, str):
-                raise TypeError(f"{DIGEST} is a {type(digest).__name__}")
-        return find_initial(checkpoint, digest, loaded)
-    weights: Weights = load_file(checkpoint / (INITIAL_FILE if INITIAL_FILE in files else REFERENCE_FILE))
-    return weights
+def _initial_digest(checkpoint: Path) -> str:
+    unreadable = f"{checkpoint}: {DIGEST_FILE} cannot be read ({{cause}})"
+    with raised_as(ModelError, unreadable, OSError, ValueError, LookupError, TypeError):
+        return build(dict[str, str], read_json(checkpoint / DIGEST_FILE))[DIGEST]
 
 
 def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
@@ -172,16 +161,11 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
     """
     unreadable = f"{checkpoint}: {MANIFEST_FILE} cannot be read ({{cause}}); the checkpoint is damaged"
     with raised_as(ModelError, unreadable, OSError, ValueError):
-        digests = read_json(checkpoint / MANIFEST_FILE)
-        if not isinstance(digests, dict):
-            raise ValueError(f"it holds a {type(digests).__name__}")
+        digests = build(dict[str, str], read_json(checkpoint / MANIFEST_FILE))
     fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
     left_out = [" or ".join(sorted(names)) for names in NEEDED_FILES if names.isdisjoint(digests)]
-    # A reference that was never synchronised is the initial policy, which one of the two stands for.
-    if fault is None and not left_out:
-        synced = read_state(checkpoint).sync_count
-        wanted = ({REFERENCE_FILE}, INITIAL_FILES) if synced else ({DIGEST_FILE, REFERENCE_FILE},)
-        left_out = [min(names) for names in wanted if names.isdisjoint(digests)]
+    if fault is None and not left_out and read_state(checkpoint).sync_count and REFERENCE_FILE not in digests:
+        left_out = [REFERENCE_FILE]
     if fault is None and left_out:
         fault = f"{left_out[0]} is not in {MANIFEST_FILE}"
     if fault is not None:
@@ -189,7 +173,7 @@ def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
     return frozenset(digests)
 
 
-def _fault(checkpoint: Path, name: str, sha256: object) -> str | None:
+def _fault(checkpoint: Path, name: str, sha256: str) -> str | None:
     """Return what is wrong with a file that the manifest names."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts:
@@ -230,17 +214,13 @@ def _check_weights(checkpoint: Path, name: str, misfit: Callable[[Shapes], str |
         raise ModelError(f"{checkpoint}: {name} is of another model: {fault}; was model.source or model.lora changed?")
 
 
-def _load_optimizer(checkpoint: Path, live: Trainable) -> None:
-    """Restore AdamW and the schedule; where that fails they are as they were."""
-    before = copy.deepcopy(live.optimizer.state_dict()), copy.deepcopy(live.schedule.state_dict())
+def _load_optimizer(checkpoint: Path, trainable: Trainable) -> None:
     try:
         # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
         saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
-        live.optimizer.load_state_dict(saved["optimizer"])
-        live.schedule.load_state_dict(saved["schedule"])
+        trainable.optimizer.load_state_dict(saved["optimizer"])
+        trainable.schedule.load_state_dict(saved["schedule"])
     except Exception as error:  # torch raises many types for a file that is none of its own, or of another optimizer
-        live.optimizer.load_state_dict(before[0])
-        live.schedule.load_state_dict(before[1])
         raise ModelError(
             f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)}); the checkpoint is damaged"
         ) from error

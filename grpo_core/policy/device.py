@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError, TrainingError
-from grpo_core.machine.gpus import Gpu, held_gpu
+from grpo_core.machine.gpus import held_gpu
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 
 Dtype = Literal["float32", "bfloat16"]
@@ -99,8 +98,8 @@ def strictly_deterministic() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_device(device: torch.device, run_path: Path) -> Iterator[None]:
-    """Keep other trainings and evaluations of this machine off a GPU while inside; a CPU is shared.
+def held_device(device: torch.device) -> Iterator[None]:
+    """Keep other trainings and evaluations of this user off a GPU while inside; a CPU is shared.
 
     Raises:
         DeviceError: another process holds it.
@@ -109,7 +108,7 @@ def held_device(device: torch.device, run_path: Path) -> Iterator[None]:
         yield
         return
     facts = torch.cuda.get_device_properties(device)
-    with held_gpu(Gpu(uuid=f"GPU-{facts.uuid}", name=facts.name), run_path):
+    with held_gpu(f"GPU-{facts.uuid}", facts.name):
         yield
 
 

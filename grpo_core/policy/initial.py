@@ -35,7 +35,6 @@ def store_initial(folder: Path, weights: Weights) -> str:
     if target.exists():
         log.warning("%s is damaged, or of another start of this run; it is written again", target)
     durable_folder(folder)
-    partial.unlink(missing_ok=True)  # of a process that was killed
     with whole_or_gone("the initial policy", partial):
         save_weights(weights, partial)
         partial.replace(target)
@@ -54,10 +53,9 @@ def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
     folder = checkpoint.parent
     stored = _stored(folder, digest)
     if stored is None:
-        what = "damaged" if (folder / INITIAL_FILE).exists() else "missing"
         raise InitialPolicyError(
-            f"{folder / INITIAL_FILE}: the initial policy is {what}, which {checkpoint.name} needs, and model.source (with an "
-            "adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
+            f"{folder / INITIAL_FILE}: the initial policy that {checkpoint.name} needs is missing or damaged, and model.source "
+            "(with an adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
         )
     return stored
 

@@ -46,9 +46,9 @@ class TrainingState:
 class JournalMark:
     """Where the journal of a run was when a checkpoint was taken: by it the checkpoint knows its journal."""
 
-    records: Count
-    digest: str
-    """Of the last of these records."""
+    bytes: Count
+    sha256: str
+    """Of these bytes."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -101,7 +101,7 @@ def read_state(checkpoint: Path) -> TrainingState:
 
 
 def read_mark(checkpoint: Path) -> JournalMark | None:
-    """Return where the journal was when a checkpoint was taken; None where a version without digests took it.
+    """Return where the journal was when a checkpoint was taken; None where it holds none.
 
     Raises:
         ModelError: journal.json holds something else.

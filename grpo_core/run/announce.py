@@ -92,7 +92,5 @@ def announce_memory(run_dir: RunDir, model: Path, report: Callable[[str], None])
         report(f"memory: what vLLM takes is not known (no safetensors weights in {model})")
         return
     need, free = server_bytes(num_parameters, config.model.dtype, config.rollout.vllm.kv_cache_gib), available_memory()
-    there = "how much is available is not known" if free is None else f"{shown_bytes(free)} are available"
-    is_enough = free is None or need < free
-    doubt = "" if is_enough else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"
-    report(f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {there}{doubt}")
+    doubt = "" if need < free else "; that will not fit: lower rollout.vllm.kv_cache_gib, or use rollout.engine embedded"
+    report(f"memory: vLLM takes up to {shown_bytes(need)} beside the training, {shown_bytes(free)} are available{doubt}")

@@ -13,8 +13,7 @@ from grpo_core.machine.allocator import REUSED_MEMORY
 from grpo_core.machine.disk import append_private
 from grpo_core.machine.lifeline import LIFELINE_VARIABLE
 from grpo_core.machine.slots import held_slot
-from grpo_core.rewards.call_guard import call_that_ended_process
-from grpo_core.run.child_log import ChildLog, names_a_wait
+from grpo_core.rewards.call_guard import WAITING, call_that_ended_process
 from grpo_core.run.process_state import NOT_STARTED, ProcessState, write_process_state
 
 
@@ -54,35 +53,56 @@ def run_watched(
         child = start_child(command, log_file, lifeline, slot=slot, state_file=state_file, import_from=import_from)
         try:
             started()
-            _follow(child, log, look, report)
+            while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
+                look()
+                log.report_waits(report)
         finally:
-            try:
-                if child.poll() is None:
-                    stop(child)
-            finally:
-                _note_end(child, state_file)
+            _end(child, stop, state_file)
     if child.returncode:
         raise TrainingError(last_words(module, child.returncode, log_file))
 
 
-def _follow(child: subprocess.Popen[bytes], log: ChildLog, look: Callable[[], None], report: Callable[[str], None]) -> None:
-    """Look on until a child has ended, and report what it waits for."""
-    while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
-        look()
-        for line in filter(names_a_wait, log.read()):
-            report(line)
+class ChildLog:
+    """What a child writes to its log, read line by line from where the log ended when this was made."""
+
+    def __init__(self, file: Path) -> None:
+        """Start after what earlier processes have written; the file need not be there."""
+        self.file = file
+        self._position = file.stat().st_size if file.exists() else 0
+
+    def read(self, *, last: bool = False) -> list[str]:
+        """Return the lines that are new and complete, without empty ones; the last time, also one that is not complete."""
+        if not self.file.exists():  # the child waits for a slot
+            return []
+        with self.file.open("rb") as file:
+            file.seek(self._position)
+            text = file.read()
+        complete = text if last else text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        return [line for line in complete.decode(errors="replace").splitlines() if line.strip()]
+
+    def report_waits(self, report: Callable[[str], None]) -> None:
+        """Report each new line that names a reward function which is waited for."""
+        for line in self.read():
+            if line.startswith(WAITING):
+                report(line)
 
 
-def _note_end(child: subprocess.Popen[bytes], state_file: Path | None) -> None:
-    """Note that a child has ended, or was left to its end; of one that has ended, kill what it left in its process group.
+def _end(child: subprocess.Popen[bytes], stop: Callable[[subprocess.Popen[bytes]], None], state_file: Path | None) -> None:
+    """Stop a child that still runs, and note that it has ended or was left to its end.
 
-    A user's code may have started processes. Servers that are to outlive a run have sessions of their own.
+    Of one that has ended, what it left in its process group is killed: a user's code may have started processes. Servers that
+    are to outlive a run have sessions of their own.
     """
-    code = child.returncode
-    if code is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
-            os.killpg(child.pid, signal.SIGKILL)
-    write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
+    try:
+        if child.poll() is None:
+            stop(child)
+    finally:
+        code = child.returncode
+        if code is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # most often nothing is left
+                os.killpg(child.pid, signal.SIGKILL)
+        write_process_state(state_file, ProcessState(pid=child.pid, returncode=code, left=code is None))
 
 
 def finish_child(child: subprocess.Popen[bytes], tell: Callable[[], object] = lambda: None) -> None:
@@ -174,10 +194,7 @@ def _environment(lifeline: int, import_from: Sequence[str]) -> dict[str, str]:
 def interpreter(python: str | None) -> str:
     """Return the program that `training.python` names, with `~` written out; None = this process's interpreter."""
     program = python or sys.executable
-    try:
-        return str(Path(program).expanduser()) if program.startswith("~") else program  # ./python keeps its ./
-    except RuntimeError:  # ~ of an unknown user
-        return program
+    return os.path.expanduser(program)  # noqa: PTH111  (./python keeps its ./)
 
 
 def python_path(*folders: str) -> str:

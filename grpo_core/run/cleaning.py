@@ -122,7 +122,6 @@ def _refuse_busy(flow_dir: FlowDir) -> None:
     holder = lock_holder(flow_dir.lock_file) or lock_holder(run_dir.journal_file)
     if holder is not None:
         raise FolderError(f"{holder} works on it")
-    run_dir.refuse_links()
 
 
 def _flow_dirs(folder: Path) -> Iterator[FlowDir]:
@@ -184,10 +183,8 @@ def _never_began(flow_dir: FlowDir) -> bool:
 def _is_all_ours(flow_dir: FlowDir) -> bool:
     """Return whether everything in the folder of a start has a name that we give, and the marker was there first."""
     marker, ours = flow_dir.marker(), {*RunDir.files, *RunDir.subfolders, "runs"}
-    return (
-        marker is not None
-        and not marker.adopted
-        and all(path.name in ours or path.name.endswith((".log", ".partial")) for path in flow_dir.path.iterdir())
+    return marker is not None and all(
+        path.name in ours or path.name.endswith((".log", ".partial")) for path in flow_dir.path.iterdir()
     )
 
 

@@ -7,21 +7,19 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import IO, ClassVar, Literal
 
 from grpo_core.errors import FolderError, JournalError, few_names, raised_as
-from grpo_core.machine.jsonfile import write_json
-from grpo_core.machine.locks import locked_soon
+from grpo_core.machine.locks import locked_soon, open_lock
 from grpo_core.machine.marker import (
     MARKER_FILE,
     Kind,
     Marker,
     foreign_entries,
     read_marker,
-    refuse_links,
     refuse_special_place,
     write_marker,
 )
@@ -77,7 +75,7 @@ class FlowDir:
         return read_marker(self.path)
 
     def mark(self, kind: Kind) -> None:
-        """Make the folder, or take an empty one, and mark it as ours; one that is marked already stays as it is.
+        """Make the folder, or take one that is empty or ours, and mark it with what it holds from now on.
 
         Raises:
             FolderError: it is a file, holds anything that is not ours, or cannot be made; nothing was changed in it.
@@ -90,74 +88,41 @@ class FlowDir:
         ):
             self.path.mkdir(parents=True, exist_ok=True)
             marker = self.marker()
-            if marker is None:
-                names = foreign_entries(self.path)
-                if names and self.marker() is None:  # looked for again: another start may have marked it before this list
-                    raise FolderError(
-                        f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
-                        f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
-                    )
+            names = [] if marker is not None else foreign_entries(self.path)
+            if names:
+                raise FolderError(
+                    f"{where}: is neither empty nor a folder of grpo-flow (it has no {MARKER_FILE}); it holds "
+                    f"{few_names(names, 4)}. Nothing was changed; give a new folder as {self.option}, or leave it out"
+                )
+            self._refuse_kind(marker)
+            if marker is None or marker.kind != kind:
                 write_marker(self.path, kind)
-        self._refuse_kind(marker)
-        self.refuse_links()
-
-    def set_kind(self, kind: Kind) -> None:
-        """Say in the marker what a folder of ours holds from now on: another kind of start in it may have come to nothing.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        marker = self.marker()
-        if marker is not None and marker.kind != kind:
-            write_json(self.path / MARKER_FILE, asdict(replace(marker, kind=kind)))
 
     def _refuse_kind(self, marker: Marker | None) -> None:
         if marker is not None and marker.kind not in self.kinds:
             raise FolderError(f"{self.what} {self.path}: is the folder of a {marker.kind}; give another {self.option}")
 
     def require_ours(self) -> None:
-        """Refuse to write into a folder that is not ours; one that a version without markers made is marked.
+        """Refuse to write into a folder that is not ours.
 
         Raises:
-            FolderError: it is not ours, or holds links out of it; nothing was changed in it.
+            FolderError: it is not ours; nothing was changed in it.
         """
         marker = self.marker()
         self._refuse_kind(marker)
-        self.refuse_links()
         if marker is None:
-            reason = self.why_not_older()
-            if reason is not None:
-                raise FolderError(
-                    f"{self.what} {self.path}: is no folder of grpo-flow: it has no {MARKER_FILE}, and is not one of an older "
-                    f"version ({reason}). Nothing was changed"
-                )
-            with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
-                write_marker(self.path, self.older_kind(), adopted=True)
-
-    def why_not_older(self) -> str | None:
-        """Return why a folder without a marker is none that an older version made; None where it is one."""
-        return "it holds neither a run nor a sweep"
-
-    def older_kind(self) -> Kind:
-        """Return what a folder that an older version made holds."""
-        return "run"
-
-    def refuse_links(self) -> None:
-        """Refuse links to elsewhere in the places where we write and remove.
-
-        Raises:
-            FolderError: names the link.
-        """
-        refuse_links(self.path, self.what, self.subfolders, self.files)
+            raise FolderError(
+                f"{self.what} {self.path}: is no folder of grpo-flow: it has no {MARKER_FILE}. Nothing was changed"
+            )
 
     def open_lock(self) -> IO[bytes]:
-        """Open the lock file, to be locked; a link in its place is not followed.
+        """Open the lock file, to be locked.
 
         Raises:
             FolderError: it cannot be opened.
         """
         with raised_as(FolderError, f"{self.what} {self.path}: cannot be written ({{cause}})", OSError):
-            return os.fdopen(os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "r+b")
+            return open_lock(self.lock_file)
 
 
 _started: dict[Path, IO[bytes]] = {}

@@ -11,16 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
-
 from grpo_core.config import Origin, RunConfig, validate_config
-from grpo_core.errors import FolderError, GrpoError, JournalError, cause, raised_as
+from grpo_core.errors import JournalError, raised_as
 from grpo_core.machine.disk import close_to_others, read_regular, write_whole
 from grpo_core.machine.jsonfile import build, parse_json, read_json, write_json
-from grpo_core.machine.marker import Kind
-from grpo_core.redaction import kept_uri
+from grpo_core.machine.marker import MARKER_FILE, Kind
 from grpo_core.run.flow_folder import FlowDir, Place, places
-from grpo_core.run.journal import JOURNAL_FILE, holds_record
+from grpo_core.run.journal import JOURNAL_FILE
 
 PROMPTS_MANIFEST = "data/manifest.json"
 
@@ -105,42 +102,29 @@ class RunDir(FlowDir):
         self.refuse_second_run()
         self.mark(kind)
         with raised_as(JournalError, f"run dir {self.path}: cannot be written ({{cause}}); give another --run-dir", OSError):
-            self.set_kind(kind)
             if self.config_file.exists():
                 self.forget_start()
             write_json(self.origin_file, asdict(origin))
             write_json(self.config_file, config.model_dump(mode="json"))
 
     def forget_start(self, *others: Path) -> None:
-        """Remove what a start that came to nothing has left, in a folder of ours only.
+        """Remove what a start that came to nothing has left.
 
         Args:
             others: what is removed as well.
 
         Raises:
-            FolderError: the folder is not ours, or was taken over from a version that marked none: what it holds may be wanted.
-            JournalError: it holds a run, which another start may have begun since this one looked.
+            FolderError: the folder is not ours.
+            JournalError: it holds a run.
         """
-        marker = self.marker()
-        if marker is None or marker.adopted:
-            raise FolderError(
-                f"run dir {self.path}: holds the start of a run by an older version, which is not removed; "
-                f"resume it with `grpo train --resume {self.path}`, or give another --run-dir"
-            )
-        self.refuse_links()
+        self.require_ours()
         self.refuse_second_run()
-        for folder in (self.data, self.eval, self.report, self.completions, self.probe, *others):
-            shutil.rmtree(folder, ignore_errors=True)
-        for file in (
-            self.provenance_file,
-            self.process_file,
-            self.stop_file,
-            self.alerts_file,
-            self.passes_file,
-            self.tracking_file,
-            self.flow_run_file,
-        ):
-            file.unlink(missing_ok=True)
+        for place in (self.data, self.eval, self.report, self.completions, self.probe, *others):
+            shutil.rmtree(place, ignore_errors=True)
+        kept = (MARKER_FILE, self.lock_file.name, self.config_file.name, self.origin_file.name)
+        for name in self.files:
+            if name not in kept:
+                (self.path / name).unlink(missing_ok=True)
 
     def refuse_second_run(self) -> None:
         """Keep a run from being written over.
@@ -149,39 +133,11 @@ class RunDir(FlowDir):
             JournalError: the folder already holds a run.
         """
         # A checkpoint without its journal is a run, too: a training that found it would resume from there.
-        if not (self.journal_file.exists() or self.checkpoints.exists()):
-            return
-        if self.marker() is None and self.why_not_older() is not None:
-            return  # not a run of ours, and no folder of ours: the message about that comes later
-        raise JournalError(
-            f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
-            f"(`grpo train --resume {self.path}` resumes that run)"
-        )
-
-    def why_not_older(self) -> str | None:
-        """Return why a folder without a marker holds no run; None where an older version, or a person, made it for one.
-
-        It holds one with a configuration that is valid, beside the origin or the frozen prompts of a run; a journal must hold
-        a record that can be read. Whether it is whole is the business of who reads it: its repair writes here as well.
-        """
-        try:
-            if not read_json(self.config_file):
-                return "config.json is empty"
-            self.read_config()
-            if not self.origin_file.exists() and not (self.path / PROMPTS_MANIFEST).exists():
-                return f"it has neither origin.json nor {PROMPTS_MANIFEST}"
-            self.read_origin()
-            if self.journal_file.exists() and not holds_record(self.journal_file):
-                return f"{self.journal_file}: holds no journal record"
-        except (GrpoError, OSError, ValueError) as error:
-            return cause(error)
-        return None
-
-    def older_kind(self) -> Kind:
-        """Return what a run of an older version is, from what lies in its folder."""
-        if self.original.exists():
-            return "reproduction"
-        return "evaluation" if self.read_origin().preset == "evaluation" else "run"
+        if self.marker() is not None and (self.journal_file.exists() or self.checkpoints.exists()):
+            raise JournalError(
+                f"run dir {self.path}: already holds a run; give another --run-dir, or leave it out "
+                f"(`grpo train --resume {self.path}` resumes that run)"
+            )
 
     def close_private_files(self) -> None:
         """Let nobody but the owner read what may hold a secret: the git diff in the provenance, the store's address, logs."""
@@ -197,9 +153,7 @@ class RunDir(FlowDir):
         if not self.provenance_file.exists():
             return {}
         with raised_as(JournalError, f"{self.provenance_file}: not the provenance of a run ({{cause}})", OSError, ValueError):
-            facts: dict[str, Any] = read_json(self.provenance_file)
-            build(_Digests, facts)
-        return facts
+            return build(dict[str, Any], read_json(self.provenance_file))
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration; it is validated once a process, however often it is asked for.
@@ -225,22 +179,7 @@ class RunDir(FlowDir):
         if not self.origin_file.exists():
             return Origin()
         with raised_as(JournalError, f"run dir {self.path}: no readable origin.json ({{cause}})", OSError, ValueError):
-            return Origin(**dict(build(_StoredOrigin, read_json(self.origin_file))))
-
-
-class _StoredOrigin(BaseModel):
-    """What origin.json holds."""
-
-    preset: str
-    changes: dict[str, tuple[Any, Any]]
-    import_from: tuple[str, ...] = ()
-
-
-class _Digests(BaseModel):
-    """What every version's provenance holds, beside much else."""
-
-    data_digest: str
-    model_digest: str
+            return build(Origin, read_json(self.origin_file))
 
 
 @lru_cache(maxsize=256)
@@ -249,12 +188,4 @@ def _resolved(content: bytes) -> RunConfig:
 
     The content is the key: whoever writes the file again, in this process or another, is read as written.
     """
-    return validate_config(_without_credentials(parse_json(content)))
-
-
-def _without_credentials(values: Any) -> Any:
-    """Return a stored configuration without the password that an earlier version let into `tracking.uri`."""
-    tracking = values.get("tracking") if isinstance(values, dict) else None
-    if isinstance(tracking, dict) and isinstance(tracking.get("uri"), str):
-        return {**values, "tracking": {**tracking, "uri": kept_uri(tracking["uri"])}}
-    return values
+    return validate_config(parse_json(content))

@@ -1,7 +1,7 @@
 """The journal of a run: one JSON line an event, flushed and fsynced before it counts. It is the truth; the rest are views.
 
-A record is {"seq", "time", "kind", "step", "data", "digest"}; the digests are a chain (`record.py`), so that a line that
-was changed, added or removed is refused. Two rules turn lines into history, and both live here:
+A record is {"seq", "time", "kind", "step", "data"}. Each checkpoint holds the SHA-256 of the journal's bytes so far, by which
+`integrity.py` finds a line that was changed. Two rules turn lines into history, and both live here:
 
 1. A last line that is torn (the process died while writing it) is dropped.
 2. A `resume` record at step k supersedes earlier records of steps > k: they happened, and the run went back behind them. So
@@ -9,11 +9,11 @@ was changed, added or removed is refused. Two rules turn lines into history, and
 """
 
 import contextlib
+import hashlib
 import os
 import shlex
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from grpo_core.errors import DiskFullError, JournalError, cause, raised_as
 from grpo_core.machine.disk import durable_folder, flush, is_full_disk, read_regular
 from grpo_core.machine.locks import locked_soon
 from grpo_core.metrics import check_registered
-from grpo_core.run.record import KINDS, Chain, Kind, Record, decode_record, encode, now
+from grpo_core.run.record import KINDS, Kind, Record, decode_record, encode, now
 
 __all__ = [
     "KINDS",
@@ -42,10 +42,10 @@ JOURNAL_FILE = "journal.jsonl"
 class DamagedJournalError(JournalError):
     """A journal is not as it was written: refused with the way out."""
 
-    def __init__(self, fault: str, path: Path) -> None:
-        """Say what is wrong with the journal at `path`, and what to do about it."""
-        repair = f"grpo train --resume {shlex.quote(str(path.parent))} --repair cut"
-        super().__init__(f"{fault}; `{repair}` goes back to the last checkpoint that the whole part reaches")
+    def __init__(self, path: Path, fault: str, line: int, resumes_from: str = "its last intact checkpoint") -> None:
+        """Name what is wrong with the journal at `path`, the first line that `--repair cut` drops, and where it resumes."""
+        command = f"grpo train --resume {shlex.quote(str(path.parent))} --repair cut"
+        super().__init__(f"{path}, {fault}; `{command}` drops line {line} and what follows, and resumes from {resumes_from}")
         self.fault = fault
 
 
@@ -56,8 +56,7 @@ class Journal:
         """Open `path` for appending, after dropping a torn last line.
 
         Raises:
-            JournalError: another process is writing it, or a line of it is damaged or its chain of digests is broken: nothing
-                is added to such a journal.
+            JournalError: another process is writing it, or a line of it is damaged: nothing is added to such a journal.
         """
         self._path = path
         durable_folder(path.parent)
@@ -71,24 +70,23 @@ class Journal:
             JournalError,
             f"run dir {path.parent}: {{holder}} is writing its journal; wait for it, end it, or give another --run-dir",
         )
-        lines, whole_bytes = whole_lines(path.read_bytes())
-        self._reader = _Reader(path)
+        content = path.read_bytes()
         try:
-            for line in lines:
-                self._reader.take(line)
+            records, self._whole_bytes = _records(path, content)
         except JournalError:
             self._file.close()
             raise
-        self._file.truncate(whole_bytes)
-        self._whole_bytes = whole_bytes
+        self._number = len(records)
+        self._file.truncate(self._whole_bytes)
+        self._sum = hashlib.sha256(content[: self._whole_bytes])
         self._one_at_a_time = threading.Lock()  # a checkpoint is journalled by the thread that wrote it
         self.last_step = 0
         """The furthest step of the records that were appended here."""
 
     @property
     def mark(self) -> tuple[int, str]:
-        """(number of records, digest of the last one): what a checkpoint keeps to know its journal by."""
-        return self._reader.number, self._reader.chain.digest
+        """(number of bytes, their SHA-256): what a checkpoint keeps to know its journal by."""
+        return self._whole_bytes, self._sum.hexdigest()
 
     def append(self, kind: Kind, step: int, data: Mapping[str, Any]) -> Record:
         """Write one record; it is on disk when this returns.
@@ -99,13 +97,11 @@ class Journal:
         """
         check_registered(data.get("metrics", {}))
         with self._one_at_a_time:
-            record = Record(seq=self._reader.number, time=now(), kind=kind, step=step, data=data)
-            line, digest = self._reader.chain.seal(encode(record))
-            self._write(line + b"\n", f"the record {kind!r} of step {step}")
-            self._reader.chain.digest = digest
-            self._reader.number += 1
+            record = Record(seq=self._number, time=now(), kind=kind, step=step, data=data)
+            self._write(encode(record), f"the record {kind!r} of step {step}")
+            self._number += 1
             self.last_step = max(self.last_step, step)
-        return replace(record, digest=digest)
+        return record
 
     def _write(self, line: bytes, what: str) -> None:
         """Write one line to the disk, or nothing of it: a part would spoil the next line."""
@@ -121,6 +117,7 @@ class Journal:
                 raise DiskFullError(f"disk full: {what} could not be written to {self._path}") from error
             raise JournalError(f"{self._path}: {what} could not be written ({error.strerror})") from error
         self._whole_bytes += len(line)
+        self._sum.update(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -131,8 +128,7 @@ def read_journal(path: Path) -> list[Record]:
     """Return the history of a run: all records that both rules leave.
 
     Raises:
-        JournalError: there is no such file, a whole line cannot be read, lines are missing, doubled or out of order, or the
-            chain of digests is broken.
+        JournalError: there is no such file, a whole line cannot be read, or lines are missing, doubled or out of order.
     """
     return supersede(read_records(path))
 
@@ -145,8 +141,7 @@ def read_records(path: Path) -> list[Record]:
     """
     if not path.exists():
         raise JournalError(f"{path}: no journal there; give the RUN_DIR of a run that has started")
-    lines, _ = whole_lines(_content(path))
-    return list(map(_Reader(path).take, lines))
+    return _records(path, _content(path))[0]
 
 
 def supersede(records: list[Record]) -> list[Record]:
@@ -175,60 +170,52 @@ class JournalTail:
     def __init__(self, path: Path) -> None:
         """Start at the beginning of `path`, which need not exist yet."""
         self._path = path
-        self._offset = 0
-        self._reader = _Reader(path)
+        self._offset = self._number = 0
 
-    def read(self) -> Iterator[Record]:
-        """Yield the records that have been completed since the last call."""
+    def read(self) -> list[Record]:
+        """Return the records that have been completed since the last call."""
         if not self._path.exists():
-            return
-        lines, whole_bytes = whole_lines(_content(self._path, self._offset))
-        self._offset += whole_bytes
-        yield from map(self._reader.take, lines)
+            return []
+        records, num_bytes = _records(self._path, _content(self._path, self._offset), self._number)
+        self._offset += num_bytes
+        self._number += len(records)
+        return records
 
 
-@dataclass
-class _Reader:
-    """Turns the lines of one journal into records, in their order, and checks numbering and chain."""
+def _records(path: Path, content: bytes, first: int = 0) -> tuple[list[Record], int]:
+    """Return the records of the whole lines of a journal, the first of which has the number `first`, and their bytes.
 
-    path: Path
-    number: int = 0
-    """Of lines so far."""
-    chain: Chain = field(default_factory=Chain)
+    Raises:
+        DamagedJournalError: a line is no record, or not the next one.
+    """
+    records, num_bytes, fault = parse_lines(content, first)
+    if fault is not None:
+        raise DamagedJournalError(path, fault, first + len(records) + 1)
+    return records, num_bytes
 
-    def take(self, line: bytes) -> Record:
-        expected, where = self.number, f"{self.path}, line {self.number + 1}"
-        self.number += 1
+
+def parse_lines(content: bytes, first: int = 0) -> tuple[list[Record], int, str | None]:
+    """Return the records before the first damaged line, their bytes, and what is wrong with that line; a torn line is left out.
+
+    Args:
+        content: of a journal, or of its end.
+        first: number of the first line, from 0.
+    """
+    records: list[Record] = []
+    num_bytes = 0
+    while end := content.find(b"\n", num_bytes) + 1:
+        expected = first + len(records)
         try:
-            record = decode_record(line)
+            record = decode_record(content[num_bytes : end - 1])
             if record.seq != expected:
                 raise ValueError(f"seq is {record.seq}, expected {expected}: a line is missing, doubled or out of order")
         except ValueError as error:
-            raise DamagedJournalError(f"{where}: not a journal record ({cause(error)})", self.path) from error
-        fault = self.chain.check(line)
-        if fault is None and record.digest != self.chain.digest:  # spaces were added, or the order of the fields changed
-            fault = "its digest is not where it was written: something else has written this file again"
-        if fault is not None:
-            raise DamagedJournalError(f"{where}: {fault}", self.path)
-        return record
-
-
-def whole_lines(content: bytes) -> tuple[list[bytes], int]:
-    """Return the lines that end in a newline, and how many bytes they take; what follows is torn."""
-    whole_bytes = content.rfind(b"\n") + 1
-    return content[:whole_bytes].split(b"\n")[:-1], whole_bytes
+            return records, num_bytes, f"line {expected + 1}: not a journal record ({cause(error)})"
+        records.append(record)
+        num_bytes = end
+    return records, num_bytes, None
 
 
 def _content(path: Path, offset: int = 0) -> bytes:
     with raised_as(JournalError, f"{path}: the journal cannot be read ({{cause}})", OSError):
         return read_regular(path, offset)
-
-
-def holds_record(path: Path) -> bool:
-    """Return whether a file is a journal, whole or damaged: one of its lines is a record, or it has no line yet."""
-    lines, _ = whole_lines(_content(path))
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            decode_record(line)
-            return True
-    return not lines

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas
 
 from grpo_core.config import run_name
-from grpo_core.errors import JournalError, cause
 from grpo_core.run.alerts import monitor_alerts
 from grpo_core.run.curves import CURVE_KINDS, RunCurves, read_curves
 from grpo_core.run.folder import RunDir
@@ -40,7 +39,6 @@ class Run:
             JournalError: there is no such folder, it holds no run, or the run's journal is damaged.
             ConfigError: config.json was edited after the run had begun.
         """
-        _refuse_no_run(path)
         self.dir = RunDir(Path(path).expanduser())
         """Where each of its files lies."""
         self.config = self.dir.read_config()
@@ -100,14 +98,10 @@ class Run:
 
     @cached_property
     def completions(self) -> pandas.DataFrame:
-        """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps.
-
-        Raises:
-            JournalError: a table cannot be read.
-        """
+        """One row a completion of the steps whose tables were kept (`training.completions_every`), in the order of steps."""
         done = {record.step for record in self.records if record.kind == "step"}
         files = {step: self.dir.completions_file(step) for step in sorted(done)}
-        tables = [_read_table(file) for file in files.values() if file.exists()]
+        tables = [pandas.read_parquet(file) for file in files.values() if file.exists()]
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame({"step": pandas.Series(dtype=int)})
 
     def plot(self, what: Literal["drift", "reward"] = "drift") -> "Figure":
@@ -122,17 +116,6 @@ class Run:
         return read_curves(self.records, keys or tuple(CURVE_KINDS))
 
 
-def _refuse_no_run(path: str | Path) -> None:
-    """Refuse what is obviously no run, with what to give instead."""
-    folder = Path(path).expanduser()
-    if not str(path).strip() or not folder.exists():
-        raise JournalError(f"run {str(path)!r}: there is no such folder; give the folder of a run, as `grpo train` prints it")
-    if not folder.is_dir():
-        raise JournalError(f"run {path}: is a file; give the folder of a run")
-    if (folder / "sweep.json").exists():  # the name is `sweep/folder.py`'s, a layer above
-        raise JournalError(f"run {path}: is the folder of a sweep; give one of the runs in {folder / 'runs'}")
-
-
 def _evaluation(record: Record) -> dict[str, Any]:
     facts, estimates = record.data, record.data.get("estimates")
     intervals = {
@@ -144,12 +127,3 @@ def _evaluation(record: Record) -> dict[str, Any]:
     }
     named = {"set": facts.get("set"), "policy": facts.get("policy", "training"), "num_prompts": facts.get("num_prompts")}
     return {"step": record.step, **named, **record.metrics, **intervals}
-
-
-def _read_table(file: Path) -> pandas.DataFrame:
-    try:
-        return pandas.read_parquet(file)
-    except (OSError, ValueError) as error:  # pyarrow's errors are of these
-        raise JournalError(
-            f"{file}: not a table of completions ({cause(error)}); remove it, and the others can be read"
-        ) from error

@@ -106,8 +106,3 @@ def process_runs(state_file: Path) -> bool:
     """Return whether the process of `state_file` is there now, also where its end was not noted: its flow was killed."""
     state = read_process_state(state_file)
     return state.returncode is None and Path(f"/proc/{state.pid}").exists()
-
-
-def is_process_of(state_file: Path, name: str) -> bool:
-    """Return whether `name` (`process 4711`) is the process of `state_file`."""
-    return name == f"process {read_process_state(state_file).pid}"

@@ -64,7 +64,6 @@ def collect_provenance(config: dict[str, Any], data_digest: str, weights: Mappin
         **weights,
         "seed": config["training"]["seed"],
         "data_seed": config["data"]["seed"],
-        "journal_digests": True,  # the journal holds a chain of digests: one without any was changed
     }
 
 

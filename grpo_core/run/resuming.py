@@ -1,17 +1,16 @@
 """Which runs can be resumed, and the command that does it, ready to be pasted into a shell."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_core.config.repeatability import repeatability
-from grpo_core.errors import ConfigError, GrpoError, JournalError
+from grpo_core.errors import GrpoError, JournalError
 from grpo_core.machine.locks import lock_holder
 from grpo_core.plain_text import shell_word
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
 from grpo_core.run.integrity import Checked, check_run
 from grpo_core.run.journal import last_event
-from grpo_core.run.pass_sizes import pass_plan, sizes_in
+from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.process_state import process_runs
 from grpo_core.run.summary import lost_completions, run_state
 
@@ -28,9 +27,8 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     engine, has_begun = config.training.engine, run_dir.checkpoints.exists()
     if engine != "native" and has_begun and run_state(journal.history, run_dir)[0] != "finished":
         raise JournalError(f"run dir {run_dir.path}: training.engine {engine} cannot resume from a checkpoint; start a new run")
-    plan, sizes = pass_plan(run_dir), [sizes_in(record) for record in journal.history]
-    in_force = next((found for found in reversed(sizes) if found is not None), plan.begun_with)
-    is_lowered = has_begun and repeatability(config).is_exact and in_force != plan.smallest
+    limits = batch_limits(run_dir)
+    is_lowered = has_begun and repeatability(config).is_exact and limits.after() != limits.changes[0][1]
     repeats = "up to rounding, since it computes less at once from here on" if is_lowered else repeatability(config).what
     reached = max(map(step_of, list_checkpoints(run_dir.checkpoints)), default=0)  # what comes after it is made again
     lost = lost_completions(run_dir, [record for record in journal.history if record.step <= reached])
@@ -45,25 +43,6 @@ def refuse_evaluation(run_dir: RunDir) -> None:
     """
     if is_evaluation(run_dir):
         raise JournalError(f"run dir {run_dir.path}: holds an evaluation, which cannot be resumed; start it again")
-
-
-def refuse_idle_sizes(run_dir: RunDir, sizes: Mapping[str, int]) -> None:
-    """Refuse smaller passes for a run in which nothing is left to compute.
-
-    Args:
-        run_dir: of the run.
-        sizes: that are asked for, by field of `PassSizes`.
-
-    Raises:
-        ConfigError: the run is complete.
-        JournalError: its journal, or `passes.json`, is damaged.
-    """
-    pass_plan(run_dir)
-    last = last_event(check_run(run_dir).history)
-    is_finished = last is not None and last.kind == "end" and last.data.get("status") == "finished"
-    if sizes and is_finished and (run_dir.report / "report.md").exists():
-        keys = ", ".join(f"training.{field}" for field in sizes)
-        raise ConfigError(f"{keys}: run dir {run_dir.path} has finished, so nothing is left to compute; leave it out")
 
 
 def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Checked | None = None) -> str | None:
@@ -106,4 +85,4 @@ def _is_held(run_dir: RunDir) -> bool:
 def is_evaluation(run_dir: RunDir) -> bool:
     """Return whether a folder holds what only evaluates."""
     marker = run_dir.marker()
-    return (marker.kind if marker else run_dir.older_kind()) == "evaluation"
+    return marker is not None and marker.kind == "evaluation"

@@ -1,6 +1,6 @@
 """A journal as tables, and the tables of completions that it vouches for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas
@@ -46,12 +46,7 @@ def sync_table(records: Sequence[Record]) -> pandas.DataFrame:
     """
     syncs = [record for record in records if record.kind == "ref_sync"]
     columns = SYNC_COLUMNS | {name: float for name in OF_ADAPTERS if any(name in record.data for record in syncs)}
-    return pandas.DataFrame([_sync(record, columns) for record in syncs], columns=list(columns)).astype(columns)
-
-
-def _sync(record: Record, columns: Mapping[str, type[int] | type[float] | type[str]]) -> dict[str, float | str]:
-    fault = f"journal, line {record.seq + 1}: a ref_sync holds {', '.join(columns)} ({{cause}})"
-    data = {"cause": SCHEDULE, **record.data}  # an earlier version knew no other
-    with raised_as(JournalError, fault, LookupError, TypeError, ValueError, OverflowError):
-        # The journal writes NaN and infinities as text.
-        return {name: str(data[name]) if kind is str else kind(float(data[name])) for name, kind in columns.items()}
+    fault = f"journal: a ref_sync record holds {', '.join(columns)} ({{cause}})"
+    with raised_as(JournalError, fault, LookupError, TypeError, ValueError):
+        rows = [{"cause": SCHEDULE, **record.data} for record in syncs]
+        return pandas.DataFrame(rows, columns=list(columns)).astype(columns)  # NaN and infinities, too: they are text in it

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,15 +32,14 @@ from grpo_core.evaluation.results import HELD_OUT
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.policy.sources.weight_files import weights_digest
 from grpo_core.run.announce import announce_disk, announce_memory
-from grpo_core.run.begin import begun_run, undone_unless_started
 from grpo_core.run.child import finish_child, run_watched
 from grpo_core.run.folder import RunDir
-from grpo_core.run.held import held_run
 from grpo_core.run.imports import import_as_at_start, import_folders
 from grpo_core.run.inputs import note_inputs
+from grpo_core.run.locking import lock_run, new_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes, sizes_to_lower
 from grpo_core.run.preflight import require_start
-from grpo_core.run.resuming import check_resumable, refuse_idle_sizes
+from grpo_core.run.resuming import check_resumable
 from grpo_core.run.silence import EvaluationSilence
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 from grpo_core.run.start_weights import find_model
@@ -87,7 +86,7 @@ def train(
     resolved, origin = _configure(config, overrides)
     warnings = require_start(resolved, origin.import_from, None if run_dir is None else Path(run_dir), is_tracked=False)
     require_sampler([resolved])
-    with begun_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
+    with new_run(Path(run_dir) if run_dir is not None else None, origin.preset, "run") as folder:
         folder.create(resolved, origin)
     return _run(folder, evaluate, progress, is_new=True, notes=[f"warning: {warning}" for warning in warnings])
 
@@ -116,9 +115,8 @@ def resume_training(
     folder = RunDir(Path(run_dir))
     folder.read_config()
     sizes, notes = sizes_to_lower(as_overrides(overrides)), check_resumable(folder)
-    refuse_idle_sizes(folder, sizes)
     if sizes:
-        with held_run(folder, logger.warning):
+        with lock_run(folder, logger.warning):
             notes = (*notes, *lower_passes(folder, sizes))
     return _run(folder, evaluate, progress, notes=notes)
 
@@ -142,24 +140,29 @@ def _run(run_dir: RunDir, evaluate: bool, progress: bool, *, is_new: bool = Fals
 
     config = run_dir.read_config()
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Bar(config.training, run_dir.path.name, shown=progress))
-        stack.enter_context(held_run(run_dir, bar.say))
+        bar = stack.enter_context(contextlib.closing(Bar(config.training, run_dir.path.name, shown=progress)))
+        stack.enter_context(lock_run(run_dir, bar.say))
         if is_new:
-            stack.enter_context(undone_unless_started(run_dir, counts=lambda error: isinstance(error, Exception)))
+            stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: isinstance(error, Exception)))
         warnings = (*check_consistency(config), *slow_dtype_warnings(config))
         for note in (*notes, *(f"warning: {warning}" for warning in warnings)):
             bar.say(note)
         digest = cache(weights_digest)
+        resume = f"resume_training({str(run_dir.path)!r}) continues the run"
         _prepare(run_dir, digest, bar)
-        if evaluate:
-            _evaluate(run_dir, "base", digest, bar)
-        if Run(run_dir.path).state != "finished":
-            _train(run_dir, bar, evaluate)
-        if evaluate:
-            _evaluate(run_dir, "final", digest, bar)
+        try:
+            if evaluate:
+                _evaluate(run_dir, "base", digest, bar)
+            if Run(run_dir.path).state != "finished":
+                _train(run_dir, bar, evaluate)
+            if evaluate:
+                _evaluate(run_dir, "final", digest, bar)
+        except KeyboardInterrupt:
+            bar.say(resume)
+            raise
         run = Run(run_dir.path)
         if run.state == "stopped":
-            bar.say(f"stopped early: {run.reason}; resume_training({str(run_dir.path)!r}) continues the run")
+            bar.say(f"stopped early: {run.reason}; {resume}")
         return run
 
 
@@ -202,8 +205,7 @@ def _evaluate(run_dir: RunDir, policy: str, digest: Callable[[Path], str], bar: 
             import_from=sys.path[:1],
         )
 
-    with _told_how_to_resume(run_dir, bar):
-        evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
+    evaluate_if_needed(run_dir, policy, HELD_OUT, 0, evaluate=evaluate, digest=digest, wait=_pause, report=bar.say)
 
 
 def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
@@ -220,34 +222,24 @@ def _train(run_dir: RunDir, bar: Bar, evaluate: bool) -> None:
         text = "interrupted: the training finishes its step and writes a checkpoint; interrupt again to end it at once"
         finish_child(child, lambda: bar.say(text))
 
-    with _told_how_to_resume(run_dir, bar):
-        try:
-            run_watched(
-                MODULES[config.training.engine],
-                [str(run_dir.path), *evaluation],
-                run_dir.log_file("train"),
-                look=pause_and_look,
-                stop=stop,
-                report=bar.say,
-                python=config.training.python,
-                state_file=run_dir.process_file,
-                import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
-            )
-        except BaseException as error:
-            with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
-                follower.read()
-            if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
-                raise
-        follower.read()  # what the process wrote before it ended
-
-
-@contextlib.contextmanager
-def _told_how_to_resume(run_dir: RunDir, bar: Bar) -> Iterator[None]:
     try:
-        yield
-    except KeyboardInterrupt:
-        bar.say(f"resume_training({str(run_dir.path)!r}) continues this run")
-        raise
+        run_watched(
+            MODULES[config.training.engine],
+            [str(run_dir.path), *evaluation],
+            run_dir.log_file("train"),
+            look=pause_and_look,
+            stop=stop,
+            report=bar.say,
+            python=config.training.python,
+            state_file=run_dir.process_file,
+            import_from=sys.path[:1],  # the folder of the script, whose modules may be named as rewards
+        )
+    except BaseException as error:
+        with contextlib.suppress(GrpoError, OSError):  # what ended the training is what its caller must learn
+            follower.read()
+        if not (isinstance(error, TrainingError) and was_cut_short(run_dir)):
+            raise
+    follower.read()  # what the process wrote before it ended
 
 
 def _pause() -> None:

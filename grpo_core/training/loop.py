@@ -128,13 +128,13 @@ def constant_rewards(rewards: Sequence[Reward], history: Sequence[Record]) -> It
 def journal(session: Session, kind: Kind, step: int, data: Mapping[str, Any]) -> None:
     """Journal a record with figures, and an alert if it repeats one that a resume took back and differs: one run no longer."""
     record = session.journal.append(kind, step, data)
-    before = session.taken_back.pop(identity(record), None)
+    before = session.to_replay.pop(identity(record), None)
     found = []
     if before is not None:
         found = differences(before.record, record, repeatability(session.config).unlike, before.tolerance)
     if found:
         shown = "; ".join(map(str, found[:SHOWN])) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
-        text = f"the replayed {record.kind} record is not the one that it supersedes: {shown}"
+        text = f"resume is not bit-exact: the {record.kind} record of step {step} was made again, and {shown}"
         session.journal.append("alert", step, {"text": text})
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from grpo_core.config import RunConfig
 from grpo_core.config.repeatability import repeatability
 from grpo_core.errors import ConfigError, DiskFullError, GrpoError, JournalError, TrainingError
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import is_full_disk
 from grpo_core.machine.lifeline import exit_with_lifeline, lifeline_from_environment
 from grpo_core.plain_text import visible
@@ -28,6 +28,7 @@ from grpo_core.policy.saved import TrainingState
 from grpo_core.redaction import redact_uri
 from grpo_core.run.folder import RunDir
 from grpo_core.run.imports import import_as_at_start
+from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import Journal, read_records
 from grpo_core.run.memory_fit import shape_for
 from grpo_core.run.memory_need import acting_on, memory_need
@@ -66,34 +67,25 @@ def run(engine: str, load: Callable[[], Train], arguments: Sequence[str] | None 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
 
     run_dir = RunDir(options.run_dir)
+    stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
     try:
         run_dir.require_ours()  # nothing is written, and no checkpoint pruned, where another program keeps its files
         import_as_at_start(run_dir)
-    except GrpoError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    stop = StopRequest(run_dir.stop_file, lifeline_from_environment())
-    stop.install()
-    try:
-        journal = _open_journal(run_dir)
+        stop.install()
+        journal = Journal(run_dir.journal_file)
     except (GrpoError, OSError) as error:  # nothing is added to the journal of such a run, not even that it failed
-        stop.close()
         sys.stderr.write(f"{error}\n")
-        return JournalError.exit_code
-    try:
-        return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
-    except GrpoError as error:
-        if options.debug:
-            traceback.print_exc()
-        return _fail(journal, last_message(error, run_dir), error.exit_code)
-    except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
-        if is_full_disk(error):
-            return _fail(journal, last_message(DiskFullError(f"disk full: {error}"), run_dir), DiskFullError.exit_code)
-        traceback.print_exc()
-        return _fail(journal, redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code)
-    finally:
-        stop.close()
-        journal.close()
+        return getattr(error, "exit_code", JournalError.exit_code)
+    with contextlib.closing(journal):
+        try:
+            check_run(run_dir)
+        except GrpoError as error:
+            sys.stderr.write(f"{error}\n")
+            return error.exit_code
+        try:
+            return _train(run_dir, journal, stop, engine=engine, load=load, evaluate=options.evaluate)
+        except Exception as error:  # noqa: BLE001  (the journal must say why a run ended, whatever it was)
+            return _fail(journal, error, run_dir, debug=options.debug)
 
 
 def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -105,24 +97,6 @@ def _parse(engine: str, arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(EVALUATE, action="store_true", help=text)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(arguments)
-
-
-def _open_journal(run_dir: RunDir) -> Journal:
-    """Open the journal of a run for appending.
-
-    Raises:
-        JournalError: another process is writing it, it is damaged, or it does not reach what the run has saved.
-        ConfigError: config.json was edited since the run began.
-    """
-    from grpo_core.run.integrity import check_run
-
-    journal = Journal(run_dir.journal_file)
-    try:
-        check_run(run_dir)
-    except GrpoError:
-        journal.close()
-        raise
-    return journal
 
 
 def _train(
@@ -154,14 +128,14 @@ def _run(
     if config.training.engine != engine:
         wanted = config.training.engine
         raise ConfigError(f"training.engine: {wanted} is not the engine of this process; run python -m {MODULES[wanted]}")
-    with importing():
+    with gc_paused():
         from grpo_core.policy.device import choose_kernels, held_device, pick_device, pin_threads
         from grpo_core.training.session import open_session
 
         train = load()
     threads = pin_threads(config.training)
     choose_kernels(deterministic=config.training.deterministic)
-    device.enter_context(held_device(pick_device(config.training.device), run_dir.path))
+    device.enter_context(held_device(pick_device(config.training.device)))
     session = open_session(run_dir, journal, stop)
     state = session.restore()
     if engine != "native" and 0 < state.step < config.training.steps:
@@ -180,7 +154,7 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
     """Return what the `start` and `resume` records say of how the run is computed after `step`."""
     from grpo_core.policy.supported import outline_of
 
-    policy, sizes = session.policy, session.pass_plan.after(step)
+    policy, limits = session.policy, session.batch_limits
     return {
         "engine": config.training.engine,
         "threads": threads,
@@ -188,9 +162,11 @@ def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> di
         "deterministic": config.training.deterministic,
         "repeats": repeatability(config).what,
         **policy.path.as_json(),
-        PASSES_FIELD: sizes.as_json(),
+        PASSES_FIELD: limits.after(step),
         "left_out": unreached_by(config, outline_of(policy.model)),
-        "memory": _estimate(acting_on(sizes.applied(config), on_gpu=policy.device.type == "cuda"), padded=policy.path.padded),
+        "memory": _estimate(
+            acting_on(limits.applied(config, step), on_gpu=policy.device.type == "cuda"), padded=policy.path.padded
+        ),
         "steps": config.training.steps,
         "config": config.model_dump(mode="json"),
     }
@@ -206,7 +182,6 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
     """Evaluate the last policy, unless the process is to end; whoever asks for that now ends it at once."""
     from grpo_core.evaluation.last import evaluate_last
 
-    stop.close()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     if stop.is_urgent:
@@ -215,8 +190,16 @@ def _evaluate(run_dir: RunDir, evaluator: "Evaluator", step: int, stop: StopRequ
     evaluate_last(run_dir, evaluator, step, release=device.close)
 
 
-def _fail(journal: Journal, message: str, exit_code: int) -> int:
+def _fail(journal: Journal, error: Exception, run_dir: RunDir, *, debug: bool) -> int:
     """Journal and print why the run ended; on a full disk the one or the other may not fit, and must not hide the other."""
+    if not isinstance(error, GrpoError) and is_full_disk(error):
+        error = DiskFullError(f"disk full: {error}")
+    if isinstance(error, GrpoError):
+        message, exit_code = last_message(error, run_dir), error.exit_code
+    else:
+        message, exit_code = redact_uri(f"{type(error).__name__}: {error}"), GrpoError.exit_code
+    if debug or not isinstance(error, GrpoError):
+        traceback.print_exception(error)
     with contextlib.suppress(JournalError):
         journal.append("end", journal.last_step, {"status": "failed", "reason": message})
     try:

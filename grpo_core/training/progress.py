@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any
 
 from grpo_core.config import TrainingConfig
@@ -22,7 +20,7 @@ SHOWN = {"reward": "reward/mean", "KL": "kl/ref/drift", "KL_init": "kl/init/drif
 """Label -> metric of a step, beside the bar."""
 
 
-class Bar(AbstractContextManager["Bar"]):
+class Bar:
     """A progress bar over the steps of a run: a widget in a notebook, a line at a terminal."""
 
     def __init__(self, settings: TrainingConfig, name: str, shown: bool = True) -> None:
@@ -39,11 +37,7 @@ class Bar(AbstractContextManager["Bar"]):
         self._shown = shown
         self._bar: Any = tqdm(total=settings.steps, desc=name, unit="step", disable=not shown, dynamic_ncols=True)
 
-    def __enter__(self) -> "Bar":
-        """Return the bar, which is shown already."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         """Leave the bar as it is."""
         self._bar.close()
 

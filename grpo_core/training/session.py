@@ -1,11 +1,10 @@
 """Everything one training works with, built from a RUN_DIR: models, data, rewards, optimizer, journal."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.config.derived import optimizer_steps, reference_moves
+from grpo_core.config.derived import optimizer_steps
 from grpo_core.config.repeatability import repeatability
 from grpo_core.data.frozen import load_frozen
 from grpo_core.errors import ModelError
@@ -25,7 +24,7 @@ from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal, Record, read_records, supersede
-from grpo_core.run.pass_sizes import PassPlan, pass_plan, sizes_in
+from grpo_core.run.pass_sizes import BatchLimits, batch_limits
 from grpo_core.run.rules import RuleBook
 from grpo_core.run.start_weights import config_here, find_model
 from grpo_core.run.used import places_of, used_checkpoints
@@ -40,8 +39,8 @@ FRESH = TrainingState(step=0, optimizer_step=0, prompts=0, tokens=0, sync_count=
 
 
 @dataclass(frozen=True, kw_only=True)
-class Superseded:
-    """A record that a `resume` took back, and how nearly its repetition must be the same."""
+class ReplayedRecord:
+    """A record that a `resume` superseded, and how nearly its repetition must be the same."""
 
     record: Record
     tolerance: Tolerance
@@ -68,11 +67,11 @@ class Session:
     writer: CheckpointWriter
     evaluator: Evaluator
     probe: ProbeSet
-    pass_plan: PassPlan
+    batch_limits: BatchLimits
     """How much is computed at once in each step."""
     sync_rules: RuleBook
     """Rules whose breach synchronises the reference after the step."""
-    taken_back: dict[Identity, Superseded] = field(default_factory=dict)
+    to_replay: dict[Identity, ReplayedRecord] = field(default_factory=dict)
     """What the newest `resume` superseded, each waiting for its repetition, which must be the same."""
 
     def close(self) -> None:
@@ -94,8 +93,8 @@ class Session:
     def begin_checkpoint(self, state: TrainingState) -> None:
         """Begin to write a checkpoint, after the one that may be under way; the training may go on."""
         self.finish_checkpoint()
-        records, digest = self.journal.mark
-        mark = JournalMark(records=records, digest=digest)
+        num_bytes, sha256 = self.journal.mark
+        mark = JournalMark(bytes=num_bytes, sha256=sha256)
         self.writer.begin(
             self.trainable, state, mark, lambda name: self.journal.append("checkpoint", state.step, {"name": name})
         )
@@ -139,22 +138,15 @@ class Session:
             if record.step <= state.step:
                 self.sync_rules.check(record)
         if repeatability(self.config).is_exact:
-            self.taken_back.update(_taken_back(records, state.step, self.pass_plan))
+            is_lowered = self.batch_limits.after() != self.batch_limits.changes[0][1]
+            tolerance = IN_OTHER_PASSES if is_lowered else EXACT
+            newest = {identity(record): record for record in records if record.kind in COMPARED and record.step > state.step}
+            self.to_replay.update({key: ReplayedRecord(record=one, tolerance=tolerance) for key, one in newest.items()})
         return state
 
     def bound_passes(self, step: int) -> None:
         """Compute no more at once than the step after `step` may."""
-        self.policy.limits.set(**asdict(self.pass_plan.after(step)))
-
-
-def _taken_back(records: Sequence[Record], step: int, plan: PassPlan) -> dict[Identity, Superseded]:
-    """Return the newest of each record after `step`: exact to repeat, unless it was computed in passes of another size."""
-    found, sizes, now = {}, plan.begun_with, plan.after(step)
-    for record in records:
-        sizes = sizes_in(record) or (plan.begun_with if record.kind in ("start", "resume") else sizes)
-        if record.kind in COMPARED and record.step > step:
-            found[identity(record)] = Superseded(record=record, tolerance=EXACT if sizes == now else IN_OTHER_PASSES)
-    return found
+        self.policy.limits.set(**self.batch_limits.after(step))
 
 
 def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Session:
@@ -189,13 +181,12 @@ def open_session(run_dir: RunDir, journal: Journal, stop: StopRequest) -> Sessio
         sampler=sampler,
         rewards=rewards,
         verdicts=verdicts,
-        pass_plan=pass_plan(run_dir),
+        batch_limits=batch_limits(run_dir),
         sync_rules=RuleBook([rule for rule in config.monitor.rules if rule.action == "sync"]),
         updater=Updater(trainable=trainable, config=config),
         writer=CheckpointWriter(
             run_dir.checkpoints,
             config.training.keep_checkpoints,
-            reference_moves=reference_moves(config),
             in_use=lambda: used_checkpoints(set(places_of(run_dir.path))),
         ),
         evaluator=evaluator,

@@ -17,8 +17,7 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
-from grpo_core.run.child import finish_child, run_watched
-from grpo_core.run.child_log import ChildLog
+from grpo_core.run.child import ChildLog, finish_child, run_watched
 from grpo_core.run.process_state import STOP_SECONDS
 from grpo_core.run.silence import EvaluationSilence
 from tasks.process.cancellation import CancelWatch

@@ -12,10 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from grpo_core.config import origin_of
 from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.required import require_sampler
-from grpo_core.run.begin import undone_unless_started
 from grpo_core.run.folder import RunDir
-from grpo_core.run.held import held_run
 from grpo_core.run.imports import import_folders
+from grpo_core.run.locking import lock_run, remove_if_never_started
 from grpo_core.run.pass_sizes import lower_passes
 from grpo_core.run.resuming import check_resumable, refuse_evaluation
 from tasks.folders import check_root, folder_of_this_flow_run, new_run
@@ -62,7 +61,7 @@ def reopen_run(run_path: Path, repair: Repair | None = None, sizes: Mapping[str,
     Args:
         run_path: the folder.
         repair: how a damaged journal is repaired first; None = it is refused.
-        sizes: smaller sizes of passes to continue with, by field of `PassSizes`.
+        sizes: smaller sizes of passes to continue with, by field of `training`.
 
     Raises:
         JournalError: there is no training in it, one that cannot continue, or its journal is damaged.
@@ -111,7 +110,7 @@ def repair_run(run_path: Path) -> None:
 
 @contextlib.contextmanager
 def hold_run(run_path: Path, *, is_new: bool = False) -> Iterator[None]:
-    """Hold a run as `held_run` does; a new one whose start fails is removed.
+    """Hold a run as `lock_run` does; a new one whose start fails is removed.
 
     Here every run passes, also one that is resumed, retried or from MLflow, so the code that its configuration names is refused
     here once more.
@@ -124,7 +123,7 @@ def hold_run(run_path: Path, *, is_new: bool = False) -> Iterator[None]:
     run_dir = RunDir(run_path)
     refuse_code([run_dir.read_config()])
     with contextlib.ExitStack() as stack:
-        stack.enter_context(held_run(run_dir, say))
+        stack.enter_context(lock_run(run_dir, say))
         if is_new:
-            stack.enter_context(undone_unless_started(run_dir, counts=lambda error: not was_interrupted(error)))
+            stack.enter_context(remove_if_never_started(run_dir, counts=lambda error: not was_interrupted(error)))
         yield

@@ -17,7 +17,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import TrackingError, raised_as
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 from grpo_core.machine.disk import PARTIAL
 from grpo_core.machine.jsonfile import STORED, build, read_json
 from grpo_core.machine.sqlite import sqlite_file
@@ -179,14 +179,14 @@ def _import_mlflow() -> None:
     """Import MLflow, whose client gives up soon: by itself it would wait for minutes, and each caller decides how long."""
     for name, value in SHORT_RETRIES.items():
         os.environ.setdefault(name, value)
-    with importing():
+    with gc_paused():
         import_module("mlflow")
     install_guards()
 
 
 @cache
 def _ensure_store_once(file: Path) -> None:
-    with importing():
+    with gc_paused():
         import_module("mlflow.store.tracking.sqlalchemy_store")
     ensure_store(file)
 

@@ -32,7 +32,6 @@ UNSEEN = {
     "flask-wtf": "MLflow's logins need it",
     "fastapi": "a bound of Prefect's own server",
     "gguf": "transformers reads the bundled model with it",
-    "nvidia-ml-py": "MLflow's system metrics read GPUs with it",
     "psycopg": "SQLAlchemy's driver of a study in PostgreSQL",
 }
 """Distributions that the wheel needs and no file of it imports, each with its reason."""

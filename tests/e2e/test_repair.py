@@ -41,7 +41,8 @@ def test_nobody_reads_it_and_all_say_how_to_repair_it(grpo: Any, cut: Path) -> N
     for command in commands:
         done = grpo(*command, str(cut), cwd=cut.parents[1])
         assert done.returncode == 2, (command, done.stdout)
-        assert f"{cut / 'journal.jsonl'}: it ends at step 3, and checkpoints/step_000004 was saved after step 4" in done.stderr
+        assert f"{cut / 'journal.jsonl'}, line " in done.stderr
+        assert "step_000004 was saved after it" in done.stderr
         assert f"`grpo train --resume {cut} --repair cut`" in done.stderr
     assert (cut / "journal.jsonl").read_bytes() == before
     done = grpo("train", "quickstart", "--repair", "cut", cwd=cut.parents[1])

@@ -97,7 +97,8 @@ def test_the_resumed_run_is_the_run_that_was_never_killed(resumed: tuple[Path, A
 
     whole = tmp_path / "whole"
     whole.mkdir()
-    shutil.copy(resumed[0] / "config.json", whole)
+    for name in (".grpo-folder", "config.json"):
+        shutil.copy(resumed[0] / name, whole)
     shutil.copytree(resumed[0] / "data", whole / "data")
     assert main([str(whole)]) == 0
     compared = compare_journals(read_journal(whole / "journal.jsonl"), read_journal(resumed[0] / "journal.jsonl"))

@@ -1,5 +1,6 @@
 """A training that is followed from Python: rules about what it wrote while nobody looked, and about its silence."""
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def test_what_was_written_while_nobody_followed_is_shown_and_obeyed(tiny_run: An
     journal.append("start", 0, {})
     journal.append("step", 2, {"metrics": {"kl/ref/drift": 0.75}})
     journal.close()
-    with Bar(run_dir.read_config().training, "run") as bar:
+    with contextlib.closing(Bar(run_dir.read_config().training, "run")) as bar:
         Follower(run_dir, bar)
     text = "step 2: kl/ref/drift is 0.75, above the budget of 0.5 nats"
     assert run_dir.stop_file.read_text() == f"{text}\n"
@@ -35,7 +36,7 @@ def test_a_silent_training_is_ended_by_its_rule(tiny_run: Any, tmp_path: Path) -
     run_dir = tiny_run({"monitor.rules": [STALLED]})
     (tmp_path / "silent.py").write_text("import time\ntime.sleep(60)\n")
     began = time.monotonic()
-    with Bar(run_dir.read_config().training, "run", shown=False) as bar:
+    with contextlib.closing(Bar(run_dir.read_config().training, "run", shown=False)) as bar:
         follower = Follower(run_dir, bar)
 
         def look() -> None:

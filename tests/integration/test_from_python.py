@@ -157,7 +157,7 @@ def test_after_ctrl_c_the_run_is_resumed_to_the_same_end(
     Path("tiny.yaml").write_text(yaml.safe_dump(apply_overrides(tiny_values, steps)))
     code, output = interrupt(interrupts)
     assert code == 130, output
-    assert "resume_training('one') continues this run" in output
+    assert "resume_training('one') continues the run" in output
     assert 0 < Run("one").last_step < 30
     resumed = resume_training("one", evaluate=False, progress=False)
     assert resumed.state == "finished"

@@ -164,7 +164,7 @@ SAID = {
 def test_the_run_ends_with_one_message_and_what_counted_is_whole(results: dict[str, Any], name: str, tmp_path: Path) -> None:
     first, (said, newest, last) = results[name]["first"], SAID[name]
     have = f"the newest whole checkpoint is {newest}" if newest else "there is no checkpoint yet"
-    command = r"run it again with `grpo train --resume \S+/disk/" + name
+    command = r"resume with `grpo train --resume \S+/disk/" + name
     message = rf"disk full: {said}; [\d.]+ MiB are free; {have}; free space, then {command}`"
     assert first["code"] == 1
     assert re.fullmatch(message + "\n", first["said"]), first["said"]

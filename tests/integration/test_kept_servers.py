@@ -20,13 +20,14 @@ from grpo_core.generation.vllm.records import (
     KEEP_VARIABLE,
     ServerRecord,
     end_servers,
+    group_of,
     keeper_in,
     keeping_servers,
     read_record,
     record_files,
     write_record,
 )
-from grpo_core.machine.process_id import ProcessId, group_of, identify, is_running
+from grpo_core.machine.process_id import ProcessId, identify, is_running
 
 ROOT = Path(__file__).parents[2]
 GONE_SECONDS = 15.0

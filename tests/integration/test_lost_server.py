@@ -57,7 +57,7 @@ def test_the_last_step_is_saved_and_the_resumed_run_is_the_one_that_never_stoppe
     message = capsys.readouterr().err.splitlines()[-1]
     assert message == end.data["reason"]
     assert message == (
-        f"{error}; the newest whole checkpoint is step_000002; mend the cause, then run it again with "
+        f"{error}; the newest whole checkpoint is step_000002; mend the cause, then resume with "
         f"`grpo train --resume {lost.path}`"
     )
 

@@ -115,14 +115,6 @@ def test_a_hung_child_that_ignores_sigterm_is_killed(tmp_path: Path, module: str
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_no_file_descriptor_is_left_open(tmp_path: Path, module: str) -> None:
-    write(tmp_path, "pass\n")
-    run_child(module, [], tmp_path / "log")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    run_child(module, [], tmp_path / "log")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
 @pytest.fixture
 def as_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run as in a process that a worker started."""

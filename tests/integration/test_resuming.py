@@ -13,8 +13,8 @@ import pytest
 from grpo_core import resume_training
 from grpo_core.config import Origin
 from grpo_core.errors import JournalError
-from grpo_core.run.held import held_run
 from grpo_core.run.journal import Journal
+from grpo_core.run.locking import lock_run, new_run
 from tasks.run.setup import reopen_run
 
 WRITES = """
@@ -51,7 +51,7 @@ def start_writer() -> Iterator[Callable[[Any, float], subprocess.Popen[bytes]]]:
 @pytest.mark.parametrize("resume", WAYS)
 def test_an_evaluation_is_not_resumed(tiny_run: Any, resume: Resume) -> None:
     run_dir = tiny_run()
-    run_dir.set_kind("evaluation")
+    run_dir.mark("evaluation")
     with pytest.raises(JournalError, match="holds an evaluation, which cannot be resumed"):
         resume(run_dir.path)
 
@@ -81,7 +81,7 @@ def test_a_training_that_outlived_its_parent_is_waited_for_and_its_leftovers_are
     run_dir.process_file.write_text(f'{{"pid": {orphan.pid}, "returncode": null, "left": false}}\n')
     run_dir.request_stop("of the session before")
     lines: list[str] = []
-    with held_run(run_dir, lines.append):
+    with lock_run(run_dir, lines.append):
         assert time.monotonic() - began >= 0.9
         assert not run_dir.stop_file.exists()
         assert not run_dir.process_file.exists()
@@ -96,10 +96,9 @@ def test_a_training_that_was_started_by_hand_is_not_waited_for(tiny_run: Any, st
 
 
 def test_a_run_starts_without_what_a_reproduction_that_never_began_has_left(tiny_run: Any, tiny_config: Any) -> None:
-    from grpo_core.run.begin import begun_run
 
     run_dir = tiny_run()
     shutil.copytree(run_dir.data, run_dir.original / "data")
-    with begun_run(run_dir.path, "x", "run") as begun:
+    with new_run(run_dir.path, "x", "run") as begun:
         begun.create(tiny_config())
     assert not run_dir.original.exists()

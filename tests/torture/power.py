@@ -38,7 +38,7 @@ from tests.torture.disk import Cut, Disk, cut, flushed_bytes
 
 TRACKED = TrackedRun(uri="sqlite:///mlflow.db", experiment_id="1", run_id="0" * 32, name="power")
 PLACES = (
-    Cut(name="marker of the folder", call=r"fsync run/\.grpo-folder"),
+    Cut(name="marker of the folder", call=r"name run/\.grpo-folder"),
     Cut(name="frozen prompts", call=r"name run/data/train\.jsonl", after=True),
     Cut(name="manifest of the prompts", call=r"name run/data/manifest\.json"),
     Cut(name="table of the first evaluation", call=r"fsync run/eval/\.base\.parquet.*"),

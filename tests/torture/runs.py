@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_core.errors import GrpoError
+from grpo_core.machine.marker import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from tests.torture.aims import Aim, choose
 from tests.torture.compare import differences, raw_records
@@ -136,7 +137,7 @@ def _silent_damage(run_dir: RunDir, outcome: Outcome) -> list[str]:
 def _copy_unbegun(witness: RunDir, folder: Path) -> RunDir:
     """Copy configuration and data of the witness: the same prompts, without preparing them again."""
     folder.mkdir()
-    for source in (witness.config_file, witness.origin_file):
+    for source in (witness.path / MARKER_FILE, witness.config_file, witness.origin_file):
         shutil.copy2(source, folder)
     shutil.copytree(witness.data, folder / witness.data.name)
     return RunDir(folder)

@@ -237,19 +237,6 @@ def test_a_damaged_manifest_is_refused(saved, content):
         verify_checkpoint(saved[1])
 
 
-def test_a_missing_manifest_is_refused(saved, fresh):
-    (saved[1] / "manifest.json").unlink()
-    with pytest.raises(ModelError, match=r"manifest\.json cannot be read"):
-        load_checkpoint(saved[1], fresh())
-
-
-@pytest.mark.parametrize("state", ["[]", "{}", '{"step": "3"}', "{"])
-def test_damaged_counters_are_refused(saved, state):
-    (saved[1] / "state.json").write_text(state)
-    with pytest.raises(ModelError, match=r"state\.json cannot be read"):
-        read_state(saved[1])
-
-
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_touched(saved, fresh):
     live, folder = saved
     name = next(name for name, _ in live.policy.model.named_parameters())
@@ -287,20 +274,6 @@ def test_a_folder_without_manifest_is_not_a_checkpoint(saved):
     assert list_checkpoints(folder.parent) == [folder]
 
 
-def test_a_folder_that_does_not_exist_holds_no_checkpoints(tmp_path):
-    assert list_checkpoints(tmp_path / "nothing") == []
-
-
-def test_leftovers_of_an_interrupted_save_are_neither_read_nor_kept(saved):
-    live, folder = saved
-    partial = folder.parent / ".step_000004.partial"
-    partial.mkdir()
-    (partial / "manifest.json").write_text("{}")
-    assert list_checkpoints(folder.parent) == [folder]
-    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
-    assert not partial.exists()
-
-
 def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_place_of_a_whole_one(saved, fresh):
     live, folder = saved
     damaged = shutil.copytree(folder, folder.parent / "step_000006")
@@ -308,13 +281,6 @@ def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_pl
     newest = save_checkpoint(folder.parent, live.contents(), state_at(4), keep=1)
     assert list_checkpoints(folder.parent) == [newest]
     assert load_checkpoint(newest, fresh()) == state_at(4)
-
-
-def test_a_checkpoint_that_a_kill_left_half_deleted_is_deleted_at_the_next_save(saved):
-    live, folder = saved
-    (shutil.copytree(folder, folder.parent / "step_000001") / "manifest.json").unlink()
-    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["initial.safetensors", "step_000003", "step_000004"]
 
 
 # The initial policy, stored once
@@ -354,7 +320,7 @@ def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh,
     before = snapshot(restored)
     with pytest.raises(
         InitialPolicyError,
-        match=r"initial\.safetensors: the initial policy is (missing|damaged), which step_\d+ needs, and model\.source",
+        match=r"initial\.safetensors: the initial policy that step_\d+ needs is missing or damaged, and model\.source",
     ):
         load_checkpoint(saved[1], restored)
     assert_identical(snapshot(restored), before)
@@ -407,27 +373,3 @@ def test_a_digest_is_of_names_shapes_types_and_bytes():
     ]
     assert digest_of(weights) == digest_of(dict(reversed(weights.items())))
     assert len({digest_of(one) for one in (weights, *others)}) == 6
-
-
-@pytest.mark.parametrize("alpha", [None, 0.25])
-def test_a_checkpoint_of_an_earlier_version_has_its_own(fresh, tmp_path, alpha):
-    """Its reference, and the initial policy once a sync had made them differ, were in every checkpoint."""
-    live = fresh()
-    train(live, 2, alpha=alpha)
-    state = state_at(2) if alpha else replace(state_at(2), sync_count=0, last_sync_step=0)
-    folder = save_checkpoint(tmp_path, live.contents(), state, keep=1)
-    (folder / "initial.json").unlink()
-    (tmp_path / "initial.safetensors").unlink()
-    contents = live.contents()
-    own = {"reference.safetensors": contents.reference or contents.initial}
-    own |= {"initial.safetensors": contents.initial} if alpha else {}
-    for name, weights in own.items():
-        save_file(dict(weights), folder / name)
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in own}
-    change_manifest(folder, lambda digests: {key: value for key, value in digests.items() if key != "initial.json"} | sums)
-    restored = other_source(fresh)
-    load_checkpoint(folder, restored)
-    assert_identical(snapshot(restored), snapshot(live))
-    assert restored.reference.has_moved is (alpha is not None)
-    for one, other in zip(restored.reference.initial.parameters(), live.reference.initial.parameters(), strict=True):
-        assert torch.equal(one, other)

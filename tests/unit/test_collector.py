@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_core.machine.collector import importing
+from grpo_core.machine.collector import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _leave_the_collector_as_it_was() -> Iterator[None]:
 
 
 def test_nothing_is_collected_inside_and_what_is_there_afterwards_never_is() -> None:
-    with importing():
+    with gc_paused():
         assert not gc.isenabled()
         made = [[]]
     assert gc.isenabled()
@@ -25,10 +25,10 @@ def test_nothing_is_collected_inside_and_what_is_there_afterwards_never_is() -> 
 
 
 def test_a_collector_that_was_off_stays_off_also_after_a_failed_import() -> None:
-    with importing(), pytest.raises(ImportError), importing():
+    with gc_paused(), pytest.raises(ImportError), gc_paused():
         import no_such_module  # noqa: F401
     assert gc.isenabled()
     gc.disable()
-    with importing():
+    with gc_paused():
         pass
     assert not gc.isenabled()

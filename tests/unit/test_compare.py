@@ -366,7 +366,7 @@ def test_too_many_runs_are_refused_and_of_a_sweep_some_are_shown(tmp_path: Path)
 
 def test_an_evaluation_is_refused(tmp_path: Path, sweep: list[Path]) -> None:
     evaluation = write_compared(tmp_path / "evaluation", steps=0)
-    evaluation.set_kind("evaluation")
+    evaluation.mark("evaluation")
     comparison = compared(sweep[0], evaluation.path)
     assert "is an evaluation" in comparison.unread[0].fault
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.config import load_config
-from grpo_core.machine.hardware import available_memory, avoid_broken_kernels, kernel_variables, needed_variables
+from grpo_core.machine.hardware import avoid_broken_kernels, kernel_variables, needed_variables
 from grpo_core.run.slow_dtype import slow_dtype_warnings
 
 CPU = """processor	: 0
@@ -65,10 +65,3 @@ def test_float32_and_gpus_need_no_warning_about_bfloat16(tmp_path: Path, overrid
 
 def test_nothing_is_warned_of_a_machine_without_cpuinfo(tmp_path: Path) -> None:
     assert slow_dtype_warnings(load_config("quickstart", {"training.device": "cpu"}), tmp_path / "none") == ()
-
-
-def test_available_memory_is_the_kernels_estimate(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       8000 kB\nMemFree:         100 kB\nMemAvailable:   3000 kB\n")
-    assert available_memory(meminfo) == 3000 * 1024
-    assert available_memory(tmp_path / "none") is None

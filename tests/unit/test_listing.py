@@ -70,13 +70,13 @@ def test_the_runs_of_a_sweep_are_resumed_by_the_sweep(runs: Path, monkeypatch: p
 
 
 def test_each_journal_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, read_records = Counter[Path](), integrity.read_records
+    read, read_regular = Counter[Path](), integrity.read_regular
 
     def counted(path: Path) -> Any:
         read[path] += 1
-        return read_records(path)
+        return read_regular(path)
 
-    monkeypatch.setattr(integrity, "read_records", counted)
+    monkeypatch.setattr(integrity, "read_regular", counted)
     list_folders(runs)
     list_folders(runs / "sweep")
     sweep_dir = SweepDir(runs / "sweep")

@@ -152,7 +152,7 @@ def test_a_damaged_run_and_one_of_a_newer_version_are_rows_too(make: Make, tmp_p
     assert done.returncode == 0
     assert done.stdout.count("damaged") == 3  # a name and two states
     assert "newer: " in done.stderr
-    assert "update grpo-flow" in done.stderr
+    assert "made by another version of grpo-flow" in done.stderr
 
 
 def test_no_runs_is_no_error_and_no_folder_is_one(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from grpo_core.config import load_config
@@ -170,19 +172,26 @@ def test_the_shape_of_a_model_is_read_from_its_files(tiny_model, tmp_path):
         ("MIG-ggg", None),
     ],
 )
-def test_only_gpus_that_are_visible_count(monkeypatch, tmp_path, visible, expected):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        "#!/bin/sh\n"
-        "if [ $1 = -L ]; then\n"
-        "echo 'GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaa)'\n"
-        "echo '  MIG 1g.5gb      Device  0: (UUID: MIG-eee)'\n"
-        "echo '  MIG 3g.20gb     Device  1: (UUID: MIG-fff)'\n"
-        "else\n"
-        "echo '0, GPU-aaa, 10240'\necho '1, GPU-bbb, 24576'\necho '2, GPU-ddd, [N/A]'\nfi\n"
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+def test_only_gpus_that_are_visible_count(monkeypatch, visible, expected):
+    gpus = {"GPU-aaa": 10, "GPU-bbb": 24}
+    sizes = {**gpus, "MIG-eee": 5, "MIG-fff": 20}
+
+    def part(uuid):
+        if uuid not in sizes:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(gpus),
+        "nvmlDeviceGetHandleByIndex": list(gpus).__getitem__,
+        "nvmlDeviceGetHandleByUUID": part,
+        "nvmlDeviceGetUUID": str,
+        "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(total=sizes[uuid] * 2**30),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

@@ -7,18 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 
 from grpo_core.config import TrainingConfig
 from grpo_core.policy.device import pin_threads
 from grpo_core.run.provenance import BUILT_FROM_VARIABLE, collect_provenance, environment_differences, write_provenance
-
-NVIDIA_SMI = """#!/bin/sh
-test "$*" = "--query-gpu=name,driver_version --format=csv,noheader,nounits" || exit 9
-echo "NVIDIA H100 80GB HBM3, 570.86.15"
-echo "NVIDIA H100 80GB HBM3, 570.86.15"
-"""
 
 
 def collect(threads: int | None = None, device: str = "auto", git_diff: bool = True) -> dict[str, Any]:
@@ -28,12 +23,17 @@ def collect(threads: int | None = None, device: str = "auto", git_diff: bool = T
 
 
 @pytest.fixture
-def driver_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A driver's tool that shows two GPUs."""
-    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that shows two GPUs."""
+    for name, answer in {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": 2,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
+        "nvmlSystemGetDriverVersion": "570.86.15",
+    }.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
 
 
 def test_an_image_without_a_repository_says_what_it_was_built_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,15 +56,19 @@ def test_the_threads_are_those_that_the_training_uses(threads: int | None) -> No
     assert collect(threads)["threads"] == pinned == (threads or len(os.sched_getaffinity(0)))
 
 
-def test_gpus_and_their_driver_are_recorded_unless_the_training_uses_the_cpu(driver_tool: Path) -> None:
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_and_their_driver_are_recorded_unless_the_training_uses_the_cpu() -> None:
     found = collect()
     assert (found["gpus"], found["driver"]) == (["NVIDIA H100 80GB HBM3"] * 2, "570.86.15")
     assert found["cuda"] == torch.version.cuda
     assert (collect(device="cpu")["gpus"], collect(device="cpu")["driver"], collect(device="cpu")["cuda"]) == ([], None, None)
 
 
-def test_a_driver_that_does_not_work_is_no_gpu(driver_tool: Path) -> None:
-    (driver_tool / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed, because'\nexit 9\n")
+def test_a_driver_that_does_not_work_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert (collect()["gpus"], collect()["driver"]) == ([], None)
 
 

@@ -35,14 +35,6 @@ def test_what_a_failed_start_left_is_replaced(tmp_path: Path, tiny_config: Calla
     assert not run_dir.process_file.exists()
 
 
-def test_alerts_are_kept_in_order(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    assert [alert.text for alert in monitor_alerts(run_dir)] == []
-    add_alert(run_dir, 3, "first")
-    add_alert(run_dir, 4, "second\u2028with a line separator")
-    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first", "second\u2028with a line separator"]
-
-
 def test_a_torn_alert_is_dropped_and_a_damaged_one_refused_with_its_line(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     add_alert(run_dir, 3, "first")
@@ -52,15 +44,6 @@ def test_a_torn_alert_is_dropped_and_a_damaged_one_refused_with_its_line(tmp_pat
     run_dir.alerts_file.write_text('{"step": 3, "text": "first"}\n{"step": 4}\n')
     with pytest.raises(JournalError, match=r"alerts\.jsonl, line 2: not an alert"):
         monitor_alerts(run_dir)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "[" * 100_000, '{"preset": 5, "changes": {}}', '{"preset": "p", "changes": {"k": 1}}']
-)
-def test_a_damaged_origin_is_refused_by_its_name(tmp_path: Path, content: str) -> None:
-    (tmp_path / "origin.json").write_text(content)
-    with pytest.raises(JournalError, match=r"no readable origin\.json"):
-        RunDir(tmp_path).read_origin()
 
 
 def test_checkpoints_without_a_journal_are_a_run_that_a_new_one_must_not_go_on_from(
@@ -84,24 +67,6 @@ def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path):
         file.write_text("{}")
     run_dir.create(RunConfig())
     assert [file.name for file in leftovers if file.exists()] == []
-
-
-def test_an_alert_takes_the_place_of_a_torn_line(tmp_path):
-    run_dir = RunDir(tmp_path)
-    add_alert(run_dir, 1, "first")
-    with run_dir.alerts_file.open("a") as file:
-        file.write('{"step": 2, "te')
-    add_alert(run_dir, 3, "third")
-    assert [alert.text for alert in monitor_alerts(run_dir)] == ["first", "third"]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"data_digest": "a"}'])
-def test_a_damaged_provenance_is_named(tmp_path, content):
-    run_dir = RunDir(tmp_path)
-    assert run_dir.read_provenance() == {}
-    run_dir.provenance_file.write_text(content)
-    with pytest.raises(JournalError, match=r"provenance\.json: not the provenance of a run"):
-        run_dir.read_provenance()
 
 
 def test_alerts_of_training_and_monitor_are_one_story_in_the_order_of_the_steps(tmp_path: Path) -> None:

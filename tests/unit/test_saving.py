@@ -1,9 +1,6 @@
 """Checkpoints are written from a copy while training goes on, and say what they could not write when they are waited for."""
 
-import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from grpo_core.policy import checkpoint
 from grpo_core.policy.initial import store_initial
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
-from grpo_core.policy.snapshot import SnapshotMemory
+from grpo_core.policy.snapshot import Snapshot
 from grpo_core.policy.trainable import Trainable
 from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes
 from grpo_core.training import saving
@@ -24,7 +21,7 @@ from grpo_core.training.saving import CheckpointWriter
 from tests.policies import policy_of
 
 STATE = TrainingState(step=3, optimizer_step=3, prompts=6, tokens=40, sync_count=1, last_sync_step=2)
-MARK = JournalMark(records=7, digest="f" * 64)
+MARK = JournalMark(bytes=7, sha256="f" * 64)
 
 
 def train(live, seed, alpha=0.25):
@@ -64,12 +61,12 @@ def save(live_or_copy, folder):
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_copy_is_what_was_there_whatever_training_does_next(live, tmp_path, copies):
-    memory = SnapshotMemory()
+    memory = Snapshot()
     for number in range(copies - 1):  # each of which the next one overwrites
-        memory.copy(live.contents())
+        memory.take(live.contents())
         train(live, 5 + number)
     before = save(live, tmp_path / "before")
-    copied = memory.copy(live.contents())
+    copied = memory.take(live.contents())
     train(live, 2)
     assert save(copied, tmp_path / "after") == before
     now = save(live, tmp_path / "now")
@@ -80,28 +77,14 @@ def test_a_copy_is_what_was_there_whatever_training_does_next(live, tmp_path, co
     }
 
 
-def buffers(memory):
-    return {buffer.data_ptr() for kept in memory._buffers.values() for buffer in kept}
-
-
 def test_a_second_copy_takes_no_memory(live):
-    memory = SnapshotMemory()
-    memory.copy(live.contents())
-    before = buffers(memory)
+    memory = Snapshot()
+    first = memory.take(live.contents())
+    places = [tensor.data_ptr() for tensor in (*first.weights.values(), *first.reference.values())]
     train(live, 2)
-    second = memory.copy(live.contents())
-    assert buffers(memory) == before
+    second = memory.take(live.contents())
+    assert [tensor.data_ptr() for tensor in (*second.weights.values(), *second.reference.values())] == places
     assert all(torch.equal(second.weights[name], tensor) for name, tensor in live.contents().weights.items())
-
-
-def test_memory_can_be_taken_before_there_is_anything_to_copy(live):
-    memory = SnapshotMemory()
-    weights = live.contents().initial
-    memory.reserve(tensor for tensor in weights.values() for _ in range(4))
-    held = buffers(memory)
-    copied = memory.copy(live.contents())
-    tensors = [*copied.weights.values(), *copied.reference.values()]
-    assert {tensor.data_ptr() for tensor in tensors} <= held
 
 
 @pytest.mark.parametrize("sync_steps", [2, None])
@@ -118,7 +101,7 @@ def test_the_memory_of_a_copy_is_known_beforehand(tiny_model, tiny_values, sync_
 
 @pytest.fixture
 def writer(tmp_path):
-    writer = CheckpointWriter(tmp_path / "checkpoints", keep=2, reference_moves=True)
+    writer = CheckpointWriter(tmp_path / "checkpoints", keep=2)
     yield writer
     writer.close()
 
@@ -161,7 +144,7 @@ def save_checkpoint_at_once(live, folder, slow_disk):
 
 def test_without_memory_for_a_copy_training_waits(live, writer, tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "available_memory", lambda: 1000)
-    monkeypatch.setattr(saving.SnapshotMemory, "copy", lambda *_: pytest.fail("copied"))
+    monkeypatch.setattr(saving.Snapshot, "take", lambda *_: pytest.fail("copied"))
     journalled = []
     writer.begin(live, STATE, MARK, journalled.append)
     assert journalled == ["step_000003"]
@@ -205,48 +188,3 @@ def test_an_initial_policy_that_could_not_be_stored_is_raised_to_the_first_check
     with pytest.raises(OSError, match="checkpoints"):
         writer.begin(live, STATE, MARK, print)
     writer.finish()
-
-
-def test_a_checkpoint_waits_for_no_memory_that_is_not_there_yet(live, tmp_path, monkeypatch):
-    began, free = threading.Event(), threading.Event()
-
-    def slow(self, tensors, is_over):
-        began.set()
-        while not is_over():
-            free.wait(0.01)
-
-    monkeypatch.setattr(saving.SnapshotMemory, "reserve", slow)
-    writer, journalled = CheckpointWriter(tmp_path / "checkpoints", keep=2, reference_moves=True), []
-    writer.prepare(live)
-    assert began.wait(30)
-    writer.begin(live, STATE, MARK, journalled.append)
-    writer.finish()
-    writer.close()
-    assert journalled == ["step_000003"]
-
-
-def test_no_memory_is_taken_once_that_is_over():
-    memory, tensors = SnapshotMemory(), [torch.zeros(3) for _ in range(5)]
-    memory.reserve(tensors, lambda: len(buffers(memory)) == 2)
-    assert len(buffers(memory)) == 2
-
-
-def test_the_memory_of_a_copy_is_taken_without_threads_for_it():
-    tensor = torch.zeros(2**21)  # torch fills it with all its threads
-
-    def threads():
-        return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-    with ThreadPoolExecutor(max_workers=1) as writer:
-        before = writer.submit(threads).result()
-        writer.submit(SnapshotMemory().reserve, [tensor]).result()
-        assert writer.submit(threads).result() <= before  # some of earlier tests may end
-
-
-def test_the_threads_let_those_of_the_training_go_first(writer):
-    def priority():
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    assert writer._thread.submit(priority).result() == 7
-    assert writer._preparing_thread.submit(priority).result() == 19
-    assert priority() < 7

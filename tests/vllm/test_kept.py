@@ -15,9 +15,9 @@ import yaml
 
 from grpo_core.config import apply_overrides
 from grpo_core.generation.vllm.kept import TrainingServer
-from grpo_core.generation.vllm.records import KEEP_VARIABLE, keeper_in, keeping_servers, read_record, record_files
+from grpo_core.generation.vllm.records import KEEP_VARIABLE, group_of, keeper_in, keeping_servers, read_record, record_files
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.machine.process_id import ProcessId, group_of, is_running
+from grpo_core.machine.process_id import ProcessId, is_running
 from grpo_core.policy.policy import Policy
 from tests.conftest import build_values
 from tests.vllm.conftest import PYTHON, ROOT, settings_of

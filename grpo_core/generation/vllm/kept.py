@@ -23,6 +23,7 @@ from grpo_core.generation.vllm.records import (
     ServerFit,
     ServerRecord,
     end_kept_server,
+    group_of,
     keeper_in,
     read_record,
     write_record,
@@ -31,7 +32,7 @@ from grpo_core.generation.vllm.server import VllmServer
 from grpo_core.machine.disk import remove
 from grpo_core.machine.hardware import kernel_variables
 from grpo_core.machine.locks import open_lock, try_lock, waited_lock
-from grpo_core.machine.process_id import ProcessId, group_of, identify, is_running
+from grpo_core.machine.process_id import ProcessId, identify, is_running
 
 logger = logging.getLogger(__name__)
 

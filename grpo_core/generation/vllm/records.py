@@ -11,20 +11,23 @@ The folder is its owner's alone, and so is each record.
 import contextlib
 import os
 import re
+import signal
 import stat
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from grpo_core.errors import SamplerError, cause, raised_as
 from grpo_core.machine.disk import private_folder, remove
 from grpo_core.machine.jsonfile import STORED, Count, build, parse_json, write_json
-from grpo_core.machine.locks import SAFE_FLAGS, regular_file, waited_lock
-from grpo_core.machine.process_id import ProcessId, group_of, identify, is_running, kill_processes
+from grpo_core.machine.locks import waited_lock
+from grpo_core.machine.process_id import ProcessId, identify, is_running
 
 KEEP_VARIABLE = "GRPO_VLLM_KEEP"
 """Names the folder to a training, which takes a server from it and leaves it there; unset = a run ends its server."""
@@ -180,10 +183,34 @@ def _read_private(path: Path) -> bytes:
         OSError: it cannot be read, or is a link or no regular file.
         ValueError: others could have read or written it, or it is too long.
     """
-    with regular_file(os.open(path, os.O_RDONLY | SAFE_FLAGS), path) as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         facts = os.fstat(file.fileno())
         if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise ValueError("it is not its owner's alone")
         if facts.st_size > MOST_BYTES:
             raise ValueError(f"it has {facts.st_size} bytes, at most {MOST_BYTES} are expected")
         return file.read(MOST_BYTES)
+
+
+def group_of(leader: ProcessId) -> tuple[ProcessId, ...]:
+    """Return the processes of the group that a process leads, itself first; none once it has ended."""
+    if not is_running(leader):
+        return ()
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if process.pid != leader.pid and os.getpgid(process.pid) == leader.pid:
+                members.append(identify(process.pid))
+    return (leader, *members)
+
+
+def kill_processes(processes: Iterable[ProcessId], patience: float) -> bool:
+    """Kill processes and wait for their end, at most `patience` seconds; return whether none is left."""
+    remaining = [process for process in processes if is_running(process)]
+    for process in remaining:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + patience
+    while (remaining := [process for process in remaining if is_running(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not remaining
