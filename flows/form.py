@@ -13,16 +13,7 @@ from prefect import Flow
 from pydantic import Field
 from pydantic_core import MISSING
 
-from grpo_core.config import load_config
-from grpo_core.config.loading import KNOBS
-from grpo_core.config.origin import named_settings
-from grpo_core.config.presets import preset_names
-from grpo_core.errors import GrpoError
-from grpo_core.sweep.display import first_few, level_name
-
 F = TypeVar("F", bound=Flow[..., Any])
-MOST_NAMED = 4
-"""Presets with the same value that a description names."""
 
 
 def form(**extras: Mapping[str, Any]) -> Callable[[F], F]:
@@ -50,24 +41,6 @@ def name_or_path(names: list[str], title: str) -> dict[str, Any]:
     """
     path = {"title": "Path of a file", "type": "string", "minLength": 1}
     return {"anyOf": [path, {"title": title, "type": "string", "enum": names}] if names else [path]}
-
-
-def knob_values() -> dict[str, dict[str, Any]]:
-    """Return the extras of the flat parameters: what each is in every preset."""
-    values: dict[str, dict[str, list[str]]] = {knob: {} for knob in KNOBS}
-    for preset in preset_names():
-        try:
-            flat = named_settings(load_config(preset))
-        except GrpoError:  # a file of the user's: it is refused where it is used
-            continue
-        for knob, key in KNOBS.items():
-            values[knob].setdefault(level_name(key, flat[key]), []).append(preset)
-    return {knob: {"after": _left_empty(found)} for knob, found in values.items()}
-
-
-def _left_empty(found: Mapping[str, list[str]]) -> str:
-    texts = [f"{value} ({first_few(presets, MOST_NAMED)})" for value, presets in found.items()]
-    return f"Left empty: the preset's value, {', '.join(texts)}." if texts else "Left empty: the preset's value."
 
 
 def _field(parameter: inspect.Parameter, extras: Mapping[str, Any], documented: str) -> inspect.Parameter:

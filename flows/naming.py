@@ -7,7 +7,7 @@ from typing import Any
 from prefect import get_client
 from prefect.runtime import flow_run
 
-from grpo_core.config import merge_knobs, origin_of, run_name
+from grpo_core.config import merge_knobs, run_name
 from grpo_core.config.loading import KNOBS
 from grpo_core.errors import GrpoError
 from grpo_core.plain_text import visible
@@ -43,8 +43,8 @@ def _from_parameters(name: Callable[[dict[str, Any]], str]) -> Callable[[], str]
 def name_training(given: dict[str, Any]) -> str:
     """`β=0 G=8 sync=10 seed=0 quickstart`."""
     knobs = {name: given.get(name) for name in KNOBS}
-    config = load_allowed(given["config"], merge_knobs(knobs, given.get("overrides", {})))
-    return run_name(config, origin_of(config, given["config"]))
+    resolved = load_allowed(given["config"], merge_knobs(knobs, given.get("overrides", {})))
+    return run_name(resolved.config, resolved)
 
 
 @_from_parameters

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.form import form, knob_values, name_or_path
+from flows.form import form, name_or_path
 from flows.naming import name_resumed_run, name_training, tag_flow_run
 from flows.parameters import NO_OVERRIDES, Name, NonNegativeFloat, NonNegativeInt, Overrides, PositiveInt
 from flows.signals import ends_when_asked
@@ -27,7 +27,7 @@ from tasks.run.setup import Repair, hold_run, open_run, reopen_run
 from tasks.tracking import end_tracking, open_tracking, track_inputs, track_results
 
 
-@form(config=name_or_path(preset_names(), "Preset"), **knob_values())
+@form(config=name_or_path(preset_names(), "Preset"))
 @flow(name="grpo", flow_run_name=name_training)
 def grpo(
     *,

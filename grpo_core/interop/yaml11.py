@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from grpo_core.config.yaml_text import BoundedLoader, parse_with
+from grpo_core.errors import ConfigError, raised_as
 
 
-class _PyYamlLoader(BoundedLoader):
+class _PyYamlLoader(yaml.SafeLoader):
     """PyYAML's loader with numbers such as 1e-5, and with keys refused that are given twice with different values."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -39,7 +39,8 @@ def parse_yaml11(text: str) -> Any:
     Raises:
         ConfigError: it is not valid YAML, or too large or too deep for a configuration; the message says where or how much.
     """
-    return parse_with(_PyYamlLoader, text)
+    with raised_as(ConfigError, "is not valid YAML: {cause}", yaml.YAMLError, ValueError, LookupError, RecursionError):
+        return yaml.load(text, _PyYamlLoader)
 
 
 def _are_equal(first: yaml.Node, second: yaml.Node) -> bool:

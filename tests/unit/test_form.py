@@ -11,7 +11,6 @@ from prefect.utilities.names import generate_slug
 from prefect.utilities.schema_tools.validation import is_valid
 
 from flows.form import name_or_path
-from grpo_core.config import load_config
 from grpo_core.config.presets import preset_names
 from tasks.process.given_name import is_invented
 
@@ -59,23 +58,6 @@ def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
     assert presets["enum"] == PRESETS
     assert "enum" not in texts
     assert field["default"] == "quickstart"
-
-
-def test_an_optional_field_names_the_value_of_every_preset() -> None:
-    fields, configs = schema_of("flows.train.grpo")["properties"], {preset: load_config(preset) for preset in PRESETS}
-    values = {
-        "beta": {preset: config.loss.beta for preset, config in configs.items()},
-        "group_size": {preset: config.rollout.group_size for preset, config in configs.items()},
-    }
-    for name, of_presets in values.items():
-        _, _, text = fields[name]["description"].partition("Left empty: the preset's value, ")
-        groups = dict(group.split(" (") for group in text.removesuffix(").").split("), "))
-        assert groups.keys() == {f"{value:g}" for value in of_presets.values()}
-        for value, named in groups.items():
-            of_value = [preset for preset in PRESETS if f"{of_presets[preset]:g}" == value]
-            shown, _, more = named.partition(" and ")
-            assert set(shown.split(", ")) <= set(of_value)
-            assert len(shown.split(", ")) + int(more.removesuffix(" more") or 0) == len(of_value)
 
 
 @pytest.mark.parametrize(
