@@ -50,8 +50,8 @@ _Representer.add_representer(str, _Representer.represent_text)
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver, yaml.Constructor, yaml.Representer = _Resolver, SafeConstructor, _Representer
-    yaml.default_flow_style = False  # type: ignore[assignment]
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     return yaml
 
 

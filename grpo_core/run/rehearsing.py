@@ -61,20 +61,20 @@ def rehearsing(
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as facts:
                 facts.write(json.dumps({"config": config.model_dump(mode="json"), "folders": list(folders)}).encode())
-            yield lambda: _findings(process, seconds, output, errors)
+            yield lambda: _findings(process, program, seconds, output, errors)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _findings(process: subprocess.Popen[bytes], seconds: float, output: IO[bytes], errors: IO[bytes]) -> Findings:
+def _findings(process: subprocess.Popen[bytes], program: str, seconds: float, output: IO[bytes], errors: IO[bytes]) -> Findings:
     try:
         code: int | None = process.wait(seconds)
     except subprocess.TimeoutExpired:
         code = None
     output.seek(0)
-    found, doing = Findings(), f"training.python {process.args[0]}"  # type: ignore[index]
+    found, doing = Findings(), f"training.python {program}"
     for kind, content in (json.loads(line) for line in output.read().splitlines()):
         if kind == "doing":
             doing = content
