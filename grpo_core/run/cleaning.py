@@ -128,7 +128,8 @@ def _items(flow_dir: FlowDir) -> Iterator[Item]:
     checkpoints = run_dir.checkpoints
     if checkpoints.is_symlink():
         return
-    partial = (path for name in ("", *RunDir.subfolders) for path in (run_dir.path / name).glob(f".*{PARTIAL}"))
+    within = (path for name in RunDir.subfolders for path in (run_dir.path / name).rglob(f".*{PARTIAL}"))
+    partial = (*run_dir.path.glob(f".*{PARTIAL}"), *within)  # a sweep's runs have their own
     aside = (path for start in ("damaged_", ASIDE) for path in checkpoints.glob(f"{start}step_*"))
     for path in dict.fromkeys((*list_leftovers(checkpoints), *partial, *aside)):
         yield Item(kind="leftovers", path=path, folder=run_dir.path)
