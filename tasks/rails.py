@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_core.config import RunConfig, find_config, load_config
+from grpo_core.config import Resolved, RunConfig, find_config, load, load_config
 from grpo_core.config.code import Code, code_in, is_allowed
 from grpo_core.config.presets import FOLDERS, find_sweep
 from grpo_core.config.vllm_limits import SERVER_VARIABLE
@@ -152,15 +152,15 @@ def _refusal(code: Code) -> str:
     return f"{given} is code of a module that is not allowed for deployments; its owner allows it with {how}, {REMEDY}"
 
 
-def load_allowed(config: str, overrides: Mapping[str, Any]) -> RunConfig:
-    """Return what `load_config` does, within the rails.
+def load_allowed(config: str, overrides: Mapping[str, Any]) -> Resolved:
+    """Return what `load` does, within the rails.
 
     Raises:
-        ConfigError: as `load_config`; or it runs code that is not allowed.
+        ConfigError: as `load`; or it runs code that is not allowed.
     """
     with unquoted(config):
-        resolved = load_config(config, overrides)
-    refuse_code([resolved])
+        resolved = load(config, overrides)
+    refuse_code([resolved.config])
     return resolved
 
 

@@ -14,13 +14,11 @@ RUNS = Path("runs")
 def clean(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run or sweep.")] = RUNS,
     *,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="Only checkpoints, leftovers, damaged or starts; may be given again.")
-    ] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Only checkpoints or leftovers.")] = None,
     run: Annotated[list[Path] | None, typer.Option(help="Only the run in this folder; may be given again.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed; without it, nothing is removed.")] = False,
 ) -> None:
-    """List what can go of finished, damaged and failed runs, with its size and age; with --yes, remove it."""
+    """List what can go of runs that have ended or failed, with its size; with --yes, remove it."""
     from grpo_core.errors import name_of
     from grpo_core.run.cleaning import KINDS, find_items, remove_items
     from grpo_core.run.disk_need import shown_bytes
@@ -32,10 +30,7 @@ def clean(
         raise ConfigError(f"--kind {unknown[0]}: choose of {', '.join(KINDS)}")
     found = find_items(folder, kind or tuple(KINDS), run or ())
     for item in found.items:
-        note = f"  ({item.note})" if item.note else ""
-        typer.echo(
-            f"{item.kind:12}{shown_bytes(item.bytes):>8}{_age(item.age_seconds):>12}  {name_of(str(item.path), 300)}{note}"
-        )
+        typer.echo(f"{item.kind:12}{shown_bytes(item.bytes):>8}  {name_of(str(item.path), 300)}")
     for text in found.skipped:
         typer.echo(f"left alone: {text}", err=True)
     total = f"{len(found.items)} item(s), {shown_bytes(sum(item.bytes for item in found.items))}" if found.items else "nothing"
@@ -46,11 +41,3 @@ def clean(
     for text in left:
         typer.echo(f"left alone: {text}", err=True)
     typer.echo(f"{total} removed" if not left else "removed what could be removed")
-
-
-def _age(seconds: float) -> str:
-    for name, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            number = int(seconds // length)
-            return f"{number} {name}{'s' if number > 1 else ''}"
-    return "new"

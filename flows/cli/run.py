@@ -10,7 +10,7 @@ from flows.cli.completion import Overrides, complete_config
 from flows.cli.folders import working_in, working_in_new
 from flows.stack.servers import TrackingUri, runs_in_prefect, track_at, use_stack
 from flows.terminal import AsJson, echo, echo_json, echo_places, echo_result, echo_warnings, messages_to_stderr
-from grpo_core.config import check_consistency, load_config, origin_of, parse_overrides
+from grpo_core.config import check_consistency, load, parse_overrides
 from grpo_core.config.section import refuse_credentials
 from grpo_core.errors import ConfigError, raised_as
 from grpo_core.machine.collector import gc_paused
@@ -69,10 +69,10 @@ def _train(config: str, values: dict[str, Any], run_dir: Path | None) -> None:
     from grpo_core.run.imports import import_folders
     from grpo_core.run.preflight import require_start
 
-    resolved = load_config(config, values)  # refused before anything is made or started
-    started = require_start(resolved, import_folders(resolved, config), run_dir)
-    warnings = (*check_consistency(resolved), *started)
-    with working_in_new(run_dir, origin_of(resolved, config).preset, "run") as folder:
+    resolved = load(config, values)  # refused before anything is made or started
+    started = require_start(resolved.config, import_folders(resolved.config, config), run_dir)
+    warnings = (*check_consistency(resolved.config), *started)
+    with working_in_new(run_dir, resolved.preset, "run") as folder:
         echo_warnings(warnings)
         use_stack()
         with gc_paused():

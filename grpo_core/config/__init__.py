@@ -4,10 +4,10 @@
 """
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.loading import apply_overrides, as_overrides, load_config, merge_knobs, parse_overrides, validate_config
+from grpo_core.config.loading import apply_overrides, as_overrides, merge_knobs, parse_overrides, validate_config
 from grpo_core.config.model import LoraConfig, ModelConfig
 from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
-from grpo_core.config.origin import Origin, changes_between, origin_of, run_name
+from grpo_core.config.origin import Origin, Resolved, changes_between, load, load_config, run_name
 from grpo_core.config.presets import find_config, preset_names
 from grpo_core.config.rules import MonitorConfig, RuleConfig
 from grpo_core.config.schema import (
@@ -36,6 +36,7 @@ __all__ = [
     "Origin",
     "ProbeConfig",
     "ReferenceConfig",
+    "Resolved",
     "RewardConfig",
     "RolloutConfig",
     "RuleConfig",
@@ -47,9 +48,9 @@ __all__ = [
     "changes_between",
     "check_consistency",
     "find_config",
+    "load",
     "load_config",
     "merge_knobs",
-    "origin_of",
     "parse_overrides",
     "preset_names",
     "run_name",

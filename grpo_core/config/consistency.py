@@ -176,10 +176,6 @@ def _optimizer(config: RunConfig) -> Findings:
             last_step(config) == 1 < training.steps,
             f"training.max_tokens: {training.max_tokens} is reached in the first step, whose completions have a token each",
         ),
-        *(
-            error_if(not 0 <= beta < 1, f"optimizer.adam_betas: each must be in [0, 1), got {beta}")
-            for beta in optimizer.adam_betas
-        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Read a configuration: YAML 1.2 by a safe loader, then `key.path=value` overrides, then validation with readable messages.
+"""Read a configuration: YAML 1.2, then `key.path=value` overrides, then validation with readable messages.
 
 The knobs that are swept most are flat parameters of a flow, too: `beta` instead of `overrides={"loss.beta": ...}`.
 """
@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from grpo_core.config.consistency import check_consistency
-from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.config.section import refuse_credentials
 from grpo_core.config.yaml_text import copy_plain, parse_yaml
@@ -27,34 +26,21 @@ KNOBS = {
 }
 """Parameter name -> key path."""
 IN_YAML = {
-    "Input should be a valid tuple": "input should be a list, such as [1, 2]",
-    "Input should be a valid dictionary": "input should be a section of keys, such as {key: value}",
-    "Input should be a valid boolean": "input should be true or false",
+    "tuple_type": "input should be a list, such as [1, 2]",
+    "dict_type": "input should be a section of keys, such as {key: value}",
+    "model_type": "input should be a section of keys, such as {key: value}",
+    "bool_type": "input should be true or false",
 }
-"""How pydantic's errors about Python's types begin, and what they are in the words of a YAML file."""
+"""Errors about Python's types in the words of a YAML file."""
 FIXED_REFERENCE = 0
 """The value of `ref_sync_steps` that means `reference.sync_steps: null`: a parameter that is left out is null already."""
-
-
-def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> RunConfig:
-    """Return the validated configuration of a YAML file or preset (None = all defaults), overrides last.
-
-    Args:
-        path: of the file, or a preset's name.
-        overrides: {key.path: value}, or texts `key.path=value` as on the command line.
-
-    Raises:
-        ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
-    """
-    changes = as_overrides(overrides or {})
-    return validate_config(apply_overrides({} if path is None else read_values(find_config(path)), changes))
 
 
 def validate_config(values: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of nested plain values.
 
     Raises:
-        ConfigError: as `load_config`.
+        ConfigError: a key is unknown, a value is out of range, or keys contradict each other.
     """
     try:
         config = RunConfig.model_validate(values)
@@ -227,10 +213,11 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_near_key(key, model)}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
-    message = next((ours for theirs, ours in IN_YAML.items() if detail["msg"].startswith(theirs)), message)
+    message = IN_YAML.get(detail["type"], message)
     if detail["type"] in ("too_short", "too_long"):
         message = message.replace("tuple should", "list should").replace(" after validation", "")
-    value = "" if detail["type"] == "missing" else f", got {shown(detail['input'])}"
+    given = list(detail["input"]) if isinstance(detail["input"], tuple) else detail["input"]
+    value = "" if detail["type"] == "missing" else f", got {shown(given)}"
     return f"{key or 'config'}: {message}{value}"
 
 

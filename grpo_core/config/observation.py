@@ -1,5 +1,7 @@
 """Keys of what is measured beside the training: probe, evaluation, tracking; the monitor's are in `rules.py`."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from grpo_core.config.section import MOST_ROWS, Section, Steps, Text, Title, TrackingUri
@@ -25,7 +27,7 @@ class EvaluationConfig(Section):
     """Held-out prompts of the evaluation before and after training; null = all of them."""
     samples: int = Field(default=4, ge=0, le=65_536)
     """Sampled completions of each prompt, for pass@k; 0 = greedy only."""
-    k: tuple[int, ...] = Field(default=(1, 4), max_length=1000)
+    k: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(default=(1, 4), max_length=1000)
     """The k of pass@k; each at most `samples`."""
     every_steps: Steps | None = None
     """Also evaluate (greedy) during training, after every so many steps; null = before and after only."""

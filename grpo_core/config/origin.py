@@ -1,11 +1,13 @@
-"""Where a configuration comes from: a preset and what was changed of it. Names and descriptions of runs are made of it."""
+"""Load a configuration: a preset and what is changed of it. Names and descriptions of runs are made of the changes."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from grpo_core.config.derived import reference_moments
-from grpo_core.config.loading import KNOBS, load_config
+from grpo_core.config.loading import KNOBS, apply_overrides, as_overrides, read_values, validate_config
 from grpo_core.config.presets import find_config
 from grpo_core.config.schema import RunConfig
 from grpo_core.errors import ConfigError
@@ -27,17 +29,55 @@ class Origin:
     """Folders in which the run's own reward functions are looked for, behind what is installed."""
 
 
-def origin_of(config: RunConfig, source: str) -> Origin:
-    """Return what a configuration differs in from the file (or preset) that it was made of.
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A configuration and what it changes of its preset: made once, and handed on."""
+
+    config: RunConfig
+    preset: str = "run"
+    """Name of the file."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """{key.path: (the preset's value, the run's value)}."""
+
+
+_LOADED: dict[str, Resolved] = {}
+"""By content of the file and overrides: one process names a run, checks it and makes its folder."""
+
+
+def load(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> Resolved:
+    """Return the validated configuration of a YAML file or preset (None = all defaults), overrides last.
+
+    Args:
+        path: of the file, or a preset's name.
+        overrides: {key.path: value}, or texts `key.path=value` as on the command line.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the file cannot be read, a key is unknown or given twice, a value is out of range, or keys contradict.
     """
+    changes, file = as_overrides(overrides or {}), None if path is None else find_config(path)
+    content = file.read_bytes() if file is not None and file.is_file() else b""
     try:
-        preset = load_config(source)
+        key = json.dumps([str(file), content.hex(), changes], default=repr)
+    except ValueError:  # an integer of thousands of digits, or a list that holds itself, which is refused
+        return _resolve(file, changes)
+    if key not in _LOADED:
+        _LOADED[key] = _resolve(file, changes)
+    return _LOADED[key]
+
+
+def _resolve(file: Path | None, changes: Mapping[str, Any]) -> Resolved:
+    values = {} if file is None else read_values(file)
+    config = validate_config(apply_overrides(values, changes))
+    try:
+        preset: RunConfig | None = validate_config(values) if changes else config
     except ConfigError:  # the file alone is not valid: everything is the run's own
         preset = None
-    return Origin(preset=find_config(source).stem, changes=changes_between(preset, config))
+    return Resolved(config=config, preset="run" if file is None else file.stem, changes=changes_between(preset, config))
+
+
+def load_config(path: Path | str | None = None, overrides: Mapping[str, Any] | Iterable[str] | None = None) -> RunConfig:
+    """Return the configuration alone that `load` returns."""
+    return load(path, overrides).config
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -70,7 +110,7 @@ def changes_between(before: RunConfig | None, now: RunConfig) -> dict[str, tuple
     return {key: (old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)}
 
 
-def run_name(config: RunConfig, origin: Origin) -> str:
+def run_name(config: RunConfig, origin: Origin | Resolved) -> str:
     """Return what a run is called everywhere: as somebody named it (`tracking.run_name`), else by what distinguishes it.
 
     What was changed of the preset comes first: lists cut the end of a name.

@@ -7,13 +7,14 @@ that contradict each other) is in `consistency.py`.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 
 from grpo_core.config.model import ModelConfig
 from grpo_core.config.names import check_data_source, check_reward
 from grpo_core.config.observation import EvaluationConfig, ProbeConfig, TrackingConfig
 from grpo_core.config.rules import MonitorConfig
 from grpo_core.config.section import (
+    LARGEST_INT,
     MOST_ROWS,
     MOST_STEPS,
     MOST_TOKENS,
@@ -23,7 +24,6 @@ from grpo_core.config.section import (
     Source,
     Steps,
     Text,
-    refuse_off_by_number,
 )
 
 
@@ -40,7 +40,7 @@ class DataConfig(Section):
     """Arguments of a reasoning-gym task, such as its difficulty."""
     size: int | None = Field(default=None, ge=2, le=MOST_ROWS)
     """Rows taken, train and eval together; null = all of them (reasoning-gym: 2,000)."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_INT)
     """Seed of procedural tasks and of the train/eval split; independent of `training.seed`, so that arms share their data."""
     prompt_column: Column = "question"
     """Column that holds the prompt: text, or a list of chat messages."""
@@ -118,8 +118,6 @@ class RolloutConfig(Section):
     """Nucleus mass; 1 = off. Other values bias every KL estimate."""
     top_k: int | None = Field(default=None, ge=1, le=10_000_000)
     """Only the k most likely tokens; null = off. Other values bias every KL estimate."""
-
-    _top_k_off = field_validator("top_k", mode="before")(refuse_off_by_number)
 
 
 class AdvantageConfig(Section):
@@ -217,6 +215,9 @@ class ReferenceConfig(Section):
     """On a GPU, reference and initial policy wait in host memory and are copied over for their passes."""
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule."""
 
@@ -228,7 +229,7 @@ class OptimizerConfig(Section):
     """Optimizer steps over which the rate rises linearly to `lr`."""
     weight_decay: float = Field(default=0.0, ge=0, le=1000)
     """Decoupled weight decay."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the first and second moment."""
     max_grad_norm: float | None = Field(default=1.0, gt=0, le=1e9)
     """Gradients are scaled down to this L2 norm; null = never."""
@@ -244,7 +245,7 @@ class TrainingConfig(Section):
     max_tokens: int | None = Field(default=None, ge=1, le=10**15)
     """The run ends, finished, after the step by which so many completion tokens have been sampled, if that is before the last
     of `steps`; null = no such bound. Arms of different group size then have the same tokens, give or take one step."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_INT)
     """Seed of prompt order and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto = cuda where there is one."""

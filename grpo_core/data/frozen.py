@@ -9,17 +9,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from grpo_core.data.prompts import PromptSplit, is_conversation
-from grpo_core.errors import DataError, cause
+from grpo_core.data.prompts import PromptSplit
+from grpo_core.errors import DataError, cause, raised_as
 from grpo_core.machine.disk import durable_folder, write_whole
-from grpo_core.machine.jsonfile import STORED, Count, build, parse_json, read_json, write_json
+from grpo_core.machine.jsonfile import STORED, Count, build, read_json, write_json
 from grpo_core.types import Prompt
 
 MANIFEST_FILE = "manifest.json"
+PROMPT = TypeAdapter(Prompt)
 
 
 @dataclass(frozen=True, kw_only=True, config=STORED)
@@ -109,36 +110,8 @@ def _read(path: Path, sha256: str, count: int) -> tuple[Prompt, ...]:
     if found != sha256:
         raise DataError(f"{path}: SHA-256 is {found[:12]}, the manifest says {sha256[:12]}; the frozen prompts were changed")
     # Not splitlines() of text: prompts may hold characters such as U+2028, which it takes for the end of a line.
-    prompts = tuple(_prompt(line, number, path) for number, line in enumerate(content.split(b"\n"), start=1) if line)
+    with raised_as(DataError, f"{path}: holds a line that is no frozen prompt ({{cause}})", ValueError):
+        prompts = tuple(PROMPT.validate_json(line, strict=True) for line in content.split(b"\n") if line)
     if len(prompts) != count:
         raise DataError(f"{path}: holds {len(prompts)} prompts, the manifest says {count}")
     return prompts
-
-
-def _prompt(line: bytes, number: int, path: Path) -> Prompt:
-    try:
-        fields = parse_json(line)
-        content, token_ids, columns = fields["content"], fields["token_ids"], fields["columns"]
-        plain = isinstance(content, str)
-        valid = {
-            "id": _is_count(fields["id"]),
-            "content": bool(content) and (plain or is_conversation(content)),
-            "text": isinstance(fields["text"], str),
-            "token_ids": isinstance(token_ids, list) and bool(token_ids) and all(map(_is_count, token_ids)),
-            "columns": isinstance(columns, dict),
-        }
-        if wrong := [name for name, is_valid in valid.items() if not is_valid]:
-            raise ValueError(f"{wrong[0]!r} is not what was frozen")
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}, line {number}: not a frozen prompt ({type(error).__name__}: {cause(error)})") from error
-    return Prompt(
-        id=fields["id"],
-        content=content if plain else tuple(content),
-        text=fields["text"],
-        token_ids=tuple(token_ids),
-        columns=columns,
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

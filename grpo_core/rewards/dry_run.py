@@ -1,7 +1,6 @@
 """Call reward functions on a few rows before a run starts, and say in one line what is wrong with one and where in its code."""
 
 import os
-import sys
 import sysconfig
 import time
 import traceback
@@ -70,10 +69,9 @@ def dry_run(index: int, config: RunConfig, prompts: Sequence[Prompt], folders: S
     try:
         (loaded,) = load_rewards([reward])
     except RewardError as error:
-        fault = f"{what} {_without_prefix(str(error), reward.fn)}{_place(error.__cause__)}"
-        if isinstance(error.__cause__, ModuleNotFoundError) and folders:
-            fault += f"; looked for in {' and '.join(folders)}"
-        raise RewardError(fault + _hidden(reward.fn, folders)) from error
+        looked = f"; looked for in {' and '.join(folders)}" if isinstance(error.__cause__, ImportError) and folders else ""
+        fault = f"{what} {_without_prefix(str(error), reward.fn)}{_place(error.__cause__)}{looked}"
+        raise RewardError(fault) from error
     if not reward.dry_run:
         return ()
     golds, until = [str(prompt.columns.get("answer", "")) for prompt in prompts], time.monotonic() + LOOK_SECONDS
@@ -107,9 +105,9 @@ def _uses_gold(loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], 
 
 
 def _rivals(
-    what: str, loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], gold: float, *, until: float
+    what: str, loaded: Reward, prompts: Sequence[Prompt], golds: Sequence[str], earned: float, *, until: float
 ) -> Iterator[str]:
-    """Yield that wrong answers score nearly as high as the gold answers, whose mean score is `gold`, or make it raise."""
+    """Yield that wrong answers score nearly as high as the gold answers, whose mean score is `earned`, or make it raise."""
     texts = {f"the constant {constant!r}": [constant] * len(golds) for constant in CONSTANTS}
     if len(set(golds)) > 1:
         later = [[*golds[row:], *golds[:row]] for row in range(len(golds))]
@@ -124,15 +122,13 @@ def _rivals(
             yield f"{error}; a completion like that would end the run"
             return
     # Where even the gold answers earn nothing, the function expects them in some format.
-    worst = min(0.0, gold, *scores.values())
-    if rivals := [kind for kind, score in scores.items() if gold > worst and score >= gold - NEAR * (gold - worst)]:
-        same = sum(text.strip() == answer.strip() for text, answer in zip(texts[rivals[0]], golds, strict=True))
+    worst = min(0.0, earned, *scores.values())
+    rivals = [kind for kind, score in scores.items() if earned > worst and score >= earned - NEAR * (earned - worst)]
+    if rivals:
         yield (
             f"{what} {rivals[0]} scores {scores[rivals[0]]:.3g} on average over the first {len(golds)} rows, where the gold "
-            f"answers score {gold:.3g}"
-            + (f"; it is the gold answer of {same} of them" if same else "")
-            + (f"; {len(rivals) - 1} of {len(texts) - 1} other wrong answers score as high" if rivals[1:] else "")
-            + ". A policy can be trained to print it"
+            f"answers score {earned:.3g}; so do {len(rivals) - 1} of {len(texts) - 1} other wrong answers. A policy can be "
+            "trained to print it"
         )
 
 
@@ -147,18 +143,6 @@ def _doubts(what: str, values: Sequence[float | None]) -> Iterator[str]:
         yield f"{what} returned None (cannot be scored) for each of the first {len(values)} rows, with its gold answer"
     if known and (largest := max(known, key=abs)) and abs(largest) > LARGEST_REWARD:
         yield f"{what} returned {largest:g}; float32 cannot hold the squares of rewards beyond {LARGEST_REWARD:g}"
-
-
-def _hidden(fn: str, folders: Sequence[str]) -> str:
-    """Return that another module of the same name hides a user's file, such as one of the standard library; empty if none does.
-
-    Only for what cannot be imported: what can is the function that was meant.
-    """
-    top = fn.partition(":")[0].partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None) or "a built-in module of Python"
-    own = [path for folder in folders for path in (Path(folder) / f"{top}.py", Path(folder) / top) if path.exists()]
-    hides = top in sys.modules and bool(own) and not any(Path(file).is_relative_to(path.parent) for path in own)
-    return f"; {top} is {file}, which hides {own[0]}: rename yours" if hides else ""
 
 
 def _without_prefix(text: str, fn: str) -> str:

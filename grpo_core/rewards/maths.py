@@ -1,4 +1,4 @@
-"""Mathematical equality with the gold answer, by math-verify, in worker processes that can be killed.
+"""Mathematical equality with the gold answer, by math-verify, in processes of its own.
 
 Parsing goes through sympy, which can take unbounded time and memory on hostile text, and math-verify's own time limit uses
 signals, which only work in a main thread and cannot interrupt a long operation on integers. So every completion is judged in a

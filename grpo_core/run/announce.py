@@ -9,14 +9,13 @@ from grpo_core.machine.disk import folder_bytes
 from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.disk_need import (
+    REMEDIES,
     KeptWeights,
     checkpoint_bytes,
     describe_need,
     disk_need,
-    elsewhere,
     kept_weights,
     refuse_too_little,
-    savings,
     shown_bytes,
 )
 from grpo_core.run.folder import RunDir
@@ -67,10 +66,10 @@ def require_disk(
         weights,
         from_step=step_of(checkpoints[-1]) if checkpoints else 0,
         present=[folder_bytes(path) for path in checkpoints],
+        tracked_here=artifacts is not None,
     )
-    what, disks = describe_need(need, folder, artifacts)
-    remedies = savings(config, weights, tracked_here=artifacts is not None) if not checkpoints else []
-    refuse_too_little(f"disk: the run {what}", disks, [*remedies, *elsewhere(folder, "--run-dir", bool(checkpoints))])
+    what, disks = describe_need(need, folder)
+    refuse_too_little(f"disk: the run {what}", disks, REMEDIES[2:] if checkpoints else REMEDIES)
     return what
 
 

@@ -25,7 +25,6 @@ from grpo_core.run.start_weights import (
     start_weights,
     weights_here,
     where_it_was,
-    with_separate_digests,
 )
 from grpo_core.run.used import prunable_starts
 
@@ -56,7 +55,6 @@ def note_inputs(
     earlier: Mapping[str, Any] = first.read_provenance()
     if earlier:
         _refuse_other_weights(earlier, first.read_config(), run_dir.read_config(), found)
-        earlier = with_separate_digests(earlier, first.read_config(), found)
     require_base(config, model, digest)
     provenance = collect_provenance(run_dir.read_config().model_dump(mode="json"), data_digest, found.facts())
     if earlier:

@@ -1,6 +1,6 @@
 """A process that looks at the model of a run as the training will load it, but for the values of its weights.
 
-`python -m grpo_core.run.model_check DESCRIPTOR < facts.json` writes what it finds as JSON lines, as `rehearsal.py` does. It is
+`python -m grpo_core.run.model_check < facts.json` prints what it finds as JSON lines, as `rehearsal.py` does. It is
 a process because importing transformers takes seconds, which pass beside the other checks, and because the transformers that
 counts is that of the interpreter that trains. What it found of a folder is kept until a file of the folder changes.
 """
@@ -28,6 +28,8 @@ from grpo_core.policy.sources.weight_files import files_identity
 from grpo_core.run.rehearsing import rehearsing
 
 MODULE = "grpo_core.run.model_check"
+SECONDS = 120.0
+"""How long it may take."""
 CODE = Path(__file__).parents[1] / "policy"
 """What decides whether a model can be used."""
 
@@ -54,16 +56,16 @@ def looking_at_model(config: RunConfig) -> Iterator[Callable[[], Looked]]:
         outline = Outline.of(json.loads(kept.read_bytes()))
         yield lambda: Looked(outline=outline)
         return
-    with rehearsing(config, (), MODULE) as process:
+    with rehearsing(config, (), SECONDS, MODULE) as findings:
 
         def wait() -> Looked:
-            faults = tuple(process.faults())
-            if faults or process.outline is None:
-                return Looked(faults=faults)
+            found = findings()
+            if found.faults or found.outline is None:
+                return Looked(faults=tuple(found.faults))
             with contextlib.suppress(OSError):  # a cache that cannot be written
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                write_json(kept, process.outline)
-            return Looked(outline=Outline.of(process.outline))
+                write_json(kept, found.outline)
+            return Looked(outline=Outline.of(found.outline))
 
         yield wait
 
@@ -76,29 +78,30 @@ def _identity(config: RunConfig, folder: Path) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def main(descriptor: int) -> None:
-    """Read a configuration from standard input, and write what is found of its model to a descriptor."""
+def main() -> None:
+    """Read a configuration from standard input, and print what is found of its model."""
     exit_with_lifeline()
     gc.disable()  # nearly all objects are modules, and walking them takes half a second of three
     config = validate_config(json.load(sys.stdin)["config"])
-    with os.fdopen(descriptor, "w") as results:
+    with os.fdopen(os.dup(1), "w") as results:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a model's own code prints what it likes
         for line in _look(config):
             results.write(json.dumps(line) + "\n")
             results.flush()
 
 
-def _look(config: RunConfig) -> Iterator[dict[str, object]]:
+def _look(config: RunConfig) -> Iterator[tuple[str, object]]:
     from grpo_core.policy.loading import check_folder
 
-    yield {"doing": f"model.source {config.model.source}"}
+    yield "doing", f"model.source {config.model.source}"
     folder = files_here(config.model.source)
     assert folder is not None
     try:
-        yield {"outline": asdict(check_folder(folder, config.model.trust_remote_code))}
+        yield "outline", asdict(check_folder(folder, config.model.trust_remote_code))
     except GrpoError as error:
-        yield {"fault": str(error)}
-    yield {"done": ""}
+        yield "faults", str(error)
+    yield "doing", ""
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -4,37 +4,39 @@ Interpreter, tracking server, model, adapter, first rows, reward functions, disk
 loaded, nothing is downloaded or made.
 """
 
+import contextlib
 import os
-import shutil
-import subprocess
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import ConfigError, GrpoError, listed, shown
+from grpo_core.errors import ConfigError, GrpoError, listed
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.machine.hardware import gpu_memory
 from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.outline import Outline, beyond_positions
 from grpo_core.policy.sources.availability import lacks_chat_template, require_model
 from grpo_core.policy.sources.find import model_here
+from grpo_core.redaction import kept_uri
 from grpo_core.run.adapter_check import AdapterSummary, adapter_faults, adapter_summary, adapter_warnings
 from grpo_core.run.announce import require_disk
-from grpo_core.run.child import interpreter
 from grpo_core.run.disk_need import kept_weights, shown_bytes
 from grpo_core.run.flow_folder import RUNS_FOLDER
 from grpo_core.run.memory_fit import Fit, fit_of, shape_for
 from grpo_core.run.model_check import Looked, looking_at_model
 from grpo_core.run.model_shape import ModelShape
 from grpo_core.run.rehearsing import rehearsing
-from grpo_core.run.tracking_server import server_faults
 
 CHECKED_VARIABLE = "GRPO_CHECKED"
 """Set for the runs of a sweep, whose configurations were checked before its first run."""
-PYTHON_SECONDS = 30.0
-"""How long an interpreter may take to start."""
+REWARD_SECONDS, HUB_SECONDS = 30.0, 90.0
+"""How long the look at rows and rewards may take: for each function, and more where rows come from a hub."""
+ANSWER_SECONDS = 5.0
+PORTS = {"http": 80, "https": 443}
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 
 
@@ -65,22 +67,24 @@ def check_start(
         run_path: its folder, for the disk that it lies on; None = a new one below `runs/`.
         is_tracked: whether the run needs its MLflow store; one from Python has none.
     """
-    python, device = config.training.python, config.training.device
-    if python is not None and (no_python := _why_no_python(python)) is not None:
-        return Preflight(faults=(no_python,), warnings=())  # nothing of the run could be tried with it
     model = [*_model_faults(config)]
-    with nullcontext(Looked) if model else looking_at_model(config) as looked, rehearsing(config, folders) as rehearsal:
-        no_gpu = ["training.device: cuda, and this machine has no GPU"] if device == "cuda" and gpu_memory() is None else []
-        no_server = server_faults(_tracking_uri(config)) if is_tracked else ()
-        own = [*no_gpu, *no_server, *_sampler_faults(config), *model, *_disk_faults(config, run_path)]
-        of_rehearsal, found = rehearsal.faults(), looked()  # beside the rest
+    seconds = REWARD_SECONDS * len(config.rewards) + HUB_SECONDS * config.data.source.startswith("hub:")
+    try:
+        with contextlib.ExitStack() as both:
+            looked = Looked if model else both.enter_context(looking_at_model(config))
+            rehearsed = both.enter_context(rehearsing(config, folders, seconds))
+            own = [*_device_faults(config), *(_server_faults(config) if is_tracked else ()), *_sampler_faults(config)]
+            own += [*model, *_disk_faults(config, run_path)]
+            found, rehearsal = looked(), rehearsed()  # beside the rest
+    except ConfigError as error:
+        return Preflight(faults=(str(error),), warnings=())
     outline, shape = found.outline, shape_for(config, found.outline)
     fit = None if shape is None else fit_of(config, shape)
     layers = outline.linear_layers if outline is not None else None if shape is None else shape.linear_layers
     bound, unbound = ([] if outline is None else [*beyond_positions(config, outline, is_bound=each)] for each in (True, False))
     of_fit = () if fit is None else fit.warnings()
     return Preflight(
-        faults=(*own, *found.faults, *bound, *adapter_faults(config, layers), *memory_faults(fit), *of_rehearsal),
+        faults=(*own, *found.faults, *bound, *adapter_faults(config, layers), *memory_faults(fit), *rehearsal.faults),
         warnings=(*unbound, *adapter_warnings(config, layers, outline), *of_fit, *rehearsal.warnings),
         notes=tuple(rehearsal.notes),
         fit=fit,
@@ -122,17 +126,24 @@ def require_start(
     return found.warnings
 
 
-def _why_no_python(python: str) -> str | None:
-    """Return what is wrong with `training.python`; None where it is an interpreter."""
-    program = shutil.which(interpreter(python))
-    if program is None:
-        return f"training.python: {shown(python)} is no program that can be run; give the path of a Python interpreter"
+def _device_faults(config: RunConfig) -> Iterator[str]:
+    if config.training.device == "cuda" and gpu_memory() is None:
+        yield "training.device: cuda, and this machine has no GPU"
+
+
+def _server_faults(config: RunConfig) -> Iterator[str]:
+    """Yield why the tracking server cannot be reached, if there is one that is reached directly."""
+    uri = _tracking_uri(config) or ""
     try:
-        asked = subprocess.run([program, "-c", "print(6 * 7)"], capture_output=True, timeout=PYTHON_SECONDS, check=False)
-        is_python = asked.stdout.strip() == b"42"
-    except (OSError, subprocess.TimeoutExpired):
-        is_python = False
-    return None if is_python else f"training.python: {shown(python)} is no Python interpreter; give the path of one"
+        parts = urlsplit(uri)
+        if parts.scheme not in PORTS or (getproxies().get(parts.scheme) and not proxy_bypass(parts.hostname or "")):
+            return
+        socket.create_connection((parts.hostname or "", parts.port or PORTS[parts.scheme]), ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        yield (
+            f"tracking.uri {kept_uri(uri)}: the tracking server cannot be reached ({error}); start it, correct tracking.uri "
+            "or MLFLOW_TRACKING_URI, or unset both to track in a local SQLite file"
+        )
 
 
 def _sampler_faults(config: RunConfig) -> Iterator[str]:

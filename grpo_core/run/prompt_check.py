@@ -15,8 +15,8 @@ NOT_OPTIONAL = r"\\?<{tag}\\?>(?!(\\[sn][*+?]?|\s)*\)(\?|\*|\{{0))"
 """A tag in a regular expression that is not the end of an optional group."""
 
 
-def look_at_prompts(rows: Sequence[Row], config: RunConfig) -> Iterator[dict[str, str]]:
-    """Yield the end of the first prompt (`note`) and what is doubtful (`warning`); nothing where the tokenizer is not here.
+def look_at_prompts(rows: Sequence[Row], config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield the end of the first prompt (`notes`) and what is doubtful (`warnings`); nothing where the tokenizer is not here.
 
     Raises:
         DataError: the training would refuse a row.
@@ -37,9 +37,9 @@ def look_at_prompts(rows: Sequence[Row], config: RunConfig) -> Iterator[dict[str
     prompts = [prompt for prompt in tokenized(rows, config.data, tokenizer, config.rollout.max_prompt_tokens, ends) if prompt]
     for prompt in prompts[:1]:
         end = end_of(prompt, tokenizer)
-        yield {"note": f"the first prompt ends with …{end!r}"}
-        yield from ({"warning": text} for text in doubtful_template(prompt, tokenizer, ends))
-        yield from ({"warning": text} for text in _formats_out_of_reach(prompt, end, config))
+        yield "notes", f"the first prompt ends with …{end!r}"
+        yield from (("warnings", text) for text in doubtful_template(prompt, tokenizer, ends))
+        yield from (("warnings", text) for text in _formats_out_of_reach(prompt, end, config))
 
 
 def _formats_out_of_reach(prompt: Prompt, end: str, config: RunConfig) -> Iterator[str]:

@@ -105,21 +105,15 @@ LONG = 120
 def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return one line for each fact that differs between the provenance of a run and another one's.
 
-    A fact that one of the two does not hold (an older version did not record it) is not compared.
+    A fact that one of the two does not hold is not compared.
 
-    >>> then = {"packages": {"torch": "2.13.0"}, "threads": 2, "git_diff": ""}
+    >>> then = {"packages": {"torch": "2.13.0"}, "threads": 2}
     >>> environment_differences(then, {"packages": {"torch": "2.14.0", "trl": "1.16"}, "threads": 4, "cuda": None})
     ['torch: 2.13.0 then, 2.14.0 now', 'trl: none then, 1.16 now', 'threads: 2 then, 4 now']
     """
-    before, now = _with_diff_digest(before), _with_diff_digest(now)
     both = before.keys() & now.keys()
     pairs = (pair for field, name in FACTS.items() if field in both for pair in _pairs(name, before[field], now[field]))
     return [f"{label}: {_shown(one)} then, {_shown(other)} now" for label, one, other in pairs if one != other]
-
-
-def _with_diff_digest(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a provenance in which the uncommitted changes have their digest: an earlier version kept the changes alone."""
-    return {"git_diff_digest": _digest(str(facts["git_diff"])), **facts} if "git_diff" in facts else facts
 
 
 def _digest(text: str) -> str:

@@ -1,14 +1,16 @@
 """A process that reads the first rows of a run's data and calls its reward functions on some of them.
 
-`python -m grpo_core.run.rehearsal DESCRIPTOR < facts.json`: what it finds is written as JSON lines to a descriptor of its own,
-since code of users prints what it likes. It is a process because that code may take for ever, crash or end the process.
+`python -m grpo_core.run.rehearsal < facts.json` prints JSON lines, [kind, content]: `doing` is what is about to be looked at,
+so that whoever waits can name it; the other kinds are fields of `Findings`. It is a process because code of users may take
+for ever, crash or end the process. What that code prints is dropped.
 """
 
 import importlib
-import itertools
+import inspect
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from grpo_core.config import DataConfig, RunConfig, validate_config
@@ -20,7 +22,7 @@ from grpo_core.errors import DataError, GrpoError, RewardError, cause, raised_as
 from grpo_core.machine.lifeline import exit_with_lifeline
 from grpo_core.policy.sources.find import model_here
 from grpo_core.rewards.dry_run import dry_run, untokenized
-from grpo_core.run.doubts import doubtful_answers, why_not_callable
+from grpo_core.rewards.maths import MAX_CHARACTERS
 from grpo_core.run.imports import import_from
 from grpo_core.run.prompt_check import look_at_prompts
 from grpo_core.types import Prompt
@@ -31,46 +33,70 @@ MADE = 20
 """How many rows of a reasoning-gym task, each of which a program makes."""
 CALLED_WITH = 8
 """How many rows a reward function is called with."""
+Line = tuple[str, str]
+"""Kind and content."""
 
 
-def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield what is about to be done (`doing`), what is wrong (`fault`), doubtful (`warning`) or worth a look (`note`)."""
-    yield {"doing": f"data.source {config.data.source}"}
+def rehearse(config: RunConfig, folders: Sequence[str]) -> Iterator[Line]:
+    """Yield what is about to be done (`doing`), what is wrong, doubtful or worth a look."""
+    yield "doing", f"data.source {config.data.source}"
     try:
         rows = _rows(config)
         check_rows(rows, config.data)
         prompts = untokenized(rows, config)
-        kept = short_enough(prompts, config)
-        yield from _few_prompts(rows, kept, config)
+        yield from _few_prompts(rows, short_enough(prompts, config), config)
         yield from look_at_prompts(rows[:ROWS], config)
     except GrpoError as error:
-        yield {"fault": str(error)}
+        yield "faults", str(error)
+    else:
+        yield from _doubtful_answers(prompts, config)
+        for index, reward in enumerate(config.rewards):
+            yield "doing", f"rewards.{index}.fn {reward.fn}"
+            try:
+                yield from (("warnings", text) for text in dry_run(index, config, prompts[:CALLED_WITH], folders))
+            except RewardError as error:
+                yield "faults", str(error)
+            except SystemExit as error:
+                yield "faults", f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"
+        yield from _rule_faults(config)
+    yield "doing", ""
+
+
+def _doubtful_answers(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[Line]:
+    if config.data.answer_column is None:
         return
-    yield from ({"warning": text} for text in doubtful_answers(prompts, config))
-    for index, reward in enumerate(config.rewards):
-        yield {"doing": f"rewards.{index}.fn {reward.fn}"}
-        try:
-            for text in dry_run(index, config, prompts[:CALLED_WITH], folders):
-                yield {"warning": text}
-        except RewardError as error:
-            yield {"fault": str(error)}
-        except SystemExit as error:
-            yield {"fault": f"rewards.{index}.fn {reward.fn}: ended its process with sys.exit({cause(error)})"}
-    yield from _rule_faults(config)
+    key, answers = f"data.answer_column {config.data.answer_column!r}", defaultdict[str, set[str]](set)
+    for prompt in prompts:
+        answers[repr(prompt.content)].add(str(prompt.columns["answer"]))
+    if several := sum(len(found) > 1 for found in answers.values()):
+        yield "warnings", f"{key}: {several} prompt(s) have several gold answers; each row is judged by its own"
+    is_maths = any(reward.fn == "math_answer" for reward in config.rewards)
+    long = [prompt.id for prompt in prompts if is_maths and len(str(prompt.columns["answer"])) > MAX_CHARACTERS]
+    if long:
+        yield (
+            "warnings",
+            f"{key}: {len(long)} gold answer(s) have more than {MAX_CHARACTERS} characters, the first is row {long[0]}; "
+            f"math_answer reads the last {MAX_CHARACTERS} of a completion",
+        )
 
 
-def _rule_faults(config: RunConfig) -> Iterator[dict[str, str]]:
-    """Yield the functions of rules that cannot be imported; none is called, as there is no figure yet."""
-    for index, name in ((index, rule.function) for index, rule in enumerate(config.monitor.rules) if rule.function is not None):
-        what, (module, _, attribute) = f"monitor.rules.{index}.function {name}", name.partition(":")
-        yield {"doing": what}
+def _rule_faults(config: RunConfig) -> Iterator[Line]:
+    """Yield the functions of rules that cannot be imported or called; none is called, as there is no figure yet."""
+    for index, rule in enumerate(config.monitor.rules):
+        if rule.function is None:
+            continue
+        what, (module, _, attribute) = f"monitor.rules.{index}.function {rule.function}", rule.function.partition(":")
+        yield "doing", what
         try:
-            function = getattr(importlib.import_module(module), attribute)
-            fault = why_not_callable(function, config.monitor.rules[index]) if callable(function) else "is no function"
-            if fault is not None:
-                yield {"fault": f"{what}: {fault}"}
+            signature = inspect.signature(getattr(importlib.import_module(module), attribute))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module raises whatever it does when it is imported)
-            yield {"fault": f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"}
+            yield "faults", f"{what}: cannot be imported: {type(error).__name__}: {cause(error)}"
+            continue
+        try:
+            signature.bind([], **rule.options)
+        except TypeError as error:
+            options = "".join(f", {name}=..." for name in rule.options)
+            yield "faults", f"{what}: cannot be called as f(history{options}): {error}"
 
 
 def short_enough(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
@@ -107,7 +133,7 @@ def _most_rows(config: RunConfig) -> int:
     return MADE if config.data.source.startswith("reasoning_gym:") else max(ROWS, config.rollout.num_prompts_per_step)
 
 
-def _few_prompts(rows: Sequence[Row], kept: Sequence[Prompt], config: RunConfig) -> Iterator[dict[str, str]]:
+def _few_prompts(rows: Sequence[Row], kept: Sequence[Prompt], config: RunConfig) -> Iterator[Line]:
     """Yield the warning that a step has more prompts than there are, where all rows were read.
 
     Raises:
@@ -118,10 +144,11 @@ def _few_prompts(rows: Sequence[Row], kept: Sequence[Prompt], config: RunConfig)
         return
     found = len(kept) - count_held_out(len({repr(prompt.content) for prompt in kept}), data)
     if found < asked and not data.source.startswith("reasoning_gym:"):  # of a task the configuration alone tells
-        yield {
-            "warning": f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source "
-            f"{data.source}: prompts repeat within a step"
-        }
+        yield (
+            "warnings",
+            f"rollout.num_prompts_per_step: {asked} is more than the {found} training prompts of data.source {data.source}: "
+            "prompts repeat within a step",
+        )
 
 
 def _is_read_whole(data: DataConfig) -> bool:
@@ -129,16 +156,17 @@ def _is_read_whole(data: DataConfig) -> bool:
     return kind == "file" and (file := file_of(name)).is_file() and file.stat().st_size <= WHOLE_FILE_BYTES
 
 
-def main(descriptor: int) -> None:
-    """Read configuration and folders from standard input, and write what is found to a descriptor."""
+def main() -> None:
+    """Read configuration and folders from standard input, and print what is found."""
     exit_with_lifeline()
     facts = json.load(sys.stdin)
     import_from(facts["folders"])
-    with os.fdopen(descriptor, "w") as results:
-        for line in itertools.chain(rehearse(validate_config(facts["config"]), facts["folders"]), [{"done": ""}]):
+    with os.fdopen(os.dup(1), "w") as results:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        for line in rehearse(validate_config(facts["config"]), facts["folders"]):
             results.write(json.dumps(line) + "\n")
             results.flush()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

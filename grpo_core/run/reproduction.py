@@ -1,7 +1,6 @@
 """What a repeated run shares with the run that it repeats: configuration, prompts, every figure, the final weights."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic.dataclasses import dataclass as stored_dataclass
@@ -18,9 +17,7 @@ from grpo_core.run.comparison import JournalComparison, MeanDifference, compare_
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
 from grpo_core.run.journal import DamagedJournalError
-from grpo_core.types import Prompt
 
-SHOWN_CHARACTERS = 60
 SHOWN_DIFFERENCES = 5
 POLICY_FILE = "policy.json"
 """Beside the original's journal: the step and the digest of its final policy."""
@@ -154,28 +151,19 @@ def config_differences(before: RunConfig, now: RunConfig) -> list[str]:
 
 
 def prompt_differences(original: RunDir, repeated: RunDir) -> list[str]:
-    """Return in how many prompts two runs differ, and the first of them; nothing where one has no prompts yet."""
+    """Return which prompts of two runs have different digests; nothing where one has no prompts yet."""
     if not all((run.data / MANIFEST_FILE).exists() for run in (original, repeated)):
         return []
-    pairs = zip(("training", "held-out"), load_frozen(original.data), load_frozen(repeated.data), strict=True)
-    return [line for split, before, now in pairs for line in _split_differences(split, before, now)]
-
-
-def _split_differences(split: str, before: Sequence[Prompt], now: Sequence[Prompt]) -> list[str]:
-    if len(before) != len(now):
-        return [f"{split} prompts: {len(before)} then, {len(now)} now"]
-    differing = [(old, new) for old, new in zip(before, now, strict=True) if old != new]
-    if not differing:
-        return []
-    old, new = differing[0]
-    first = f"prompt {old.id}, {_short(old)} then, {_short(new)} now"
-    return [f"{split} prompts: {len(differing)} of {len(before)} differ; the first is {first}"]
-
-
-def _short(prompt: Prompt) -> str:
-    text = " ".join(prompt.text.split())
-    end = text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
-    return f"{end!r} (answer {prompt.columns.get('answer')})"
+    before, now = read_manifest(original.data), read_manifest(repeated.data)
+    pairs = (
+        ("training", before.num_train, before.train_sha256, now.num_train, now.train_sha256),
+        ("held-out", before.num_eval, before.eval_sha256, now.num_eval, now.eval_sha256),
+    )
+    return [
+        f"{split} prompts: {old} with SHA-256 {old_digest[:12]} then, {new} with {new_digest[:12]} now"
+        for split, old, old_digest, new, new_digest in pairs
+        if old_digest != new_digest
+    ]
 
 
 def copy_prompts(original: RunDir, repeated: RunDir) -> None:

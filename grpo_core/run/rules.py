@@ -6,6 +6,7 @@ resume, which takes up the windows from the journal, come to the same. Adding on
 """
 
 import importlib
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from grpo_core.machine.jsonfile import json_copy
 from grpo_core.metrics import find_metric
 from grpo_core.rewards.call_guard import Overrun, call_within
 from grpo_core.run.journal import Record
-from grpo_core.run.windows import slope
 
 Figures = Mapping[str, float]
 MOST_TEXT = 500
@@ -254,6 +254,17 @@ class RuleBook:
             )
             for rule in begun
         ]
+
+
+def slope(steps: Sequence[int], values: Sequence[float]) -> float:
+    """Return the change of values in a step: the median over all pairs (Theil 1950, Sen 1968); NaN for less than two values.
+
+    >>> slope([1, 2, 3, 4, 5], [0.0, 0.1, 0.2, 9.0, 0.4])
+    0.1
+    """
+    pairs = itertools.combinations(range(len(values)), 2)
+    slopes = [(values[last] - values[first]) / (steps[last] - steps[first]) for first, last in pairs]
+    return median(slopes) if slopes else math.nan
 
 
 def _says_nothing(_history: object, **_options: object) -> None:

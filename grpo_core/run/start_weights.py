@@ -39,7 +39,7 @@ class StartWeights:
 
     @property
     def policy(self) -> str:
-        """Of the initial policy: of both. The first version with adapters recorded it as the model's."""
+        """Of the initial policy: of both."""
         return self.base if self.adapter is None else hashlib.sha256(bytes.fromhex(self.base + self.adapter)).hexdigest()
 
     def facts(self) -> dict[str, str]:
@@ -151,19 +151,6 @@ def where_it_was(run_dir: RunDir, key: str) -> str:
     return "" if place is None else f". When this run began it was {place}, which is gone: put it back"
 
 
-def with_separate_digests(facts: Mapping[str, Any], config: RunConfig, found: StartWeights) -> Mapping[str, Any]:
-    """Return a provenance in which model and adapter have digests of their own.
-
-    The first version with adapters recorded one digest of both, which is replaced where it is that of `found`.
-
-    Args:
-        facts: the provenance of a run.
-        config: of the run.
-        found: the weights that are there now.
-    """
-    return {**facts, **found.facts()} if _is_joint(facts, config) and facts[DIGESTS[BASE]] == found.policy else facts
-
-
 def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeights, what: str) -> dict[str, str]:
     """Return {key: sentence with both digests} of the weights that are others than those that were recorded.
 
@@ -173,12 +160,8 @@ def other_weights(facts: Mapping[str, Any], config: RunConfig, found: StartWeigh
         found: the weights that are there now; an adapter that is not there is not compared.
         what: was done with those that were recorded, as the end of a sentence.
     """
-    sources, facts = sources_of(config), with_separate_digests(facts, config, found)
-    named = {key: f"{key} {source}" for key, source in sources.items()}
+    named = {key: f"{key} {source}" for key, source in sources_of(config).items()}
     now = {BASE: found.base, START: found.adapter}
-    if facts and _is_joint(facts, config):  # one digest of both, which is not that of the two that are there
-        missing = " (which is not there)" if found.adapter is None else ""
-        named, now = {BASE: f"{named[BASE]} with {named[START]}{missing}"}, {BASE: found.policy}
     return {
         key: f"{name}: has weights (SHA-256 {digest[:SHOWN]}) that are not those {what} ({recorded[:SHOWN]})"
         for key, name in named.items()
@@ -217,8 +200,3 @@ def run_of(policy: str) -> RunDir | None:
     is_checkpoint = len(places) > 2 and (places[0] / STATE_FILE).is_file()
     runs = [RunDir(place) for place in (places[2:3] if is_checkpoint else places[:1])]
     return next((run for run in runs if run.config_file.is_file() and run.provenance_file.is_file()), None)
-
-
-def _is_joint(facts: Mapping[str, Any], config: RunConfig) -> bool:
-    """Return whether a provenance has one digest of model and adapter."""
-    return start_of(config) is not None and DIGESTS[BASE] in facts and DIGESTS[START] not in facts

@@ -59,7 +59,8 @@ def _is_range(value: Any) -> str:
 
 
 Axis = Annotated[
-    Annotated[tuple[Any, ...], Field(min_length=1), Tag("values")] | Annotated[Range, Tag("range")], Discriminator(_is_range)
+    Annotated[tuple[Any, ...], Field(min_length=1, strict=False), Tag("values")] | Annotated[Range, Tag("range")],
+    Discriminator(_is_range),
 ]
 """The values of one key, or a range of them."""
 

@@ -21,8 +21,7 @@ from grpo_core.config import (
     as_overrides,
     changes_between,
     check_consistency,
-    load_config,
-    origin_of,
+    load,
     validate_config,
 )
 from grpo_core.data.prepare import prepare
@@ -127,8 +126,8 @@ def _configure(config: RunConfig | Path | str, overrides: Mapping[str, Any] | It
         resolved = validate_config(apply_overrides(config.model_dump(mode="json"), changes)) if changes else config
         origin, source = Origin(changes=changes_between(RunConfig(), resolved)), None
     else:
-        resolved, source = load_config(config, changes), str(config)
-        origin = origin_of(resolved, source)
+        loaded, source = load(config, changes), str(config)
+        resolved, origin = loaded.config, Origin(preset=loaded.preset, changes=loaded.changes)
     folders = import_folders(resolved, source)
     of_script = [str(Path(folder).resolve()) for folder in sys.path[:1]] if folders else []  # its modules may be rewards, too
     return resolved, replace(origin, import_from=tuple(dict.fromkeys((*of_script, *folders))))

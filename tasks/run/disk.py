@@ -7,13 +7,12 @@ from grpo_core.config import RunConfig
 from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.run.announce import announce_disk
 from grpo_core.run.disk_need import (
+    REMEDIES,
     KeptWeights,
     describe_need,
     disk_need,
-    elsewhere,
     kept_weights,
     refuse_too_little,
-    savings,
     sweep_need,
 )
 from grpo_core.run.flow_folder import RUNS_FOLDER
@@ -60,14 +59,11 @@ def check_sweep_disk(sweep_path: Path | None, plan: Plan) -> None:
         unknown = plan.configs[kept.index(None)].model.source
         say(f"disk: not known before the model {unknown} is here; each run prints and checks what it needs")
         return
-    needs = [disk_need(config, weights) for config, weights in zip(plan.configs, known, strict=True)]
+    is_here = is_local(plan.configs[0].tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:")
+    needs = [disk_need(config, weights, tracked_here=is_here) for config, weights in zip(plan.configs, known, strict=True)]
     need = sweep_need(needs, plan.num_runs, plan.sweep.runs.concurrency)
-    uri = plan.configs[0].tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
-    folder, beside = (sweep_path, sweep_path.parent) if sweep_path is not None else (RUNS_FOLDER, RUNS_FOLDER)
-    what, disks = describe_need(need, folder, beside / "mlartifacts" if is_local(uri) else None)
-    remedies = savings(plan.configs[0], known[0], tracked_here=is_local(uri))
-    remedies = [*(f"for each run {remedy}" for remedy in remedies), *elsewhere(folder, "--sweep-dir", resumed=False)]
-    refuse_too_little(f"disk: the sweep {what} ({plan.num_runs} runs)", disks, remedies)
+    what, disks = describe_need(need, sweep_path or RUNS_FOLDER)
+    refuse_too_little(f"disk: the sweep {what} ({plan.num_runs} runs)", disks, REMEDIES)
     say(f"disk: {what} ({plan.num_runs} runs)")
 
 

@@ -2,14 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from grpo_core.config import origin_of
+from grpo_core.config import Origin
 from grpo_core.errors import JournalError
 from grpo_core.generation.vllm.required import require_sampler
 from grpo_core.run.folder import RunDir
@@ -45,12 +44,12 @@ def open_run(config: str, overrides: Mapping[str, Any], run_path: Path | None) -
     if (earlier := folder_of_this_flow_run(run_path)) is not None:
         return earlier
     resolved = load_allowed(config, overrides)
-    require_sampler([resolved])
+    require_sampler([resolved.config])
     # A deployment's parameters name a file anywhere: a module beside it is not the one that the worker's owner has allowed.
-    folders = () if is_deployed() else import_folders(resolved, config)
-    origin = replace(origin_of(resolved, config), import_from=folders)
+    folders = () if is_deployed() else import_folders(resolved.config, config)
+    origin = Origin(preset=resolved.preset, changes=resolved.changes, import_from=folders)
     with new_run(run_path, origin.preset, "run") as run_dir:
-        run_dir.create(resolved, origin)
+        run_dir.create(resolved.config, origin)
     return run_dir.path
 
 

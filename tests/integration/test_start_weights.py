@@ -26,7 +26,7 @@ from grpo_core.run.cleaning import find_items
 from grpo_core.run.folder import RunDir
 from grpo_core.run.inputs import note_inputs
 from grpo_core.run.preflight import CHECKED_VARIABLE, check_start
-from grpo_core.run.start_weights import StartWeights, find_model
+from grpo_core.run.start_weights import find_model
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = "adapter_model.safetensors"
@@ -144,18 +144,6 @@ def test_an_adapter_of_a_run_begins_on_the_base_of_that_run_alone(trained: Train
     assert f"({before[:12]})" in str(refused.value)
     assert not (tmp_path / "second").exists()
     trained("third", **{"model.lora.init_from": str(shutil.copytree(adapter, tmp_path / "copy"))})
-
-
-def test_a_run_with_one_digest_of_both_is_compared_by_it(begun: tuple[RunDir, Path], base: Path, capsys: Any) -> None:
-    run_dir, start = begun
-    joint = StartWeights(base=weights_digest(base), adapter=weights_digest(start)).policy
-    edit_provenance(run_dir, lambda facts: (facts.pop("adapter_digest"), facts.update(model_digest=joint)))
-    resume_training(run_dir.path, evaluate=False)
-    assert "environment: model" not in capsys.readouterr().err
-    export_policy(run_dir, ExportWish(form="merged"), run_dir.path.parent / "merged")
-    change(start / ADAPTER)
-    with pytest.raises(ModelError, match=rf"model\.source .* with model\.lora\.init_from .* \({joint[:12]}\)"):
-        resume(run_dir)
 
 
 def train_again_from(run_dir: RunDir, step: int) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from grpo_core.config import Origin, RunConfig
-from grpo_core.errors import FolderError
 from grpo_core.machine.marker import MARKER_FILE
 from grpo_core.policy.saved import TrainingState
 from grpo_core.run.cleaning import find_items, remove_items
@@ -62,7 +61,7 @@ def names(items: object) -> list[tuple[str, str]]:
     return sorted((item.kind, item.path.name) for item in items)  # type: ignore[attr-defined]
 
 
-LEFT = [("damaged", "damaged_step_000050"), ("leftovers", ".step_000060.partial"), ("leftovers", "step_000040")]
+LEFT = [("leftovers", ".step_000060.partial"), ("leftovers", "damaged_step_000050"), ("leftovers", "step_000040")]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +90,9 @@ def test_nothing_of_a_folder_without_a_marker_is_listed_or_removed(tmp_path: Pat
     (run_dir.path / MARKER_FILE).unlink()
     found = find_items(tmp_path)
     assert found.items == ()
-    assert found.skipped == (f"1 folder(s) of runs of an older version in {tmp_path}: they have no {MARKER_FILE}",)
     assert remove_items(items) == [f"{run_dir.path}: it has no {MARKER_FILE}"]
     assert all(item.path.exists() for item in items)
-    with pytest.raises(FolderError, match="nothing in it is removed"):
-        find_items(tmp_path, runs=[run_dir.path])
+    assert find_items(tmp_path, runs=[run_dir.path]).items == ()
 
 
 @pytest.mark.parametrize("file", ["lock_file", "journal_file"])
@@ -123,18 +120,6 @@ def test_a_run_that_went_on_after_the_list_keeps_its_checkpoints(tmp_path: Path)
     journal.close()
     assert remove_items(items) == [f"{items[0].path}: it has changed"]
     assert items[0].path.exists()
-
-
-def test_folders_of_runs_that_never_began_go_whole_unless_they_hold_something_else(tmp_path: Path) -> None:
-    RunDir(tmp_path / "failed").create(RunConfig())
-    RunDir(tmp_path / "empty").mark("evaluation")
-    RunDir(tmp_path / "mine").create(RunConfig())
-    (tmp_path / "mine" / "thesis.md").write_text("chapter 1")
-    (tmp_path / "unmarked").mkdir()
-    found = find_items(tmp_path)
-    assert names(found.items) == [("starts", "empty"), ("starts", "failed")]
-    assert remove_items(found.items) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "unmarked"]
 
 
 def test_runs_of_sweeps_are_found_and_links_are_not_followed(tmp_path: Path) -> None:
@@ -194,9 +179,9 @@ def test_checkpoints_that_a_cut_has_set_aside_can_go(tmp_path: Path) -> None:
     damage = find_damage(run_dir)
     assert damage is not None
     cut(run_dir, damage)
-    aside = [("damaged", "aside_step_000020"), ("damaged", "aside_step_000030")]
+    aside = [("leftovers", "aside_step_000020"), ("leftovers", "aside_step_000030")]
     found = find_items(tmp_path)
-    assert names(found.items) == [*aside, *LEFT]
+    assert names(found.items) == sorted([*aside, *LEFT])
     assert remove_items(found.items) == []
     assert (run_dir.checkpoints / "step_000010").exists()
 
@@ -226,11 +211,11 @@ def test_the_command_lists_and_removes_only_when_told_to(
     run_dir = make(tmp_path / "runs" / "one")
     listed = grpo()
     assert listed.returncode == 0, listed.stderr
-    assert "checkpoints     2 MB         new  runs/one/checkpoints/step_000020  (a resume falls back" in listed.stdout
+    assert "checkpoints     2 MB  runs/one/checkpoints/step_000020" in listed.stdout
     assert listed.stdout.endswith("4 item(s), 8 MB can go; --yes removes them\n")
     assert (run_dir.checkpoints / "step_000020").exists()
-    removed = grpo("--kind", "damaged", "--run", "runs/one", "--yes")
-    assert removed.stdout.endswith("1 item(s), 2 MB removed\n"), removed.stderr
+    removed = grpo("--kind", "leftovers", "--run", "runs/one", "--yes")
+    assert removed.stdout.endswith("3 item(s), 6 MB removed\n"), removed.stderr
     assert not (run_dir.checkpoints / "damaged_step_000050").exists()
     assert (run_dir.checkpoints / "step_000020").exists()
     assert grpo("--kind", "everything").returncode == 2

