@@ -22,7 +22,8 @@ from grpo_core.data.frozen import read_manifest
 from grpo_core.data.prepare import files_digest, json_digest, tokenizer_digest
 from grpo_core.evaluation.results import facts_file, table_file, write_evaluation
 from grpo_core.machine.disk import durable, flush
-from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
+from grpo_core.machine.gpus import gpus
+from grpo_core.machine.hardware import core_count, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 from grpo_core.machine.locks import one_at_a_time
 from grpo_core.policy.sources.cache import cache_folder

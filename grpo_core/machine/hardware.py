@@ -2,14 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-import psutil
-import pynvml
-
-T = TypeVar("T")
 
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -43,6 +36,8 @@ def processor() -> str:
 
 def available_memory() -> int:
     """Return how many bytes of memory a new process can have without swapping."""
+    import psutil  # not at the top: vLLM's container has no package of the trainer's (docker/vllm_server.py)
+
     return int(psutil.virtual_memory().available)
 
 
@@ -91,52 +86,3 @@ def _cpu_facts(cpuinfo: Path) -> dict[str, str]:
         name.strip(): value.strip()
         for name, _, value in (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     }
-
-
-def gpu_memory() -> int | None:
-    """Return the bytes of the smallest NVIDIA GPU, or part of one (MIG), that CUDA_VISIBLE_DEVICES lets this process see.
-
-    None where there is none. A part that no variable names is taken for the whole.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = None if visible is None else [name.strip() for name in visible.split(",")]
-    return _ask_driver(lambda: _visible_memory(seen), None)
-
-
-def _visible_memory(seen: list[str] | None) -> int | None:
-    if seen and seen[0].startswith("MIG-"):  # CUDA sees one part at most
-        part = pynvml.nvmlDeviceGetHandleByUUID(seen[0])
-        return int(pynvml.nvmlDeviceGetMemoryInfo(part).total)
-    found = []
-    for index, handle in enumerate(_handles()):
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-        if seen is None or str(index) in seen or any(name and uuid.startswith(name) for name in seen):
-            found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-    return min(found, default=None)
-
-
-def gpus() -> tuple[list[str], str | None]:
-    """Return the names of the machine's NVIDIA GPUs and their driver's version."""
-    nothing: tuple[list[str], str | None] = ([], None)
-    return _ask_driver(_names_and_driver, nothing)
-
-
-def _names_and_driver() -> tuple[list[str], str | None]:
-    return [pynvml.nvmlDeviceGetName(handle) for handle in _handles()], pynvml.nvmlSystemGetDriverVersion()
-
-
-def _handles() -> list[Any]:
-    """Return the GPUs in the order of the PCI bus, as nvidia-smi counts them."""
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-
-
-def _ask_driver(question: Callable[[], T], otherwise: T) -> T:
-    """Return an answer of NVIDIA's driver, `otherwise` where there is none; torch would take memory of each GPU to ask."""
-    try:
-        pynvml.nvmlInit()
-        try:
-            return question()
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return otherwise

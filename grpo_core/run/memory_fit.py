@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from grpo_core.config import RunConfig
-from grpo_core.machine.hardware import available_memory, gpu_memory
+from grpo_core.machine.gpus import gpu_memory
+from grpo_core.machine.hardware import available_memory
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.sources.find import files_here
 from grpo_core.run.disk_need import shown_bytes

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_core.machine.hardware import core_count, gpus, kernel_variables, processor
+from grpo_core.machine.gpus import gpus
+from grpo_core.machine.hardware import core_count, kernel_variables, processor
 from grpo_core.machine.jsonfile import read_json, write_json
 
 BUILT_FROM_VARIABLE = "GRPO_BUILT_FROM"

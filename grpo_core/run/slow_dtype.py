@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.machine.hardware import CPUINFO, gpus, has_bfloat16_kernels
+from grpo_core.machine.gpus import gpus
+from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
 
 
 def slow_dtype_warnings(config: RunConfig, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:

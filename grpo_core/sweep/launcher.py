@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from grpo_core.machine.gpus import SLOTS_VARIABLE
-from grpo_core.machine.hardware import gpus
+from grpo_core.machine.gpus import SLOTS_VARIABLE, gpus
 from grpo_core.machine.locks import lock_holder
 from grpo_core.run.folder import RunDir
 

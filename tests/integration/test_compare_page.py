@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, beta in (("zero", 0.0), ("small", 0.04)):
         write_compared(folder / name, {"loss.beta": beta, "reference.sync_steps": 4 if beta else None})
     damaged = write_compared(folder / "damaged", steps=3)
-    damaged.journal_file.write_text(damaged.journal_file.read_text().replace('"loss/total":0', '"loss/total":1', 1))
+    damaged.journal_file.write_text(damaged.journal_file.read_text().replace('{"', "{", 2))
     return folder
 
 
@@ -68,7 +68,7 @@ def test_the_last_line_is_the_page_and_a_damaged_run_is_named(folder: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "there is no such folder"),
+        (["nowhere"], "nowhere: no readable config.json"),
         (["zero", "--out", "small"], "is the folder of a run; give another --out"),
         (["a" * 32], "set MLFLOW_TRACKING_URI to the run's store"),
     ],

@@ -404,7 +404,7 @@ def test_too_little_disk_and_memory_are_refused_with_numbers(faults: Any, tiny_m
         file.truncate(8 + len(header) + 4 * parameters)
     disk, memory = faults(overrides={"model.source": str(folder), "reference.sync_steps": None})
     # One checkpoint of policy and two moments: the only one of 4 steps. Then the initial policy.
-    assert disk.startswith("disk: the run needs up to 4000 GB in runs")
+    assert disk.startswith("disk: the run needs up to 5000 GB in runs")
     assert "too little disk by" in disk
     # Policy, reference and two moments: 4 x 4 bytes x 250,000,000,000.
     assert memory.startswith(

@@ -135,7 +135,7 @@ def test_allowed_modules_are_those_of_the_worker(folder: Path, monkeypatch: pyte
 def test_at_a_terminal_everything_is_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PART_VARIABLE)
     for key, value in CODE.items():
-        assert load_allowed("tiny", {key: value}) == load_config("tiny", {key: value})
+        assert load_allowed("tiny", {key: value}).config == load_config("tiny", {key: value})
 
 
 def test_every_key_that_runs_code_is_named_at_once(folder: Path) -> None:
@@ -334,10 +334,10 @@ def test_a_deployment_names_no_server_but_the_one_that_the_owner_has_named(
     with pytest.raises(ConfigError, match=rf"rollout\.vllm\.url: '{re.escape(url)}' is not the server .* GRPO_VLLM_URL"):
         load_allowed("tiny", values)
     monkeypatch.setenv(SERVER_VARIABLE, url)
-    assert load_allowed("tiny", values).rollout.vllm.url == url
+    assert load_allowed("tiny", values).config.rollout.vllm.url == url
     monkeypatch.delenv(SERVER_VARIABLE)
     monkeypatch.delenv(PART_VARIABLE)
-    assert load_allowed("tiny", values).rollout.vllm.url == url  # at a terminal
+    assert load_allowed("tiny", values).config.rollout.vllm.url == url  # at a terminal
 
 
 def test_the_server_that_the_owner_has_named_may_be_a_container_beside_the_trainer(
@@ -348,10 +348,10 @@ def test_the_server_that_the_owner_has_named_may_be_a_container_beside_the_train
     with pytest.raises(ConfigError, match=r"'http://vllm:8000' is not the server .* GRPO_VLLM_URL"):
         load_allowed("tiny", values)
     monkeypatch.setenv(SERVER_VARIABLE, url)
-    assert load_allowed("tiny", values).rollout.vllm.url == url
+    assert load_allowed("tiny", values).config.rollout.vllm.url == url
     # Whoever reads what the run has stored need not have the variable; whoever samples must.
     monkeypatch.delenv(SERVER_VARIABLE)
     monkeypatch.delenv(PART_VARIABLE)
-    config = load_allowed("tiny", values)
+    config = load_allowed("tiny", values).config
     with pytest.raises(SamplerError, match=r"vllm:8000 is not an address of this machine, nor the one in GRPO_VLLM_URL"):
         connect(config)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from grpo_core.config import RunConfig, load_config, validate_config
+from grpo_core.config.yaml_text import parse_yaml
 from grpo_core.run.alerts import add_alert
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
@@ -30,7 +31,7 @@ def grpo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def resolved(output: str) -> RunConfig:
     """Return the configuration that `check` printed."""
-    return validate_config(yaml.safe_load(output.partition("\n\n")[0]))
+    return validate_config(parse_yaml(output.partition("\n\n")[0]))
 
 
 def test_check_prints_the_resolved_configuration() -> None:

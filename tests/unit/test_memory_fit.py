@@ -10,7 +10,7 @@ import pytest
 
 from grpo_core.config import load_config
 from grpo_core.config.presets import preset_names
-from grpo_core.machine.hardware import gpu_memory
+from grpo_core.machine.gpus import gpu_memory
 from grpo_core.run import memory_fit
 from grpo_core.run.memory_fit import SETTINGS, fit_of, shape_for
 from grpo_core.run.memory_need import memory_need, pass_tokens, states_of
