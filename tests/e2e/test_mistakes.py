@@ -29,7 +29,7 @@ def reads(completions, **columns):
 BARE = ["data.chat_template=false"]
 MISTAKES: list[tuple[list[str], str]] = [
     (["rollout.groupsize=4"], "rollout.groupsize: unknown key; did you mean rollout.group_size?"),
-    (["training.deterministic=yes"], "training.deterministic: input should be true or false (`yes` is a text in YAML 1.2"),
+    (["training.deterministic=yes"], "training.deterministic: input should be true or false, got 'yes'"),
     (["rollout.group_size=1000000000000"], "rollout.group_size: input should be less than or equal to 65536"),
     (["evaluation.pass_score=-1"], "evaluation.pass_score: input should be greater than or equal to 0, got -1"),
     (["data.source=ftp:x"], "data.source: input should be reasoning_gym:<task>, file:<path> or hub:<dataset>"),
@@ -44,10 +44,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["data.source=file:blank.jsonl"], "data.answer_column 'answer': is empty in 1 of 3 rows, the first is row 1"),
     (["data.source=file:taken.jsonl"], "a column is called completions"),
     (["data.source=hub:nobody/nothing"], "data.source hub:nobody/nothing"),
-    (["model.source="], "model.source: input should not be empty"),
+    (["model.source="], "model.source: input should be one line of text"),
     (["model.source=nobody/nothing"], "model.source 'nobody/nothing': is no folder"),
-    (["model.source=cut"], "model.source cut: model.safetensors is cut off"),
-    (["training.python=''"], "training.python: input should not be empty"),
+    (["model.source=cut"], "no causal language model can be loaded from cut: model.safetensors"),
+    (["training.python=''"], "training.python: input should be one line of text"),
     (["training.python=/nowhere/python"], "training.python: '/nowhere/python' is no program"),
     (["rewards.0.fn=my_rewards:scor"], "rewards.0.fn my_rewards:scor: cannot be imported"),
     (
