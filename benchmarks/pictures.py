@@ -7,6 +7,7 @@ It works in a folder of its own, starts a stack there and ends it. Needs Chromiu
 """
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [_train(project, beta) for beta in BETAS]
         _command(project, "compare", *runs, "--out", "compare")
         shutil.copy(project.folder / "compare" / "kl.png", options.out / "compare.png")
+        for run in json.loads((project.folder / "compare" / "comparison.json").read_text())["runs"]:
+            drift = run["curves"]["kl/probe/full_init"]
+            last, high = drift["values"][-1], drift["high"][-1]
+            print(f"{run['label']}: exact drift at the end {last:.3f} ± {high - last:.3f}")
         with running_browser() as browser:
             _of_a_run(project, browser, options.out)
             _sweep(project, options.steps)
