@@ -4,6 +4,7 @@ A folder is ours by its marker alone: other programs use names such as `config.j
 Nothing is deleted or overwritten in a folder without one.
 """
 
+import contextlib
 import os
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from grpo_core.errors import FolderError
+from grpo_core.machine.disk import flush
 from grpo_core.machine.jsonfile import STORED, build, read_json, write_json
 
 Kind = Literal["run", "evaluation", "reproduction", "sweep", "comparison", "export"]
@@ -50,12 +52,14 @@ def read_marker(folder: Path) -> Marker | None:
 
 
 def write_marker(folder: Path, kind: Kind) -> None:
-    """Mark a folder as ours.
+    """Mark a folder as ours; marker and folder survive a power failure.
 
     Raises:
         OSError: it cannot be written.
     """
     write_json(folder / MARKER_FILE, asdict(Marker(kind=kind, created=datetime.now(UTC).isoformat(timespec="seconds"))))
+    with contextlib.suppress(PermissionError):  # of somebody else's, in which others may make folders
+        flush(folder.parent)
 
 
 def foreign_entries(folder: Path) -> list[str]:
