@@ -14,6 +14,7 @@ from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.saved import list_checkpoints, read_state
 from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import check_run
+from grpo_core.run.journal import read_journal
 from grpo_core.run.start_weights import config_here
 
 POLICY_FOLDER = "policy"
@@ -89,6 +90,8 @@ def is_evaluated(run_dir: RunDir, policy: str, step: int) -> bool:
         return False  # not there, or not all of it: it is evaluated again
     if not is_done:
         return False
+    if not any(record.kind == "eval" and record.data.get("policy") == policy for record in read_journal(run_dir.journal_file)):
+        return False  # its record was cut off: whatever is read of the run later has to find it
     from grpo_core.run.tables import read_table  # it loads pandas
 
     return read_table(table_file(run_dir, policy)) is not None

@@ -160,8 +160,10 @@ class RunDir(FlowDir):
 
         Raises:
             JournalError: the folder holds no run.
+            FolderError: another version made it.
             ConfigError: the file was changed into something invalid.
         """
+        self.marker()  # refuses the folder of another version, whose keys may have other names
         with raised_as(
             JournalError,
             f"run dir {self.path}: no readable config.json ({{cause}}); give the folder of a run",

@@ -106,8 +106,10 @@ class SweepDir(FlowDir):
 
         Raises:
             SweepError: the folder holds no sweep.
+            FolderError: another version made it.
             ConfigError: its files were changed into something invalid.
         """
+        self.marker()
         with raised_as(
             SweepError, f"sweep dir {self.path}: no readable {SWEEP_FILE} ({{cause}}); give a sweep's folder", *FAULTS
         ):

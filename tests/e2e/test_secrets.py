@@ -266,7 +266,6 @@ def test_a_sweep_keeps_no_password_of_its_databases(
     folder = tmp_path / "runs" / "sweep"
     stored = [json.loads((folder / name).read_text()) for name in ("tracking.json", "runs/arm-000-seed-0/tracking.json")]
     assert [tracked["uri"].rpartition("token=")[2] for tracked in stored] == ["***", "***"]
-    assert json.loads((folder / "study.json").read_text())["where"].endswith("studies.db?uri=true&token=***")
     assert CANARY not in done.stdout + done.stderr
     assert CANARY.encode() not in b"\n".join(command_lines)
     files = [*prefect_files(), *(file for file in tmp_path.rglob("*") if file.is_file())]
