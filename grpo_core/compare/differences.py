@@ -15,6 +15,7 @@ import pandas
 
 from grpo_core.compare.runs import ComparedRun
 from grpo_core.compare.settings import SEED, Setting, name_groups
+from grpo_core.config import RunConfig
 from grpo_core.data.frozen import read_manifest
 from grpo_core.errors import GrpoError
 from grpo_core.evaluation.results import HELD_OUT, table_file
@@ -160,11 +161,13 @@ def _over_seeds(metric: str, groups: Groups, against: str, group: str) -> SeedDi
 
 
 def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[float, float] | None:
-    """Return a metric of two runs at the end of what both have done; None where one of them does not have it, finite, there.
+    """Return a metric of two runs at the end of what both have done; None where one lacks it there, or it does not compare.
 
     Of a metric of every step, the mean over the last `LAST_STEPS` steps in which both have it; of a probe, the last one that
     both have; of the held-out accuracy, that of the final policies.
     """
+    if not _compares(metric, one.run.config, other.run.config):
+        return None
     curves = [compared.curves.get(metric) for compared in (one, other)]
     known = [dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True)) for curve in curves if curve is not None]
     if len(known) < 2:
@@ -176,6 +179,14 @@ def shared_ends(metric: str, one: ComparedRun, other: ComparedRun) -> tuple[floa
     is_probe = found is not None and found.is_probe
     steps = shared[-1:] if is_probe else [step for step in shared if step > shared[-1] - LAST_STEPS]
     return _if_finite([_mean([values[step] for step in steps]) for values in known])
+
+
+def _compares(metric: str, one: RunConfig, other: RunConfig) -> bool:
+    """Return whether a metric means the same in two runs: KL is of policies as they sample, an accuracy of some prompts."""
+    if metric.startswith("kl/"):
+        drawn = [(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) for config in (one, other)]
+        return drawn[0] == drawn[1]
+    return metric != ACCURACY or one.evaluation.num_prompts == other.evaluation.num_prompts
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -84,7 +84,7 @@ def test_unreachable_tracking_server(refused: Callable[..., Any], tiny_yaml: Pat
 
 def test_wrong_model_says_what_was_tried(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
     done = refused("train", str(tiny_yaml), "model.source=nobody/nothing", cwd=tmp_path)
-    expect(done, 2, "model.source 'nobody/nothing'", "a folder", "the hub")
+    expect(done, 2, "model.source 'nobody/nothing'", "is no folder", "the hub")
 
 
 def test_reward_that_raises_stops_the_run_and_leaves_the_journal_readable(

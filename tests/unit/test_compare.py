@@ -205,6 +205,9 @@ def test_runs_that_draw_their_tokens_differently_have_kl_figures_that_do_not_com
     (note,) = compared(warm.path, cold.path).notes
     assert note.startswith("runs differ in rollout.temperature: their KL figures are of policies at different temperatures")
     assert compared(warm.path, other.path).notes == ()
+    paired = [{one.metric for one in compared(warm.path, run.path).over_seeds} for run in (cold, other)]
+    assert "reward/mean" in paired[0]
+    assert {metric for metric in paired[1] if metric.startswith("kl/")} == paired[1] - paired[0]
 
 
 # Paired differences
