@@ -30,8 +30,8 @@ def main(parent: int, listener: int) -> None:
         listener: a socket that listens.
     """
     server = uvicorn.Server(uvicorn.Config(FACTORY, factory=True, lifespan="on", log_level="error"))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # before there is a thread that could take one
     threading.Thread(target=_end_with, args=(parent, server), daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     os.umask(0o077)  # the database that it may have to make
     server.run(sockets=[socket.socket(fileno=listener)])
 
