@@ -77,7 +77,7 @@ def test_accepted_mutations_train_or_say_in_one_line_why_not(
         tally.count(content, parsed=True, accepted=code == 0)
 
     run()
-    tally.check("trainings", 15, 15)
+    tally.check("trainings", 15, 15, refuses=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
