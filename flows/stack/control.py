@@ -106,8 +106,9 @@ def _planned(folder: Path, given: Mapping[str, Any]) -> Stack:
         raise StackError(f"{folder}: its stack was started in {known.project}; run `grpo up` there, or `grpo down` first")
     for name, value in given.items():
         if value != (now := getattr(known, name)):
+            wanted, here = (", ".join(one) if isinstance(one, tuple) else one for one in (value, now))
             option = name.replace("_", "-")
-            raise StackError(f"--{option} {value}: the stack of {folder} is up with {now}; run `grpo down` first")
+            raise StackError(f"--{option} {wanted}: the stack of {folder} is up with {here}; run `grpo down` first")
     return known
 
 
