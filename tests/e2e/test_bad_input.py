@@ -140,6 +140,7 @@ def test_a_start_that_fails_while_it_is_prepared_leaves_no_folder_and_no_mlflow_
     assert client.search_runs([found.experiment_id]) == []
 
 
+@pytest.mark.slow
 def test_rewards_beside_the_configuration_are_found_from_everywhere(
     refused: Callable[..., Any], tiny_values: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_another_adapter_under_a_run_that_began_with_it_is_refused(grpo: Any, tr
     assert "are not those with which this run began" in done.stderr.replace("\n", " ")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sweep_over_rank_and_beta(grpo: Any, tiny_yaml: Path, tmp_path: Path) -> None:
     text = (

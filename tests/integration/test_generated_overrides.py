@@ -52,6 +52,7 @@ def is_cheap(config: RunConfig) -> bool:
 
 
 @pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_sample_of_those_that_are_called_valid_runs_one_step(tiny_values: dict[str, Any], tmp_path: Path) -> None:
     draw, valid, refused = Random(1), [], 0
