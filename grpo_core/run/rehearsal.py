@@ -5,6 +5,7 @@ so that whoever waits can name it; the other kinds are fields of `Findings`. It 
 for ever, crash or end the process. What that code prints is dropped.
 """
 
+import gc
 import importlib
 import inspect
 import json
@@ -159,6 +160,7 @@ def _is_read_whole(data: DataConfig) -> bool:
 def main() -> None:
     """Read configuration and folders from standard input, and print what is found."""
     exit_with_lifeline()
+    gc.disable()  # as in model_check.py, which works beside this
     facts = json.load(sys.stdin)
     import_from(facts["folders"])
     with os.fdopen(os.dup(1), "w") as results:
