@@ -17,17 +17,7 @@ from tasks.process.context import is_deployed
 
 @contextlib.contextmanager
 def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
-    """Yield the folder of a run that starts, marked as ours, held, and claimed for this flow run at the end.
-
-    Args:
-        run_path: the folder; None = a new one, which is removed again where the start fails.
-        name: of a new folder.
-        kind: of the start.
-
-    Raises:
-        JournalError: the folder already holds a run.
-        FolderError: it is not ours, or another flow starts or works in it.
-    """
+    """Do as `grpo_core.run.locking.new_run`, and claim the folder for this flow run at the end."""
     with locked_new_run(run_path, name, kind) as run_dir:
         yield run_dir
         claim(run_dir.path)
