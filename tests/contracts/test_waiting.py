@@ -23,12 +23,6 @@ def is_marked(source: str) -> bool:
     return any(mark in text for text in marks for mark in ("pytest.mark.proof", "pytest.mark.slow"))
 
 
-def test_the_search_sees_a_mark_of_the_whole_file_alone() -> None:
-    assert is_marked("import pytest\npytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]\n")
-    assert not is_marked("import pytest\npytestmark = pytest.mark.timeout(600)\n")
-    assert not is_marked("import pytest\n@pytest.mark.proof\ndef test_it():\n    pass\n")
-
-
 @pytest.mark.parametrize("path", WAITING, ids=lambda path: path.name)
 def test_end_to_end_proofs_are_marked(path: Path) -> None:
     assert is_marked(path.read_text()) is (path.name not in KEPT)

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from mlflow import MlflowClient
 
 from grpo_core.run.journal import read_journal
 from grpo_core.run.preflight import CHECKED_VARIABLE
 
 pytestmark = pytest.mark.proof
-OBJECTIVE = {"metric": "reward/mean", "last_steps": 1}
 
 
 @pytest.fixture
@@ -58,23 +56,8 @@ def test_config_errors_are_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_config_file(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    expect(refused("train", str(tiny_yaml.parent / "tini.yaml"), cwd=tmp_path), 2, "tini.yaml", "did you mean")
-
-
 def test_missing_data_file(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
     expect(refused("train", str(tiny_yaml), "data.source=file:nowhere.jsonl", cwd=tmp_path), 2, "data.source", "nowhere.jsonl")
-
-
-def test_empty_data_set(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    expect(refused("train", str(tiny_yaml), "data.source=file:empty.jsonl", cwd=tmp_path), 2, "data.source", "no rows")
-
-
-def test_missing_data_column(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1 =", "answer": "2"}) + "\n")
-    done = refused("train", str(tiny_yaml), "data.source=file:rows.jsonl", cwd=tmp_path)
-    expect(done, 2, "data.prompt_column", "'question'", "'query'")
 
 
 def test_unreachable_tracking_server(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
@@ -138,38 +121,3 @@ def test_a_start_that_fails_while_it_is_prepared_leaves_no_folder_and_no_mlflow_
     found = client.get_experiment_by_name(tmp_path.name)
     assert found is not None
     assert client.search_runs([found.experiment_id]) == []
-
-
-@pytest.mark.slow
-def test_rewards_beside_the_configuration_are_found_from_everywhere(
-    refused: Callable[..., Any], tiny_values: dict[str, Any], tmp_path: Path
-) -> None:
-    beside, here, there = (tmp_path / name for name in ("beside", "here", "there"))
-    for folder in (beside, here, there):
-        folder.mkdir()
-    (beside / "rewards_beside.py").write_text(
-        "def short(completions, **columns):\n    return [1.0 / (1 + len(c[0]['content'])) for c in completions]\n"
-    )
-    values = {**tiny_values, "rewards": [{"fn": "rewards_beside:short"}], "evaluation": {"samples": 0, "pass_score": 0.1}}
-    (beside / "run.yaml").write_text(yaml.safe_dump(values))
-    checked = refused("check", "../beside/run.yaml", cwd=here)
-    assert checked.returncode == 0, checked.stderr
-    done = refused("train", "../beside/run.yaml", "--run-dir", "one", cwd=here)
-    assert done.returncode == 0, done.stderr
-    (here / "one" / "report" / "report.md").unlink()  # so that there is something to resume
-    for arguments in (("train", "--resume", "../here/one"), ("reproduce", "../here/one"), ("evaluate", "../here/one")):
-        done = refused(*arguments, cwd=there)
-        assert done.returncode == 0, (arguments, done.stderr)
-    (beside / "sweep.yaml").write_text(
-        yaml.safe_dump({"base": "../beside/run.yaml", "axes": {"loss.beta": [0, 0.1]}, "seeds": [0], "objective": OBJECTIVE})
-    )
-    done = refused("sweep", "../beside/sweep.yaml", cwd=there)
-    assert done.returncode == 0, done.stderr
-    assert "2 finished" in done.stdout
-
-
-def test_debug_shows_the_traceback(refused: Callable[..., Any], tiny_yaml: Path, tmp_path: Path) -> None:
-    done = refused("train", str(tiny_yaml), "loss.bta=0.1", "--debug", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Traceback" in done.stderr
-    assert "error: loss.bta: unknown key" in done.stderr

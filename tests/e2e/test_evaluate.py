@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from grpo_core.data.frozen import load_frozen
-from grpo_core.errors import JournalError
 from tests.e2e.conftest import Finished
 
 pytestmark = pytest.mark.proof
@@ -80,11 +79,3 @@ def test_what_is_asked_for_decides_on_the_prompts(
     run, _ = finished_run
     plan = open_evaluation.fn(str(run), None, overrides, tmp_path / "e")
     assert (plan.prompts, plan.set_name) == (prompts, name)
-
-
-def test_a_folder_with_a_run_is_refused_before_anything_is_fetched(finished_run: tuple[Path, Finished]) -> None:
-    from tasks.run.evaluation_run import open_evaluation
-
-    run, _ = finished_run
-    with pytest.raises(JournalError, match="already holds a run"):
-        open_evaluation.fn("0" * 32, None, {}, run)

@@ -215,16 +215,6 @@ def test_a_confirmed_server_is_used_without_a_login_and_may_name_no_folder_here(
     assert recorder.logins == {""}
 
 
-def test_the_own_server_gets_its_login_in_every_request(
-    grpo: Grpo, served: tuple[Path, Recorder], victim: dict[str, str], tmp_path: Path
-) -> None:
-    run, recorder = served
-    done = grpo("report", str(run), cwd=tmp_path, **victim, MLFLOW_TRACKING_URI=recorder.address)
-    assert done.returncode == 0, done.stderr
-    assert len(recorder.logins) == 1
-    assert recorder.logins != {""}
-
-
 def test_no_login_follows_to_where_the_own_server_sends_a_client(
     grpo: Grpo, served: tuple[Path, Recorder], foreign: Recorder, victim: dict[str, str], tmp_path: Path
 ) -> None:
@@ -240,15 +230,3 @@ def test_no_login_follows_to_where_the_own_server_sends_a_client(
     done = grpo("track", str(run), cwd=tmp_path, **environment)
     assert done.returncode != 0
     assert foreign.requests == []
-
-
-def test_a_proxy_sees_no_login_of_another_server(
-    grpo: Grpo, served: tuple[Path, Recorder], victim: dict[str, str], tmp_path: Path
-) -> None:
-    run, recorder = copy_of(served[0], tmp_path, "http://elsewhere.invalid"), served[1]
-    through = dict.fromkeys(("HTTP_PROXY", "http_proxy"), recorder.address)
-    environment = {**victim, **through, "MLFLOW_TRACKING_URI": "http://own.invalid", "NO_PROXY": "", "no_proxy": ""}
-    done = grpo("report", str(run), "--tracking-uri", "http://elsewhere.invalid", cwd=tmp_path, **environment)
-    assert done.returncode == 0, done.stderr
-    assert recorder.requests
-    assert recorder.logins == {""}

@@ -56,19 +56,6 @@ def limits(project: Project) -> dict[str, Any]:
     return {"pool": pool["concurrency_limit"], **{queue["name"]: queue["concurrency_limit"] for queue in queues}}
 
 
-def test_only_the_queue_of_the_runs_has_a_limit(project: Project) -> None:
-    assert limits(project) == {"pool": None, "default": 1, "sweeps": None}
-
-
-def test_every_deployment_of_a_sweep_is_in_the_queue_without_a_limit(project: Project) -> None:
-    found = project.api("POST", "/deployments/filter", {})
-    flows = {flow["id"]: flow["name"] for flow in project.api("POST", "/flows/filter", {})}
-    queues = {f"{flows[deployment['flow_id']]}/{deployment['name']}": deployment["work_queue_name"] for deployment in found}
-    sweeps = {name for name, queue in queues.items() if queue == "sweeps"}
-    assert sweeps == {"grpo-sweep/sweep", "grpo-sweep/resume"}
-    assert queues["grpo/train"] == "default"
-
-
 def test_status_shows_each_worker_and_up_with_another_number_is_refused(project: Project) -> None:
     lines = project.grpo("status").stdout.splitlines()
     assert [line.split()[:2] for line in lines[2:4]] == [["worker-1", "ready"], ["worker-2", "ready"]]

@@ -87,20 +87,6 @@ def test_job_variables_that_no_server_checks_reach_no_worker(project: Project, t
     assert not touched.exists()
 
 
-def test_up_replaces_the_template_of_an_earlier_version(project: Project) -> None:
-    ours = project.api("GET", "/work_pools/grpo")["base_job_template"]
-    assert ours["variables"]["properties"] == {}
-    from prefect.workers.process import ProcessWorker
-
-    file = project.folder / "default.json"
-    file.write_text(json.dumps(ProcessWorker.get_default_base_job_template()))
-    assert project.run("prefect", "work-pool", "update", "grpo", "--base-job-template", str(file)).returncode == 0
-    assert "command" in project.api("GET", "/work_pools/grpo")["base_job_template"]["variables"]["properties"]
-    done = project.grpo("up")
-    assert done.returncode == 0, done.stderr
-    assert project.api("GET", "/work_pools/grpo")["base_job_template"] == ours
-
-
 REFUSED = {
     "an interpreter": {"training.python": "/tmp/python"},
     "remote code": {"model.trust_remote_code": True},
@@ -128,11 +114,3 @@ def test_an_allowed_module_is_taken(project: Project) -> None:
     overrides = {"rewards": [{"fn": "mine:score"}], "training.steps": 1, "evaluation.every_steps": None}
     run_id = project.start("grpo/train", "config=tiny", f"overrides={json.dumps(overrides)}")
     assert project.finished(run_id)["state_type"] == "COMPLETED"
-
-
-def test_other_modules_while_it_is_up_are_refused(project: Project) -> None:
-    done = project.grpo("up", "--allow-reward", "foreign")
-    assert done.returncode == 2
-    assert "--allow-reward foreign: the stack of " in done.stderr
-    assert "is up with mine; run `grpo down` first" in done.stderr
-    assert project.grpo("up", "--allow-reward", "mine").returncode == 0

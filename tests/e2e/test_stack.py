@@ -50,12 +50,6 @@ def test_up_again_changes_nothing_and_status_tells_the_addresses(project: Projec
     assert before.mlflow_address in status.stdout
 
 
-def test_up_with_another_port_is_refused_while_it_is_up(project: Project) -> None:
-    done = project.grpo("up", "--mlflow-port", "1")
-    assert done.returncode == 2
-    assert f"is up with {project.stack.mlflow_port}; run `grpo down` first" in done.stderr
-
-
 def test_a_run_is_named_and_tagged_by_what_differs(project: Project, finished: str) -> None:
     run = project.flow_run(finished)
     assert run["name"] == "β=0 sync=3 G=4 seed=0 tiny"
@@ -79,12 +73,6 @@ def test_a_reference_sync_is_an_event_of_prefect(project: Project, finished: str
         return [event["payload"]["step"] for event in found["events"]]
 
     assert wait_for(synced, 30) == [3]
-
-
-def test_the_steps_are_in_the_log_of_the_run(project: Project, finished: str) -> None:
-    found = project.api("POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [finished]}}, "limit": 200})
-    messages = [log["message"] for log in found]
-    assert [step for step in range(1, 5) if not any(message.startswith(f"step {step}/4 ") for message in messages)] == []
 
 
 def test_mlflow_names_the_run_and_says_what_differs(project: Project, finished: str) -> None:
@@ -132,22 +120,6 @@ def test_an_export_that_is_registered_in_the_stack_s_mlflow(project: Project, fi
     tracked = json.loads((run_dir / "tracking.json").read_text())
     (version,) = MlflowClient(tracking_uri=tracked["uri"]).search_model_versions("name = 'sums'")
     assert version.run_id == tracked["run_id"]
-
-
-def test_commands_in_the_project_s_folder_find_the_stack_s_mlflow(project: Project, finished: str) -> None:
-    run = str(project.run_dir(finished).relative_to(project.folder))
-    for words in (("report", run), ("track", run), ("export", run, "--register", "sums-by-hand")):
-        done = project.grpo(*words)
-        assert done.returncode == 0, done.stderr
-        assert "warning" not in done.stderr
-
-
-@pytest.mark.slow  # test_queues.py shows the same of a sweep's runs
-def test_two_deployments_started_together_on_one_slot_run_one_after_the_other(project: Project) -> None:
-    started = [project.start("grpo/train", "config=tiny", f"seed={seed}") for seed in (1, 2)]
-    first, second = sorted((project.finished(run_id) for run_id in started), key=lambda run: run["start_time"])
-    assert first["state_type"] == second["state_type"] == "COMPLETED"
-    assert first["end_time"] <= second["start_time"]
 
 
 def test_grpo_train_uses_the_stack_that_is_up_here(project: Project) -> None:

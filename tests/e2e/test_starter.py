@@ -45,12 +45,6 @@ def test_what_is_written_trains_as_it_is(grpo: Callable[..., Any], tmp_path: Pat
     assert "step 3/3" in done.stdout
 
 
-def test_a_folder_in_another_one_is_written_and_valid(grpo: Callable[..., Any], tmp_path: Path) -> None:
-    command = started_with(tmp_path, "exp/second-one")
-    assert command == ["train", "exp/second-one/config.yaml"]
-    assert grpo("check", command[1], cwd=tmp_path).returncode == 0
-
-
 def test_an_existing_folder_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("mine")

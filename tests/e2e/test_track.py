@@ -53,28 +53,6 @@ def test_every_figure_arrives_once_however_often_it_is_done(grpo: Any, untracked
     assert "journal.jsonl" in {file.path for file in client.list_artifacts(run_id)}
 
 
-def test_a_table_that_was_tracked_when_the_run_was_interrupted_is_replaced(grpo: Any, untracked: Path) -> None:
-    journal = untracked / "journal.jsonl"
-    for saved in ("checkpoints", "eval"):  # what a run has not saved yet when it is interrupted after its first sync
-        shutil.rmtree(untracked / saved)
-    whole = journal.read_bytes()
-    first_sync = whole.index(b'"kind":"ref_sync"')
-    journal.write_bytes(whole[: whole.index(b"\n", first_sync) + 1])
-    for content, rows in ((journal.read_bytes(), 1), (whole, 2)):
-        journal.write_bytes(content)
-        assert grpo("track", str(untracked), cwd=untracked.parent).returncode == 0
-        client, run_id = tracked_run(untracked)
-        table = json.loads(Path(client.download_artifacts(run_id, "tables/ref_syncs.json")).read_text())
-        assert len(table["data"]) == rows
-
-
-def test_a_run_that_was_killed_after_a_resume_is_killed_whatever_ended_before(grpo: Any, untracked: Path) -> None:
-    journal = Journal(untracked / "journal.jsonl")
-    journal.append("resume", STEPS, {})
-    journal.close()
-    assert "later: KILLED" in grpo("track", str(untracked), cwd=untracked.parent).stdout
-
-
 def test_a_run_that_was_killed_is_killed_in_mlflow_too(grpo: Any, untracked: Path) -> None:
     journal = untracked / "journal.jsonl"
     (untracked / "eval" / "final.json").unlink()

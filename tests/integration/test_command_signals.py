@@ -123,15 +123,6 @@ def test_a_second_request_ends_at_once(
 
 
 @pytest.mark.proof
-def test_under_nohup_a_closed_terminal_is_nothing(start: Callable[..., subprocess.Popen[bytes]]) -> None:
-    process = start("nohup", stdout=subprocess.PIPE)
-    assert line(process) == "ready"
-    process.send_signal(signal.SIGHUP)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-
-
-@pytest.mark.proof
 def test_a_terminal_that_is_gone_is_no_error(start: Callable[..., subprocess.Popen[bytes]]) -> None:
     terminal, end = pty.openpty()
     process = start("closed", stdin=end, stdout=end, stderr=end, start_new_session=True)

@@ -10,10 +10,9 @@ import pytest
 
 from grpo_core import train
 from grpo_core.config import apply_overrides, validate_config
-from grpo_core.errors import ConfigError, FolderError, TrackingError
+from grpo_core.errors import ConfigError, TrackingError
 from grpo_core.export.choice import ExportWish
 from grpo_core.run.folder import RunDir
-from tasks.process.context import FLOW_RUN_VARIABLE
 from tasks.run.exporting import ExportSummary, export_run
 from tasks.tracking import open_tracking, track_results
 from tasks.tracking.store import TrackedRun, make_client
@@ -126,21 +125,3 @@ def test_what_mlflow_cannot_take_is_refused_before_anything_is_written(
     finally:
         run_dir.tracking_file.write_text(json.dumps(facts))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_is_found_by_its_id_in_mlflow(
-    tracked_run: tuple[RunDir, TrackedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, tracked = tracked_run
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracked.uri)
-    summary = export_run.fn(tracked.run_id, ExportWish(step=2), tmp_path / "out", None)
-    assert summary.title.endswith("step 2")
-    assert summary.registered is None
-
-
-def test_a_deployed_export_lies_below_the_roots_of_its_worker(
-    tracked_run: tuple[RunDir, TrackedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FLOW_RUN_VARIABLE, "1")
-    with pytest.raises(FolderError, match=r"to .*: is not below .*/runs, where deployed flows may write"):
-        export_run.fn(str(tracked_run[0].path), ExportWish(), tmp_path / "out", None)

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_core.errors import FolderError, GrpoError, JournalError
-from grpo_core.run.flow_folder import ROOTS_VARIABLE
+from grpo_core.errors import GrpoError
 from grpo_core.run.folder import RunDir
-from tasks.folders import check_root
 from tasks.process.context import FLOW_RUN_VARIABLE
 
 MODEL = {"model.safetensors": "w", "tokenizer.json": "{}"}
@@ -116,22 +114,6 @@ def test_a_folder_of_another_program_is_refused_and_left_as_it_is(
         verb(theirs, tiny_run())
 
 
-@pytest.mark.parametrize("verb", STARTS, ids=lambda verb: verb.__name__)
-def test_so_it_is_where_it_only_holds_folders_that_are_called_as_ours(
-    verb: Callable[..., None], tmp_path: Path, tiny_run: Any
-) -> None:
-    """Without a config.json nothing was removed, but written: prompts, an `original`, a downloaded policy, a sweep."""
-    mine = tmp_path / "mine"
-    (mine / "data").mkdir(parents=True)
-    (mine / "data" / "train.jsonl").write_text("mine")
-    (mine / "original").mkdir()
-    (mine / "original" / "x").write_text("mine")
-    before = contents(mine)
-    with pytest.raises(GrpoError, match="neither empty nor a folder of grpo-flow"):
-        verb(mine, tiny_run())
-    assert contents(mine) == before
-
-
 @pytest.mark.parametrize("module", ["grpo_core.training", "grpo_core.evaluation"])
 def test_the_bare_processes_write_nothing_there_either(module: str, theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from grpo_core.evaluation.__main__ import main as evaluation
@@ -140,23 +122,6 @@ def test_the_bare_processes_write_nothing_there_either(module: str, theirs: Path
     code = training([str(theirs)]) if module == "grpo_core.training" else evaluation([str(theirs), "--policy", "base"])
     assert code == 2
     assert "is no folder of grpo-flow" in capsys.readouterr().err
-
-
-def test_a_checkpoint_folder_of_theirs_is_not_pruned(tiny_run: Any) -> None:
-    """Copies that a person made, and what happens to be called alike, outlive the training."""
-    from grpo_core.training.__main__ import main
-
-    run_dir = tiny_run({"training.checkpoint_every": 1, "training.keep_checkpoints": 1})
-    mine = [run_dir.checkpoints / name for name in ("step_000000_before", "step_notes", "my_step_000001")]
-    for folder in mine:
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-    (run_dir.checkpoints / "step_plan.txt").write_text("x")
-    (mine[1] / "manifest.json").rename(mine[1] / "notes.txt")
-    assert main([str(run_dir.path)]) == 0
-    assert [folder.name for folder in mine if not folder.is_dir()] == []
-    assert (run_dir.checkpoints / "step_plan.txt").exists()
-    assert (run_dir.checkpoints / "step_000004").is_dir()
 
 
 @pytest.mark.parametrize("verb", [*STARTS, resume, resume_sweep], ids=lambda verb: verb.__name__)
@@ -173,26 +138,6 @@ def test_a_deployed_flow_stays_below_its_workers_roots(
             verb(place, run)
     assert not (tmp_path / "other").exists()
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "out"]
-
-
-def test_the_workers_owner_can_allow_other_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(FLOW_RUN_VARIABLE, "00000000-0000-0000-0000-000000000000")
-    monkeypatch.setenv(ROOTS_VARIABLE, os.pathsep.join(["runs", str(tmp_path / "scratch")]))
-    for place in (tmp_path / "scratch" / "one", Path("runs/one"), None):
-        assert check_root(place, "run_dir") == place
-    with pytest.raises(FolderError, match="run_dir other/one: is not below"):
-        check_root(Path("other/one"), "run_dir")
-
-
-def test_a_start_that_fails_can_be_repeated_in_its_folder(tmp_path: Path, tiny_run: Any) -> None:
-    run = tiny_run()
-    for _ in range(2):
-        with pytest.raises(JournalError, match="holds no finished step"):
-            reproduce(tmp_path / "again", run)
-    train(tmp_path / "again", run)
-    assert not RunDir(tmp_path / "again").original.exists()  # or the run would be compared with that one
-    hold(tmp_path / "again", run)
 
 
 def mode(path: Path) -> int:

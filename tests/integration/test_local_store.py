@@ -17,15 +17,12 @@ import pytest
 
 from grpo_core.errors import TrackingError
 from grpo_core.machine.jsonfile import read_json
-from grpo_core.machine.sqlite import sqlite_file
 from grpo_core.run.alerts import add_alert
-from grpo_core.run.provenance import collect_provenance, write_provenance
 from grpo_core.training.__main__ import main
 from tasks.tracking import open_tracking
-from tasks.tracking.fetch import fetch_records
 from tasks.tracking.later import track_later
 from tasks.tracking.local_store import ensure_store
-from tasks.tracking.store import make_client, read_tracked
+from tasks.tracking.store import make_client
 
 ROOT = Path(__file__).parents[2]
 OPENS = """
@@ -107,11 +104,6 @@ def test_a_process_that_is_killed_while_it_creates_the_store_leaves_none_and_the
     assert [experiment.name for experiment in make_client(f"sqlite:///{path}").search_experiments()] == ["Default"]
 
 
-def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
-    (tmp_path / "empty.db").touch()
-    assert len(make_client(f"sqlite:///{tmp_path / 'empty.db'}").search_experiments()) == 1
-
-
 def half_a_migration(store: Path) -> None:
     change(store, "UPDATE alembic_version SET version_num = 'cc1f77228345'", "CREATE TABLE _alembic_tmp_metrics (x)")
 
@@ -154,25 +146,6 @@ def test_the_store_of_an_older_mlflow_is_upgraded(tmp_path: Path, capsys: Any) -
     assert f"upgraded the tracking store {store} to MLflow 3" in capsys.readouterr().out
 
 
-def test_after_the_remedy_grpo_track_logs_an_earlier_run_to_the_new_store(tiny_run: Callable[..., Any], store: Path) -> None:
-    run_dir = tiny_run({"tracking.uri": f"sqlite:///{store}", "training.steps": 2})
-    start(OPENS, str(run_dir.path), stdin=subprocess.PIPE).communicate("\n")
-    before = read_tracked(run_dir)
-    assert main([str(run_dir.path)]) == 0
-    config = run_dir.read_config().model_dump(mode="json")
-    write_provenance(collect_provenance(config, "d" * 64, {"model_digest": "e" * 64}), run_dir.provenance_file)
-    store.unlink()
-    for _ in range(2):
-        tracked, status, problems = track_later(run_dir.path)
-        assert (status, problems) == ("FINISHED", ())
-    assert tracked.run_id != before.run_id
-    assert read_tracked(run_dir) == tracked
-    client = make_client(f"sqlite:///{store}")
-    assert [metric.step for metric in client.get_metric_history(tracked.run_id, "kl/ref/drift")] == [1, 2]
-    assert client.get_run(tracked.run_id).data.params["training.steps"] == "2"
-    assert {"config.json", "data", "journal.jsonl"} <= {file.path for file in client.list_artifacts(tracked.run_id)}
-
-
 def test_what_is_tracked_later_imports_nothing_of_the_run_and_has_the_alerts_that_were_written_down(
     tiny_run: Callable[..., Any], store: Path, tmp_path: Path
 ) -> None:
@@ -189,19 +162,3 @@ def test_what_is_tracked_later_imports_nothing_of_the_run_and_has_the_alerts_tha
     assert not (tmp_path / "ran").exists()
     tags = make_client(f"sqlite:///{store}").get_run(tracked.run_id).data.tags
     assert tags["alert.custom.rule_of_a_stranger.judge"] == "step 2: rule_of_a_stranger:judge: too long"
-
-
-def test_what_is_only_read_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(TrackingError, match=r"runs/mlflow\.db: there is no such file; set MLFLOW_TRACKING_URI"):
-        fetch_records("0" * 32, tmp_path / "target")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_which_addresses_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert sqlite_file(f"sqlite:///{tmp_path}/a b.db") == tmp_path / "a b.db"
-    assert sqlite_file("sqlite:///a.db") == tmp_path / "a.db"
-    for uri in ("sqlite://", "sqlite:///:memory:", "http://127.0.0.1:5000", "postgresql://host/mlflow", "./mlruns"):
-        assert sqlite_file(uri) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_core.errors import TrainingError
-from grpo_core.run.process_state import end_process, ensure_ended, process_has_ended
+from grpo_core.run.process_state import end_process, process_has_ended
 from tasks.process.child import INTERRUPTED, run_child
 from tasks.process.context import FLOW_RUN_VARIABLE
 
@@ -33,18 +33,6 @@ def test_a_failed_child_is_reported_by_its_last_line(tmp_path: Path, module: str
     with pytest.raises(TrainingError, match=r"^the reason$"):
         run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
     assert json.loads((tmp_path / "state").read_text())["returncode"] == 2
-
-
-@pytest.mark.parametrize("chosen", [None, "FASTEST_FIRST"])
-def test_a_child_counts_gpus_as_the_drivers_tool_does_unless_told_otherwise(
-    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, chosen: str | None
-) -> None:
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("CUDA_DEVICE_ORDER", chosen)
-    write(tmp_path, "import os\nprint(os.environ['CUDA_DEVICE_ORDER'])\n")
-    run_child(module, [], tmp_path / "log")
-    assert (tmp_path / "log").read_text().split() == [chosen or "PCI_BUS_ID"]
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
@@ -80,18 +68,6 @@ def test_a_killed_child_is_reported_by_the_signal(tmp_path: Path, module: str) -
     write(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with pytest.raises(TrainingError, match="killed by SIGKILL"):
         run_child(module, [], tmp_path / "log")
-
-
-def test_an_interpreter_that_is_not_there_ends_the_state_too(tmp_path: Path, module: str) -> None:
-    with pytest.raises(TrainingError, match=r"training\.python: /no/such/python"):
-        run_child(module, [], tmp_path / "log", python="/no/such/python", state_file=tmp_path / "state")
-    assert process_has_ended(tmp_path / "state")
-
-
-def test_a_process_that_never_began_counts_as_ended_once_that_is_said(tmp_path: Path) -> None:
-    assert not process_has_ended(tmp_path / "state")
-    ensure_ended(tmp_path / "state")
-    assert process_has_ended(tmp_path / "state")
 
 
 def test_a_hung_child_that_ignores_sigterm_is_killed(tmp_path: Path, module: str) -> None:
@@ -160,17 +136,6 @@ def test_a_worker_leaves_a_child_that_is_in_a_long_step_to_its_end(
     assert process_has_ended(tmp_path / "state")  # for the monitor, which need not wait for it
     pid = json.loads((tmp_path / "state").read_text())["pid"]
     os.waitpid(pid, 0)
-    assert (tmp_path / "saved").read_text() == "checkpoint"
-
-
-def test_at_a_terminal_the_end_of_the_step_is_waited_for(
-    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, interruptible: None
-) -> None:
-    monkeypatch.setattr("tasks.process.child.STOP_SECONDS", 0.1)
-    write(tmp_path, FINISHES_ITS_STEP.format(step=1, out=str(tmp_path / "saved")))
-    threading.Thread(target=interrupt_when_ready, args=(tmp_path / "log",), daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_child(module, [], tmp_path / "log", state_file=tmp_path / "state")
     assert (tmp_path / "saved").read_text() == "checkpoint"
 
 

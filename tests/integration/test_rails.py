@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stack.services import stack_environment
-from flows.stack.state import Stack, read_stack
 from grpo_core.config import apply_overrides, load_config
-from grpo_core.config.vllm_limits import SERVER_VARIABLE
-from grpo_core.errors import ConfigError, SamplerError
-from grpo_core.generation.vllm.client import connect
+from grpo_core.errors import ConfigError
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import load_sweep
 from tasks.process.context import FLOW_RUN_VARIABLE, PART_VARIABLE, is_deployed
 from tasks.rails import ALLOWED_VARIABLE, load_allowed, load_allowed_sweep
 from tasks.run.evaluation_run import open_evaluation
-from tasks.run.reproduction import open_reproduction, say_changes
+from tasks.run.reproduction import open_reproduction
 from tasks.run.setup import hold_run, open_run
 from tasks.sweep.local import LocalLauncher
 from tasks.sweep.stages import hold_sweep, open_sweep
@@ -96,12 +91,6 @@ def test_code_in_the_run_that_is_repeated_is_refused(folder: Path, tiny_run: Any
 
 
 @pytest.mark.parametrize("key", CODE)
-def test_code_in_an_evaluation_is_refused(folder: Path, key: str) -> None:
-    refused(lambda: open_evaluation.fn("scratch:tiny", "tiny", {key: CODE[key]}, None), key)
-    assert list((folder / "runs").iterdir()) == []
-
-
-@pytest.mark.parametrize("key", CODE)
 @pytest.mark.parametrize("place", ["overrides", "axes"])
 def test_code_in_any_arm_of_a_sweep_is_refused(folder: Path, tiny_values: dict[str, Any], key: str, place: str) -> None:
     harmless = {"training.python": None, "model.trust_remote_code": False, "rewards": [{"fn": "length"}]}[key]
@@ -136,12 +125,6 @@ def test_at_a_terminal_everything_is_allowed(folder: Path, monkeypatch: pytest.M
     monkeypatch.delenv(PART_VARIABLE)
     for key, value in CODE.items():
         assert load_allowed("tiny", {key: value}).config == load_config("tiny", {key: value})
-
-
-def test_every_key_that_runs_code_is_named_at_once(folder: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_allowed("tiny", CODE)
-    assert all(named in str(caught.value) for named in NAMED.values())
 
 
 def test_the_runs_of_a_deployed_sweep_are_within_the_rails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,17 +174,6 @@ def test_a_file_elsewhere_that_is_no_configuration_is_not_quoted(
             assert f"`grpo check {file}`" in str(caught.value)
 
 
-def test_a_config_of_another_program_is_not_quoted_when_its_folder_is_named_as_a_run(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    place = tmp_path_factory.mktemp("elsewhere")
-    (place / "config.json").write_text(SECRETS["unknown.json"])
-    with pytest.raises(ConfigError, match="do not quote") as caught:
-        open_reproduction.fn(str(place), {}, None)
-    assert "hunter2" not in str(caught.value)
-    assert caught.value.__suppress_context__
-
-
 def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, tiny_values: dict[str, Any]
 ) -> None:
@@ -210,28 +182,6 @@ def test_a_configuration_elsewhere_is_taken_and_its_overrides_are_quoted(
     load_allowed(str(file), {})
     with pytest.raises(ConfigError, match=r"loss\.bta: unknown key; did you mean loss\.beta"):
         load_allowed(str(file), {"loss.bta": 1})
-
-
-def test_a_worker_is_started_with_what_its_stack_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ALLOWED_VARIABLE, "inherited")
-    stack = Stack(folder=tmp_path, prefect_port=1, mlflow_port=2, slots=1, project=tmp_path)
-    assert stack_environment(stack)[ALLOWED_VARIABLE] == ""
-    stack = Stack(folder=tmp_path, prefect_port=1, mlflow_port=2, slots=1, project=tmp_path, allow_reward=("a", "b.c"))
-    assert stack_environment(stack)[ALLOWED_VARIABLE] == "a,b.c"
-    stack.write()
-    assert read_stack(tmp_path) == stack
-
-
-def test_the_code_of_a_run_that_is_repeated_is_printed_first(tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir = tiny_run({key: CODE[key] for key in ("training.python", "rewards")})
-    shutil.copytree(run_dir.path, run_dir.path / "copy")
-    (run_dir.path / "copy").rename(run_dir.original)
-    say_changes(run_dir.path)
-    assert capsys.readouterr().out.splitlines() == [
-        "runs code: rewards.1.fn: mine.short:brevity",
-        "runs code: training.python: /tmp/python",
-        "the run repeats bit for bit, on the same kind of machine with as many threads",
-    ]
 
 
 NAMES: dict[str, tuple[str, Any]] = {
@@ -323,35 +273,3 @@ def test_a_deployed_sweep_names_no_study(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("GRPO_STUDY_URL", study)
     assert load_allowed_sweep(str(file), {}).sweep.study == study
     assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9999", "http://[::1]:9999"])
-def test_a_deployment_names_no_server_but_the_one_that_the_owner_has_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
-    monkeypatch.setenv(SERVER_VARIABLE, "http://127.0.0.1:8000")
-    with pytest.raises(ConfigError, match=rf"rollout\.vllm\.url: '{re.escape(url)}' is not the server .* GRPO_VLLM_URL"):
-        load_allowed("tiny", values)
-    monkeypatch.setenv(SERVER_VARIABLE, url)
-    assert load_allowed("tiny", values).config.rollout.vllm.url == url
-    monkeypatch.delenv(SERVER_VARIABLE)
-    monkeypatch.delenv(PART_VARIABLE)
-    assert load_allowed("tiny", values).config.rollout.vllm.url == url  # at a terminal
-
-
-def test_the_server_that_the_owner_has_named_may_be_a_container_beside_the_trainer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = "http://vllm:8000"
-    values = {"rollout.engine": "vllm", "rollout.vllm.url": url, "model.dtype": "float32"}
-    with pytest.raises(ConfigError, match=r"'http://vllm:8000' is not the server .* GRPO_VLLM_URL"):
-        load_allowed("tiny", values)
-    monkeypatch.setenv(SERVER_VARIABLE, url)
-    assert load_allowed("tiny", values).config.rollout.vllm.url == url
-    # Whoever reads what the run has stored need not have the variable; whoever samples must.
-    monkeypatch.delenv(SERVER_VARIABLE)
-    monkeypatch.delenv(PART_VARIABLE)
-    config = load_allowed("tiny", values).config
-    with pytest.raises(SamplerError, match=r"vllm:8000 is not an address of this machine, nor the one in GRPO_VLLM_URL"):
-        connect(config)

@@ -132,21 +132,6 @@ def test_a_tag_lists_the_steps_whose_replay_gave_other_figures(
     assert [(number, value) for number, value, _ in history(tracked) if number != 4] == [(1, 0.1), (2, 0.2), (3, 0.3), (5, 0.5)]
 
 
-def test_a_replay_that_gives_the_first_figures_after_all_takes_the_steps_from_the_tag(
-    tracked: TrackedRun, replayed: list[Record], tmp_path: Path
-) -> None:
-    ship(Shipper(tracked), replayed)
-    assert replayed_tag(tracked) is None
-    journal = Journal(tmp_path / "journal.jsonl")
-    for factor in (2.0, 1.0):
-        journal.append("resume", 2, {})
-        for number in (3, 4):
-            step(journal, number, factor * number / 10)
-        ship(Shipper(tracked), read_records(tmp_path / "journal.jsonl"))
-        assert replayed_tag(tracked) == (f"steps 3-4: {FIRST_ATTEMPT}" if factor == 2 else "no step any more")
-    journal.close()
-
-
 def sync(journal: Journal, number: int, alpha: float) -> None:
     figures = {"sync_count": number, "kl_before": 0.1 * number, "kl_after": 0.0, "param_distance": 1.0}
     journal.append("ref_sync", number, {"step": number, "alpha": alpha, **figures})
@@ -179,22 +164,6 @@ def test_the_table_of_syncs_follows_each_sync_and_forgets_those_that_a_resume_re
         if record.kind == "ref_sync":
             seen.append(synced_table(tracked))
     assert seen == [[[2, 1.0]], [[2, 1.0], [4, 1.0]], [[2, 1.0], [4, 0.5]]]
-
-
-def test_a_table_that_cannot_be_written_holds_up_no_figure(
-    tracked: TrackedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "mlartifacts").write_text("a file where MLflow puts artifacts")
-    journal = Journal(tmp_path / "journal.jsonl")
-    step(journal, 1, 0.1)
-    sync(journal, 1, 1.0)
-    step(journal, 2, 0.2)
-    journal.close()
-    shipper = Shipper(tracked)
-    ship(shipper, read_records(tmp_path / "journal.jsonl"))
-    assert [point[0] for point in history(tracked)] == [1, 2]
-    assert shipper.last_error == ""
-    assert "the table of reference syncs is not in MLflow yet" in caplog.text
 
 
 def test_a_run_that_was_deleted_is_named_and_not_waited_for(tracked: TrackedRun, replayed: list[Record]) -> None:

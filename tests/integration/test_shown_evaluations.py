@@ -12,11 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from grpo_core.evaluation import __main__ as evaluation
-from grpo_core.evaluation.results import table_file
 from grpo_core.export.choice import ExportWish
 from grpo_core.export.facts import drift_of
 from grpo_core.export.policy_folder import export_policy
@@ -111,30 +109,6 @@ def test_the_figure_of_an_older_policy_is_never_that_of_the_run(died: RunDir) ->
     assert f"-> {accuracy_of(history, STEPS):.3f} [" in shown(died)
     assert f"] on new prompts, after step {STEPS}\n" in shown(died)
     assert row_of(died)["accuracy"] == row_of(died)["objective"] == accuracy_of(history, STEPS)
-
-
-def test_a_table_that_an_evaluation_cut_short_has_written_is_not_compared_with_older_figures(
-    died: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed between its table and its record, the evaluation of a later policy is none."""
-    assert main([str(died.path)]) == 0
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("grpo_core.evaluation.results.Journal", killed)
-    with pytest.raises(KeyboardInterrupt):
-        evaluation.main([str(died.path), "--policy", "final"])
-    monkeypatch.undo()
-    assert "greedy accuracy (" not in shown(died)
-    assert evaluation.main([str(died.path), "--policy", "final"]) == 0
-    comparison = compare_evaluations(died)
-    assert comparison is not None
-    assert comparison.step == STEPS
-    base, final = (
-        pandas.read_parquet(table_file(died, policy)).query("sample == -1")["correct"].mean() for policy in ("base", "final")
-    )
-    assert comparison.difference.value == pytest.approx(final - base)
 
 
 def test_each_kl_of_a_card_names_the_policy_and_the_reference_that_it_is_between(tiny_run: Any, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from flows.stack.control import end_stack
-from flows.stack.processes import MARK, SERVICE, end_processes, listens, marked_processes, start_process
-from flows.stack.servers import folder_here, use_stack, write_client_settings
+from flows.stack.processes import MARK, SERVICE, end_processes, marked_processes, start_process
+from flows.stack.servers import use_stack, write_client_settings
 from flows.stack.services import conditions
-from flows.stack.state import Stack, claim_folder, prefect_client, read_stack
+from flows.stack.state import Stack, claim_folder, read_stack
 from grpo_core.errors import StackError
 
 # These processes outlive the objects that started them; that is what they are for.
@@ -69,12 +69,6 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, co
     assert mode(folder) == 0o755
 
 
-def test_down_makes_nothing_in_a_folder_without_a_stack(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    assert not end_stack(tmp_path, 0, print)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 COMMANDS = [claim_folder, read_stack, lambda folder: end_stack(folder, 0, print)]
 
 
@@ -117,13 +111,6 @@ def test_the_settings_file_holds_the_secret_for_its_owner_alone(stack: Stack) ->
     assert f'auth_string = "{stack.secret}"' in settings.read_text()
 
 
-def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "prefect.toml").mkdir()  # to root, no file of another user is unreadable
-    with pytest.raises(StackError, match=r"prefect\.toml: cannot be read .*; it is for the user alone who has run `grpo up`"):
-        folder_here()
-
-
 @pytest.mark.parametrize(("chosen", "is_given"), [("4207/api", True), ("4208/api", False), ("4207.evil.example/api", False)])
 def test_the_secret_is_for_the_stacks_own_api(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, chosen: str, is_given: bool
@@ -134,48 +121,6 @@ def test_the_secret_is_for_the_stacks_own_api(
     monkeypatch.setenv("PREFECT_API_URL", f"http://localhost:{chosen}")
     use_stack()
     assert ("PREFECT_API_AUTH_STRING" not in os.environ) == is_given  # prefect.toml has it, an empty variable hides that
-
-
-def test_a_command_in_the_folder_of_a_stack_gets_its_secret(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "another server's")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, "intranet")
-    stack.write()
-    with pytest.raises(StackError, match="is not running"):
-        use_stack()
-    start(stack, "prefect")
-    start(stack, "mlflow")
-    use_stack()
-    assert os.environ["PREFECT_API_URL"] == stack.api
-    assert os.environ["PREFECT_API_AUTH_STRING"] == stack.secret
-    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "intranet,127.0.0.1"
-
-
-def test_our_client_carries_the_secret_past_any_proxy(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append((self.path, self.headers.get("Authorization")))
-            self.send_error(404)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        port = server.server_address[1]
-        stack.secret_file.parent.mkdir()
-        stack.secret_file.write_text("user:a-long-password\n")
-        with prefect_client(Stack(**{**vars(stack), "prefect_port": port}), 10) as client:
-            client.get("/flows")
-        thread.join()
-        assert listens([psutil.Process()], port)
-    assert seen == [("/api/flows", "Basic dXNlcjphLWxvbmctcGFzc3dvcmQ=")]
-    assert not listens([psutil.Process()], port)
 
 
 def test_somebody_else_who_answers_on_mlflows_port_is_not_the_stacks_mlflow(

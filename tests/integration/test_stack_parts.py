@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,8 +24,7 @@ from flows.stack.processes import (
     service_processes,
     start_process,
 )
-from flows.stack.servers import folder_here, remove_client_settings, write_client_settings
-from flows.stack.state import Stack, read_stack
+from flows.stack.state import Stack
 from grpo_core.errors import StackError
 from grpo_core.machine.gpus import SLOTS_VARIABLE
 from grpo_core.machine.slots import FOLDER_VARIABLE, held_slot
@@ -38,11 +34,6 @@ from tasks.process.context import FLOW_RUN_VARIABLE
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"]
-STUBBORN = [
-    sys.executable,
-    "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)",
-]
 
 
 @pytest.fixture
@@ -79,25 +70,6 @@ def test_a_port_that_is_left_out_is_the_next_free_one(listener: int) -> None:
     assert is_free(chosen)
 
 
-def test_a_process_heeds_interrupts_even_if_its_starter_ignores_them(folder: Path) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        start(SLEEPER, folder, folder / "log")
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    (process,) = marked_processes(folder)
-    process.send_signal(signal.SIGINT)
-    process.wait(10)
-
-
-def test_those_that_do_not_heed_sigterm_are_killed(folder: Path) -> None:
-    start(SLEEPER, folder, folder / "a")
-    start(STUBBORN, folder, folder / "b")
-    end_processes(marked_processes(folder), 1.0)
-    assert marked_processes(folder) == {}
-
-
 def test_marked_processes_are_found_after_their_parents_death(folder: Path) -> None:
     parent = [sys.executable, "-c", f"import subprocess; subprocess.Popen({SLEEPER!r}, start_new_session=True)"]
     start(parent, folder, folder / "log")
@@ -117,42 +89,6 @@ def test_the_process_of_a_run_is_not_its_workers(folder: Path) -> None:
     assert service_processes(folder) == {}
 
 
-def test_a_stack_is_remembered_as_it_is(folder: Path) -> None:
-    assert read_stack(folder) is None
-    stack = Stack(folder=folder, prefect_port=4207, mlflow_port=5007, slots=2, project=folder)
-    stack.write()
-    assert read_stack(folder) == stack
-    assert not stack.alive("worker")
-    start(SLEEPER, folder, folder / "a", **{SERVICE: "worker"})
-    assert stack.alive("worker")
-    stack.forget()
-    assert read_stack(folder) is None
-
-
-def test_the_settings_file_is_written_and_removed_by_its_own_stack_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    one = Stack(folder=tmp_path / "one", prefect_port=4207, mlflow_port=5007, project=tmp_path)
-    two = replace(one, folder=tmp_path / "two")
-    assert folder_here() == Path(".grpo")
-    write_client_settings(one)
-    assert folder_here() == tmp_path / "one"
-    assert tomllib.loads((tmp_path / "prefect.toml").read_text())["api"] == {"url": one.api, "auth_string": one.secret}
-    with pytest.raises(StackError, match=rf"is of another stack \(`grpo down --folder {tmp_path / 'one'}`"):
-        write_client_settings(two)
-    remove_client_settings(two)
-    write_client_settings(one)
-    remove_client_settings(one)
-    assert not (tmp_path / "prefect.toml").exists()
-    (tmp_path / "prefect.toml").write_text("[api]\n")
-    with pytest.raises(StackError, match=r"not from `grpo up`"):
-        write_client_settings(one)
-    remove_client_settings(one)
-    assert folder_here() == Path(".grpo")
-    assert (tmp_path / "prefect.toml").exists()
-
-
 def test_a_stack_belongs_to_the_folder_in_which_it_was_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     other = Stack(folder=folder / ".grpo", prefect_port=4207, mlflow_port=5007, project=folder / "other")
@@ -165,12 +101,6 @@ def test_a_stack_belongs_to_the_folder_in_which_it_was_started(folder: Path, mon
             start_stack(other.folder, {}, print)
     finally:
         end_processes(marked_processes(other.folder), 5)
-
-
-def test_a_damaged_state_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "stack.json").write_text('{"processes": 3}')
-    with pytest.raises(StackError, match=r"stack\.json: cannot be read"):
-        read_stack(tmp_path)
 
 
 class BusyError(Exception):
@@ -189,13 +119,6 @@ def slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_slots_are_taken_until_there_are_none_and_given_back(slots: Path) -> None:
-    with held_slot(busy), held_slot(busy), pytest.raises(BusyError), held_slot(busy):
-        pass
-    with held_slot(busy), held_slot(busy):
-        pass
-
-
 def test_a_child_keeps_the_slot_when_its_starter_leaves_and_the_kernel_frees_it_at_its_death(slots: Path) -> None:
     with held_slot(busy) as descriptors:
         child = subprocess.Popen(SLEEPER, pass_fds=descriptors, stdout=subprocess.DEVNULL)
@@ -205,9 +128,3 @@ def test_a_child_keeps_the_slot_when_its_starter_leaves_and_the_kernel_frees_it_
     child.wait()
     with held_slot(busy), held_slot(busy):
         pass
-
-
-def test_without_a_worker_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
-    with held_slot(busy) as first, held_slot(busy) as second:
-        assert first == second == ()

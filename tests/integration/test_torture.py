@@ -3,14 +3,12 @@
 `make torture` does it at length.
 """
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from grpo_core.run.journal import read_records
-from tests.torture.__main__ import main
 from tests.torture.aims import Wish
 from tests.torture.phases import Phase
 from tests.torture.plans import Plan
@@ -99,12 +97,3 @@ def test_a_run_that_forgets_its_moments_at_a_resume_is_found_out(variant, witnes
     # The rollouts of that step are still the same, what its update makes of them is not.
     assert any(line.startswith(f"{resumed}ref/param_distance") for line in forgetful.differences)
     assert not any(line.startswith(f"{resumed}completion/") for line in forgetful.differences)
-
-
-def test_what_was_not_done_in_time_is_named_and_counts_as_failed(tmp_path, capsys):
-    report = tmp_path / "report.json"
-    assert main(["--runs", "2", "--minutes", "0.02", "--variants", "copy", "--report", str(report)]) == 1
-    said = capsys.readouterr().out
-    assert "not done in 0.02 minutes: runs [1, 2]" in said
-    assert "0 of 2 runs equal" in said
-    assert json.loads(report.read_text())["not_done"] == [1, 2]

@@ -5,7 +5,7 @@ from pathlib import Path
 from alembic import command
 from mlflow.store.db.utils import _get_alembic_config, _get_latest_schema_revision, create_sqlalchemy_engine
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, text
 
 from tasks.tracking.schema import upgrade_schema
 
@@ -32,9 +32,3 @@ def test_the_tables_of_3_6_become_those_of_the_version_that_is_installed(tmp_pat
     assert revision(store) == _get_latest_schema_revision() != HEAD_OF_3_6
     with store.connect() as connection:
         assert "kept" in connection.execute(text("SELECT name FROM experiments")).scalars().all()
-
-
-def test_empty_databases_stay_empty_for_the_server_to_fill(tmp_path: Path) -> None:
-    store, users = engines(tmp_path)
-    upgrade_schema(str(store.url), str(users.url))
-    assert inspect(store).get_table_names() == inspect(users).get_table_names() == []

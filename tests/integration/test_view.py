@@ -52,20 +52,6 @@ def test_the_view_has_what_is_asked_first_on_top_and_the_rest_folded_by_area(ope
     assert len({chart["uuid"] for chart in charts}) == len(charts)
 
 
-def test_an_experiment_of_before_gets_the_view_and_the_next_run_writes_nothing(tiny_run: Any, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = make_client(uri)
-    experiment = client.create_experiment("viewed")
-    run_dir = tiny_run({"tracking.uri": uri, "tracking.experiment": "viewed"})
-    tracked = open_tracking.fn(run_dir.path)
-    assert (tracked.experiment_id, tracked.view) == (experiment, "grpo")
-    before = client.get_experiment(experiment)
-    assert open_tracking.fn(run_dir.path) == tracked
-    after = client.get_experiment(experiment)
-    assert after.tags == before.tags
-    assert after.last_update_time == before.last_update_time
-
-
 def test_a_view_of_an_older_version_is_replaced_and_one_that_somebody_saved_is_not(opened: TrackedRun) -> None:
     client, view = make_client(opened.uri), SavedView()
     current = tag_of(opened)
@@ -98,10 +84,3 @@ def test_links_of_servers(uri: str, base: str) -> None:
     assert tracked.charts_address.startswith(f"{base}/#/experiments/1/runs?workflowType=machine_learning&")
     assert tracked.charts_address.endswith("&viewStateShareKey=grpo")
     assert tracked.places == (("MLflow", tracked.address), ("charts", tracked.charts_address))
-
-
-@pytest.mark.parametrize("uri", ["sqlite:////tmp/mlflow.db", "file:///tmp/mlruns", "postgresql://host/mlflow"])
-def test_a_store_has_no_link_but_the_command_that_shows_it(uri: str) -> None:
-    tracked = TrackedRun(uri=uri, experiment_id="1", run_id="2", name="n", view="grpo")
-    assert not tracked.has_pages
-    assert tracked.places[0] == ("MLflow", f"mlflow ui --backend-store-uri {uri}, then")

@@ -1,11 +1,8 @@
-"""Overrides as a person types them: keys of the schema with ordinary values, values at and beyond the bounds, and nonsense."""
+"""The keys of the schema with the kinds of their values, and the nonsense that a person may type."""
 
-import json
-from random import Random
 from typing import Any
 
 from grpo_core.config import RunConfig
-from grpo_core.config.names import BUILTIN_REWARDS
 
 NONSENSE = (
     *(
@@ -30,23 +27,7 @@ NONSENSE = (
     "1.5",
 )
 """Whatever is typed into a wrong key."""
-TEXTS = {
-    "data.source": [
-        "reasoning_gym:chain_sum",
-        "reasoning_gym:nonsense",
-        "file:nowhere.jsonl",
-        "file:",
-        "hub:openai/gsm8k",
-        "ftp:x",
-    ],
-    "model.source": ["nobody/nothing", "bundled:nothing", "scratch:sums", "/nowhere"],
-    "rewards.0.fn": [*BUILTIN_REWARDS, "exact", "os:system", "a-b:c", ":f"],
-    "evaluation.verifier": [*BUILTIN_REWARDS, "nothing"],
-    "data.prompt_column": ["question", "answer", "nothing"],
-    "training.python": ["/nowhere/python", ""],
-}
 """What else is typed where a text belongs."""
-LISTS = {"evaluation.k": ["[1]", "[1, 2]", "[0]", "[1, 1000000]"], "optimizer.adam_betas": ["[0.9, 0.95]", "[0.9]", "[1, 1]"]}
 
 
 def leaves() -> dict[str, list[dict[str, Any]]]:
@@ -69,43 +50,3 @@ def leaves() -> dict[str, list[dict[str, Any]]]:
 
 
 LEAVES = leaves()
-
-
-def override(draw: Random) -> str:
-    """Return one `key=value`."""
-    key = draw.choice(sorted(LEAVES))
-    kind = draw.choice(LEAVES[key])
-    if draw.random() < 0.3:
-        return f"{key}={draw.choice(NONSENSE)}"
-    return f"{key}={_value(key, kind, draw)}"
-
-
-def _value(key: str, kind: dict[str, Any], draw: Random) -> str:
-    if key in LISTS:
-        return draw.choice(LISTS[key])
-    if "enum" in kind:
-        return draw.choice(kind["enum"])
-    low = kind.get("minimum", kind.get("exclusiveMinimum", 0))
-    high = kind.get("maximum", kind.get("exclusiveMaximum", 2**63 - 1))
-    match kind.get("type"):
-        case "boolean":
-            return draw.choice(("true", "false"))
-        case "integer":
-            return str(draw.choice((low, low + 1, low + draw.randrange(12), low + draw.randrange(12), high, high + 1, low - 1)))
-        case "number":
-            return json.dumps(
-                draw.choice((low, low + 0.5, low + draw.random(), low + draw.random(), high, high * 2 + 1, low - 1))
-            )
-        case "null":
-            return "null"
-        case "object":
-            return draw.choice(("{}", "{min_terms: 2, max_terms: 2}", "{nothing: 1}"))
-        case "array":
-            return draw.choice(("[]", "[a]", "[[a, b]]"))
-    return draw.choice(TEXTS.get(key, ["something", "train"]))
-
-
-def overrides(draw: Random) -> list[str]:
-    """Return some, each key once."""
-    drawn = {text.partition("=")[0]: text for text in (override(draw) for _ in range(draw.randint(1, 4)))}
-    return list(drawn.values())

@@ -177,12 +177,6 @@ def test_the_ui_asks_once_for_the_secret(stack_door: Door, browser: Browser, pro
     )
 
 
-def test_a_wrong_secret_does_not_open_the_ui(stack_door: Door, browser: Browser) -> None:
-    log_out(browser, stack_door)
-    enter(browser, "admin:pass")
-    browser.wait_for("document.body.innerText.includes('Invalid credentials')")
-
-
 def test_the_owner_is_let_in(door: Door) -> None:
     """The same requests with the secret; otherwise every request could be refused for reasons of its own."""
     one = door.read("GET", f"/api/deployments/name/{FLOW}/{DEPLOYMENT}")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from grpo_core.config import RunConfig, load_config, validate_config
 from grpo_core.config.yaml_text import parse_yaml
@@ -42,14 +41,6 @@ def test_check_prints_the_resolved_configuration() -> None:
     assert "advantage_rms_factor: 0.9354" in done.stdout  # sqrt(7 / 8)
     assert "effective beta: 0.001 x mean KL per token" in done.stdout
     assert done.stdout.endswith("0 warning(s); the configuration is valid, and the run can start here\n")
-
-
-def test_check_prints_each_warning() -> None:
-    done = grpo("check", TINY, "reference.sync_steps=5000", "rollout.top_k=5", "model.dtype=float32")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("warning: ") == 2
-    assert "warning: reference.sync_steps: 5000 is too long for a run" in done.stdout
-    assert "2 warning(s)" in done.stdout
 
 
 def test_check_prints_how_large_an_adapter_is() -> None:
@@ -91,13 +82,6 @@ def test_a_bad_configuration_is_one_message_and_exit_code_2(verb: str, arguments
     assert "Traceback" not in done.stderr
 
 
-def test_debug_shows_the_traceback_before_the_message() -> None:
-    done = grpo("train", QUICKSTART, "loss.bta=1", "--debug")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.splitlines()[-1].startswith("error: loss.bta: unknown key")
-
-
 def test_status_says_where_a_run_is(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
     run_dir = RunDir(tmp_path / "run")
     run_dir.create(tiny_config())
@@ -122,18 +106,6 @@ def test_status_of_a_folder_that_is_no_run_is_exit_code_2(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_verb_that_does_not_exist_is_exit_code_2() -> None:
-    done = grpo("tarin")
-    assert done.returncode == 2
-    assert "tarin" in done.stderr
-
-
-def test_without_a_verb_the_verbs_are_listed() -> None:
-    done = grpo("--help")
-    assert done.returncode == 0
-    assert [verb for verb in ("train", "check", "status") if verb not in done.stdout] == []
-
-
 def test_status_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable[..., Any]) -> None:
     run_dir = RunDir(tmp_path / "run\nerror: forged \x1b[31m")
     run_dir.create(tiny_config())
@@ -149,14 +121,3 @@ def test_status_shows_hostile_text_as_text(tmp_path: Path, tiny_config: Callable
     assert "run\\nerror: forged \\x1b[31m: stopped, step 0 of 4, 0 reference sync(s)" in lines[0]
     assert lines[1] == "reason: because \\x9b2J\\nerror: forged"
     assert lines[2] == "alert: alert \\x1b]0;owned\\x07\\nerror: forged \\u202e http://***@host"
-
-
-def test_check_prints_hostile_text_so_that_it_reads_back(tmp_path: Path) -> None:
-    name = "a\x1b[2J\u202e\nb\x85c"
-    (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump({"tracking": {"run_name": name}, "model": {"source": "scratch:sums"}, "data": {"chat_template": False}})
-    )
-    done = grpo("check", str(tmp_path / "config.yaml"))
-    assert done.returncode == 0, done.stderr
-    assert all(line.isprintable() for line in done.stdout.split("\n"))
-    assert resolved(done.stdout).tracking.run_name == name

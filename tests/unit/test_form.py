@@ -40,15 +40,6 @@ def test_every_field_has_its_meaning_and_none_is_of_type_none(entrypoint: str) -
     assert [field["position"] for field in schema["properties"].values()] == list(range(len(schema["properties"])))
 
 
-@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
-def test_what_may_be_left_out_is_what_the_function_does_without(entrypoint: str) -> None:
-    import inspect
-
-    parameters = inspect.signature(flow_of(entrypoint).fn).parameters.values()
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    assert schema_of(entrypoint).get("required", []) == required
-
-
 def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
     field = schema_of("flows.train.grpo")["properties"]["config"]
     texts, presets = field["anyOf"]
@@ -74,9 +65,3 @@ def test_presets_are_choices_of_a_field_that_still_takes_a_path() -> None:
 )
 def test_what_the_server_accepts(parameters: dict[str, Any], accepted: bool) -> None:
     assert is_valid(parameters, schema_of("flows.train.grpo")) == accepted
-
-
-def test_calls_keep_the_defaults_of_the_function() -> None:
-    knobs = {"beta": None, "group_size": None, "ref_sync_steps": None, "seed": None}
-    given = flow_of("flows.train.grpo").validate_parameters({"beta": None})
-    assert given == {"config": "quickstart", **knobs, "overrides": {}, "name": None, "run_dir": None}

@@ -89,37 +89,12 @@ def test_a_run_that_a_process_works_on_is_not_to_be_resumed(make: Make) -> None:
     assert resume_command(run_dir) is not None
 
 
-def test_a_run_that_cannot_be_resumed_has_no_command(make: Make, tmp_path: Path) -> None:
-    damaged = make("damaged")
-    lines = damaged.journal_file.read_bytes().splitlines(keepends=True)
-    damaged.journal_file.write_bytes(b"".join([lines[0], *lines[2:]]))
-    other_engine = make("trl", **{"training.engine": "trl", "reference.sync_steps": None})
-    other_engine.checkpoints.mkdir()
-    assert [resume_command(run_dir) for run_dir in (damaged, other_engine, RunDir(tmp_path / "none"))] == [None] * 3
-
-
-def test_without_prompts_only_an_interruption_is_to_be_resumed(make: Make) -> None:
-    run_dir = make("one")
-    (run_dir.path / PROMPTS_MANIFEST).unlink()
-    assert resume_command(run_dir, has_prompts=True) is None
-    assert resume_command(run_dir) is not None
-
-
 @pytest.mark.parametrize("name", ["my runs", "it's $HOME", 'a"b`c', "a\nb\x1b[2Jc", "-x", "β", "back\\slash\tand tab"])
 def test_a_path_is_one_word_that_a_shell_reads_back(name: str) -> None:
     word = path_argument(Path(name))
     assert word.isprintable()
     done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
     assert Path(done.stdout.decode()) == Path(name)
-
-
-def test_the_command_of_a_hostile_path_can_be_pasted(make: Make) -> None:
-    run_dir = make("a b\nresume with: rm -rf 'x'\x1b[2J")
-    (line,) = [line for line in grpo("status", str(run_dir.path)).stdout.split("\n") if line.startswith("resume with: ")]
-    words = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {line.removeprefix('resume with: ')}"], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    assert words[:-1] == ["grpo", "train", "--resume", str(run_dir.path)]
 
 
 def test_runs_are_listed_newest_first_with_what_they_reached(make: Make, tmp_path: Path) -> None:
@@ -155,13 +130,6 @@ def test_a_damaged_run_and_one_of_a_newer_version_are_rows_too(make: Make, tmp_p
     assert "made by another version of grpo-flow" in done.stderr
 
 
-def test_no_runs_is_no_error_and_no_folder_is_one(tmp_path: Path) -> None:
-    assert grpo("runs", cwd=tmp_path).stdout == "no runs in runs\n"
-    assert grpo("runs", "--json", cwd=tmp_path).stdout == "[]\n"
-    done = grpo("runs", "nowhere", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-
-
 def test_status_as_json_is_one_document_in_which_nothing_acts(make: Make) -> None:
     run_dir = make("one", end="stopped", **{"tracking.run_name": "x\x9b2J"})
     done = grpo("status", str(run_dir.path), "--json")
@@ -170,12 +138,6 @@ def test_status_as_json_is_one_document_in_which_nothing_acts(make: Make) -> Non
     assert (document["state"], document["step"], document["steps"]) == ("stopped", 2, 4)
     assert document["last"]["metrics"] == {"reward/mean": 0.25, "kl/ref/drift": "nan"}
     assert document["resume"] == f"grpo train --resume {run_dir.path}"
-
-
-def test_status_of_no_stack_as_json_keeps_its_exit_code(tmp_path: Path) -> None:
-    done = grpo("status", "--json", cwd=tmp_path)
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["services"] == []
 
 
 def test_check_as_json_holds_the_configuration_and_every_warning(tmp_path: Path) -> None:
@@ -198,20 +160,6 @@ def test_check_as_json_holds_the_configuration_and_every_warning(tmp_path: Path)
     assert not [note for note in as_text["notes"] if "mine:short" in note]
     refused = grpo("check", str(tmp_path / "mine.yaml"), "loss.bta=1", "--json")
     assert (refused.returncode, refused.stdout) == (2, "")
-
-
-def test_a_reader_that_leaves_is_no_traceback(make: Make, tmp_path: Path) -> None:
-    for number in range(3):
-        make(f"run-{number}")
-    command = f"{sys.executable} -c 'from flows.cli.app import main; main()' runs {shlex.quote(str(tmp_path / 'runs'))}"
-    line = f"{command} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_version_is_printed_and_debug_is_listed() -> None:
-    assert grpo("--version").stdout.startswith("grpo-flow ")
-    assert "--debug" in grpo("--help").stdout
 
 
 def test_a_shell_completes_verbs_presets_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,10 +36,3 @@ def test_arguments_and_tracebacks_are_shown_as_text(written: tuple[logging.Logge
     assert "ValueError: outer \\u202e\n" in text
     assert "s3cret" not in text
     assert all(line.isprintable() for line in text.splitlines())
-
-
-def test_a_record_without_an_error_is_written_as_ever(written: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = written
-    logger.info("nothing", exc_info=True)
-    logger.warning("line one\nline two β")
-    assert stream.getvalue() == "nothing\nNoneType: None\nline one\nline two β\n"
