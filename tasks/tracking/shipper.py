@@ -1,8 +1,8 @@
 """Journal records in, batches out, each figure exactly once.
 
 Rows carry the journal's time stamps, and nothing at or below the high-water mark, which is read back from MLflow at the start
-and after every error, is sent again. A step that is replayed after a resume is the same step: its first record is sent, once,
-and a tag lists those whose replay gave other figures. The table of reference syncs follows each sync.
+and after every error, is sent again. A step that is replayed after a resume is the same step: its first record is sent, once; a
+replay with other figures is an alert of the training. The table of reference syncs follows each sync.
 """
 
 import logging
@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo_core.errors import cause, ranges
+from grpo_core.errors import cause
 from grpo_core.plain_text import for_markdown
 from grpo_core.redaction import redact_uri
 from grpo_core.run.alerts import is_alert
-from grpo_core.run.comparison import Identity, figures, identity
+from grpo_core.run.comparison import Identity, identity
 from grpo_core.run.journal import Record, supersede
 from grpo_core.run.pass_sizes import PASSES_FIELD
 from grpo_core.run.rules import Alert
@@ -38,8 +38,6 @@ MAX_NOTE = 4000
 """Characters of a description; stores have bounds of their own."""
 PASSES_TAG = "grpo.passes"
 """How much is computed at once since the newest resume, which may have lowered what the parameters of the run say."""
-REPLAYED_TAG = "grpo.replayed_differently"
-"""The steps whose points in MLflow are not the figures that count: a resume has repeated them, with others."""
 TRAINING_ALERT = "alert.training"
 """The tag of the training's own alerts, such as a damaged checkpoint; those of rules are named after their rule."""
 DELETED = "the MLflow run was deleted"
@@ -73,9 +71,8 @@ class Shipper:
         self._has_new_sync = False
         self._next_table = 0.0
         self._marks: dict[str, int] = {}
-        self._first: dict[Identity, int] = {}
-        """Hash of the deterministic figures of each step's and evaluation's first record: those that MLflow gets."""
-        self._differing: set[Identity] = set()
+        self._seen: set[Identity] = set()
+        """Steps and evaluations whose first record has come: the one that MLflow gets."""
         self._next_ship = 0.0
         self.last_error = ""
         """What the last attempt to send met; empty if it went well."""
@@ -96,17 +93,9 @@ class Shipper:
         if record.kind in ("ref_sync", "resume", "start"):
             self._syncs.append(record)
             self._has_new_sync = self._has_new_sync or record.kind == "ref_sync"
-        if not record.metrics:
-            return
-        what, digest = identity(record), hash(repr(sorted(figures(record).items())))  # of the text: no NaN equals another
-        if what not in self._first:
-            self._first[what] = digest
+        if record.metrics and (what := identity(record)) not in self._seen:
+            self._seen.add(what)
             self._waiting.append(record)
-        elif (digest != self._first[what]) != (what in self._differing):
-            self._differing ^= {what}
-            steps = sorted({step for _, step, _ in self._differing})
-            first = "the points here are those of the first attempt, which does not count"
-            self._tags[REPLAYED_TAG] = f"{ranges(steps)}: {first}" if steps else "no step any more"
 
     def add_alert(self, alert: Alert) -> None:
         """Take one alert: a tag and a line of the description, with the bound that was crossed, the value and the step."""

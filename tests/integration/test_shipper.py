@@ -1,7 +1,6 @@
 """The shipper against a real MLflow store: every figure once, whatever is replayed, repeated or lost on the way."""
 
 import json
-import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -93,43 +92,6 @@ def test_a_batch_whose_answer_was_lost_is_not_sent_again(tracked: TrackedRun, re
     ship(Shipper(tracked), replayed)
     assert lost.is_set()
     assert history(tracked) == points([*replayed[:3], replayed[-1]])
-
-
-def replayed_tag(tracked: TrackedRun) -> str | None:
-    from mlflow import MlflowClient
-
-    tags: dict[str, str] = MlflowClient(tracking_uri=tracked.uri).get_run(tracked.run_id).data.tags
-    return tags.get("grpo.replayed_differently")
-
-
-@pytest.fixture
-def otherwise(tmp_path: Path) -> list[Record]:
-    """Steps 1 to 4 and an evaluation, a resume at 1, steps 2 to 5 again: 2, 3 and the evaluation with other figures."""
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    for values in ((0.1, 0.2, 0.3, math.nan), (0.2001, 0.31, math.nan, 0.5)):
-        for number, value in enumerate(values, start=1 if values[0] == 0.1 else 2):
-            took = {"time/step_seconds": float(len(read_records(path)))}  # never the same
-            journal.append("step", number, {"metrics": {"progress/step": float(number), KEY: value, **took}})
-            if number == 4:
-                journal.append("eval", 4, {"set": "heldout", "metrics": {"eval/heldout/greedy_accuracy": values[0]}})
-        if values[0] == 0.1:
-            journal.append("resume", 1, {})
-    journal.close()
-    return read_records(path)
-
-
-FIRST_ATTEMPT = "the points here are those of the first attempt, which does not count"
-
-
-@pytest.mark.parametrize("read_before", [0, 3, 6, 8, 11])
-def test_a_tag_lists_the_steps_whose_replay_gave_other_figures(
-    tracked: TrackedRun, otherwise: list[Record], read_before: int
-) -> None:
-    ship(Shipper(tracked), otherwise[:read_before])
-    ship(Shipper(tracked), otherwise)
-    assert replayed_tag(tracked) == f"steps 2-4: {FIRST_ATTEMPT}"  # 4 is that of the evaluation
-    assert [(number, value) for number, value, _ in history(tracked) if number != 4] == [(1, 0.1), (2, 0.2), (3, 0.3), (5, 0.5)]
 
 
 def sync(journal: Journal, number: int, alpha: float) -> None:
