@@ -20,8 +20,7 @@ def policy_of(model: Any, eos: tuple[int, ...] = (1,), **settings: Any) -> Polic
 
 def adapted(policy: Policy, lora: dict[str, Any], seed: int = 0) -> Policy:
     """Return a policy of the same model, which gets an adapter."""
-    from grpo_core.policy.lora.adapted import AdaptedPolicy
-    from grpo_core.policy.lora.adding import add_adapter
+    from grpo_core.policy.lora.adapted import AdaptedPolicy, add_adapter
 
     settings = LoraConfig.model_validate(lora)
     add_adapter(policy.model, settings, seed=seed, dtype=policy.dtype, source="a test")

@@ -12,14 +12,14 @@ from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer, require_vocabulary
+from grpo_core.policy.forward import refuse_other_layers
+from grpo_core.policy.loading import eos_token_ids, load_model, outline_of, require_vocabulary
 from grpo_core.policy.lora.facts import not_finite, read_adapter
 from grpo_core.policy.outline import beyond_positions
 from grpo_core.policy.policy import BatchLimits, Policy
-from grpo_core.policy.recompute import refuse_other_layers
 from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
-from grpo_core.policy.supported import outline_of
-from grpo_core.policy.weights_file import Weights
+from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.weights import Weights
 
 if TYPE_CHECKING:
     from grpo_core.policy.lora.adapted import AdaptedPolicy
@@ -91,8 +91,7 @@ def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: 
 def _adapted(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig
 ) -> "AdaptedPolicy":
-    from grpo_core.policy.lora.adapted import AdaptedPolicy  # here: most runs need no PEFT, whose import takes a second
-    from grpo_core.policy.lora.adding import add_adapter
+    from grpo_core.policy.lora.adapted import AdaptedPolicy, add_adapter  # here: most need no PEFT, whose import takes a second
 
     add_adapter(model, lora, seed=config.training.seed, dtype=config.model.dtype, source=config.model.source)
     return AdaptedPolicy.of(_policy(model, tokenizer, config), most_rank=lora.most_rank)
@@ -104,23 +103,20 @@ def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:
     Raises:
         ModelError: it cannot be read, or is another one than the configuration's.
     """
-    from grpo_core.policy.lora.folder import read_factors
-
-    facts, factors = read_adapter(folder), read_factors(folder)
+    facts, factors = read_adapter(folder), policy.stored(folder)
     if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
         raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {folder} is {facts.scale_formula}")
-    _take(policy, factors, f"model.lora: {folder} holds another adapter", in_folder=True)
+    _take(policy, factors, f"model.lora: {folder} holds another adapter")
 
 
 def _take_stored(policy: Policy, place: Path) -> None:
     """Give a policy the initial weights that a run has stored; their digest is in its checkpoints."""
     with raised_as(ModelError, f"{place}: cannot be read ({{cause}})", OSError, ValueError, SafetensorError):
         weights = load_file(place)
-    _take(policy, weights, f"{place} holds the initial policy of another model", in_folder=False)
+    _take(policy, weights, f"{place} holds the initial policy of another model")
 
 
-def _take(policy: Policy, weights: Weights, misfit: str, *, in_folder: bool) -> None:
-    fault = policy.misfit({name: list(tensor.shape) for name, tensor in weights.items()}, in_folder=in_folder)
-    if fault is not None:
+def _take(policy: Policy, weights: Weights, misfit: str) -> None:
+    if (fault := policy.misfit(weights)) is not None:
         raise ModelError(f"{misfit}: {fault}")
     policy.load(weights)

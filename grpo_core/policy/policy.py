@@ -19,19 +19,15 @@ from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.policy.device import Dtype, attention_dtype, compute_in
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
+from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoding
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
-from grpo_core.policy.fast.lean import LeanDecoding
-from grpo_core.policy.fast.packed import prepared_weights
 from grpo_core.policy.fast.path import Decoding, SamplingPath
-from grpo_core.policy.fast.plain import PlainDecoding
-from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
+from grpo_core.policy.fast.products import prepared_weights
+from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
+from grpo_core.policy.loading import as_on_hub, stored_weights
 from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
-from grpo_core.policy.offload import on_device, to_host
-from grpo_core.policy.recompute import recomputing
-from grpo_core.policy.weights import first_names, named_weights, squared_difference
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, Weights, save_weights
+from grpo_core.policy.weights import WEIGHTS_FILE, Weights, first_names, save_weights, squared_difference
 from grpo_core.types import Prompt
 
 Found = TypeVar("Found")
@@ -94,9 +90,9 @@ class Policy:
     path: SamplingPath = field(default_factory=SamplingPath)
     """Which of the faster ways to run the model are taken."""
     recomputed: bool = False
-    """Whether a layer keeps its input alone for the backward pass, which computes it again (`recompute.py`)."""
+    """Whether a layer keeps its input alone for the backward pass, which computes it again (`forward.recomputing`)."""
     used_on: torch.device | None = None
-    """Where its passes run, if its weights wait in host memory between them (`offload.py`)."""
+    """Where its passes run, if its weights wait in host memory between them (`device.on_device`)."""
 
     @property
     def device(self) -> torch.device:
@@ -123,19 +119,22 @@ class Policy:
         return replace(self, used_on=used_on)
 
     def weights(self) -> Weights:
-        """Return what one policy differs from another in, in its memory: each weight once, by its name."""
-        return named_weights(self.model)
-
-    def state(self) -> Weights:
-        """Return what its folder holds: weights and buffers, in their memory, by all their names."""
-        state: Weights = self.model.state_dict()
-        return state
+        """Return what one policy differs from another in, in its memory: weights and buffers, each once, by its name."""
+        return first_names(self.model.state_dict())
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        """Take the values of `weights()`."""
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
+        """Take the values of `weights()`, in which `misfit` finds no fault."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
+
+    def misfit(self, weights: Weights) -> str | None:
+        """Return why `load` cannot take these weights; None where it can."""
+        own = self.weights()
+        for name, tensor in own.items():
+            if (found := weights.get(name)) is None or found.shape != tensor.shape:
+                return f"{name} has the shape {found if found is None else [*found.shape]}, here it is {[*tensor.shape]}"
+        return next((f"{name_of(name)} is no weight of this model" for name in weights if name not in own), None)
 
     @torch.no_grad()
     def follow(self, policy: "Policy", share: float) -> float | None:
@@ -159,25 +158,17 @@ class Policy:
 
     def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         """Yield the weights of a model without adapters that computes the same, each once, by its name in transformers."""
-        yield from named_weights(self.model).items()
+        yield from ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
-    def save(self, folder: Path, state: Weights) -> tuple[str, str]:
-        """Write a folder that transformers loads, with what `state` returned; return the name and SHA-256 of its weights."""
+    def save(self, folder: Path, weights: Weights) -> None:
+        """Write a folder that transformers loads, with what `weights` returned."""
         self.model.save_pretrained(folder, state_dict={})  # all but the weights
         self.tokenizer.save_pretrained(folder)
-        return WEIGHTS_FILE, save_weights(as_on_hub(self.model, first_names(state)), folder / WEIGHTS_FILE)
+        save_weights(as_on_hub(self.model, weights), folder / WEIGHTS_FILE)
 
     def stored(self, folder: Path) -> Weights:
         """Return the weights in a folder that `save` has written, as `load` takes them."""
         return stored_weights(folder, self.model)
-
-    def misfit(self, shapes: Shapes, *, in_folder: bool = False) -> str | None:
-        """Return why `load` cannot take weights of these shapes, None where it can; in a folder, names are the hub's."""
-        own = shapes_on_hub(self.model) if in_folder else self.weights()
-        for name, tensor in own.items():
-            if shapes.get(name) != list(tensor.shape):
-                return f"{name} has the shape {shapes.get(name)}, here it is {list(tensor.shape)}"
-        return next((f"{name_of(name)} is no weight of this model" for name in shapes if name not in own), None)
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""

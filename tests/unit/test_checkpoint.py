@@ -22,11 +22,9 @@ from transformers import (
 
 from grpo_core.errors import InitialPolicyError, ModelError
 from grpo_core.policy import checkpoint as checkpoints
-from grpo_core.policy.checkpoint import load_checkpoint, verify_checkpoint
-from grpo_core.policy.initial import digest_of, store_initial
+from grpo_core.policy.checkpoint import Trainable, digest_of, load_checkpoint, store_initial, verify_checkpoint
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
-from grpo_core.policy.trainable import Trainable
 from tests.policies import policy_of
 
 
@@ -34,9 +32,10 @@ def state_at(step):
     return TrainingState(step=step, optimizer_step=2 * step, prompts=30 + step, tokens=400, sync_count=1, last_sync_step=2)
 
 
-def save_checkpoint(folder, contents, state, keep):
+def save_checkpoint(folder, live, state, keep):
     """As a training does: the initial policy first, which its checkpoints need."""
-    return checkpoints.save_checkpoint(folder, contents, store_initial(folder, contents.initial), state, keep=keep)
+    initial = store_initial(folder, live.reference.initial.weights())
+    return checkpoints.save_checkpoint(folder, live.contents(), initial, state, keep=keep)
 
 
 def train(live, steps, alpha=None):
@@ -88,7 +87,7 @@ def saved(fresh, tmp_path):
     live = fresh()
     train(live, 2, alpha=0.25)
     train(live, 1)
-    return live, save_checkpoint(tmp_path / "checkpoints", live.contents(), state_at(3), keep=2)
+    return live, save_checkpoint(tmp_path / "checkpoints", live, state_at(3), keep=2)
 
 
 def test_a_round_trip_restores_everything_bit_for_bit(saved, fresh):
@@ -129,7 +128,7 @@ def test_layers_of_experts_whose_names_on_the_hub_are_others_are_restored(tmp_pa
 
     live, other = wired(), wired()
     train(live, 3, alpha=0.5)
-    path = save_checkpoint(tmp_path, live.contents(), state_at(3), keep=1)
+    path = save_checkpoint(tmp_path, live, state_at(3), keep=1)
     assert any("experts.3." in name for name in load_file(path / "policy/model.safetensors"))
     load_checkpoint(path, other)
     assert_identical(snapshot(live), snapshot(other))
@@ -140,7 +139,7 @@ def test_layers_of_experts_whose_names_on_the_hub_are_others_are_restored(tmp_pa
 def test_before_the_first_sync_the_reference_is_not_stored_again(fresh, tmp_path):
     live = fresh()
     train(live, 1)
-    folder = save_checkpoint(tmp_path, live.contents(), replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
+    folder = save_checkpoint(tmp_path, live, replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
     restored = fresh()
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
@@ -161,7 +160,7 @@ def test_the_policy_is_a_plain_transformers_folder(saved):
 def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
     live = fresh()
     for step in (1, 2, 9, 12):
-        save_checkpoint(tmp_path, live.contents(), state_at(step), keep=keep)
+        save_checkpoint(tmp_path, live, state_at(step), keep=keep)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["initial.safetensors", *(f"step_{step:06d}" for step in left)]
 
@@ -169,7 +168,7 @@ def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
 def test_the_best_checkpoint_is_kept_beside_the_newest(fresh, tmp_path):
     live = fresh()
     for step in (1, 2, 9, 12):
-        save_checkpoint(tmp_path, live.contents(), replace(state_at(step), best_step=min(step, 2), best_accuracy=0.5), keep=1)
+        save_checkpoint(tmp_path, live, replace(state_at(step), best_step=min(step, 2), best_accuracy=0.5), keep=1)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == [2, 12]
     assert find_best(tmp_path) == tmp_path / "step_000002"
 
@@ -179,14 +178,14 @@ def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved,
     (folder.parent / ".step_000002.partial" / "policy").mkdir(parents=True)
     (folder.parent / "step_000001").mkdir()  # its manifest was removed first, then the process was killed
     assert list_checkpoints(folder.parent) == [folder]
-    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
+    save_checkpoint(folder.parent, live, state_at(4), keep=2)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["initial.safetensors", "step_000003", "step_000004"]
 
 
 def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
     live, folder = saved
     train(live, 1)
-    assert save_checkpoint(folder.parent, live.contents(), state_at(3), keep=2) == folder
+    assert save_checkpoint(folder.parent, live, state_at(3), keep=2) == folder
     restored = fresh()
     load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), snapshot(live))
@@ -278,7 +277,7 @@ def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_pl
     live, folder = saved
     damaged = shutil.copytree(folder, folder.parent / "step_000006")
     (damaged / "state.json").write_text("{}")
-    newest = save_checkpoint(folder.parent, live.contents(), state_at(4), keep=1)
+    newest = save_checkpoint(folder.parent, live, state_at(4), keep=1)
     assert list_checkpoints(folder.parent) == [newest]
     assert load_checkpoint(newest, fresh()) == state_at(4)
 
@@ -309,7 +308,7 @@ def test_damage_to_it_harms_no_checkpoint_while_the_model_is_there(saved, fresh,
     restored = fresh()
     load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), snapshot(live))
-    store_initial(folder.parent, restored.contents().initial)
+    store_initial(folder.parent, restored.reference.initial.weights())
     load_checkpoint(folder, other_source(fresh))
 
 
@@ -347,14 +346,14 @@ def test_a_digest_that_is_none_is_refused(saved, fresh, content):
 
 
 def test_half_of_it_that_a_kill_has_left_is_written_again(fresh, tmp_path):
-    weights = fresh().contents().initial
+    weights = fresh().policy.weights()
     (tmp_path / ".initial.safetensors.partial").write_bytes(b"half")
     assert store_initial(tmp_path, weights) == digest_of(load_file(tmp_path / "initial.safetensors"))
     assert [path.name for path in tmp_path.iterdir()] == ["initial.safetensors"]
 
 
 def test_it_is_written_once(fresh, tmp_path):
-    weights = fresh().contents().initial
+    weights = fresh().policy.weights()
     store_initial(tmp_path, weights)
     before = (tmp_path / "initial.safetensors").stat()
     store_initial(tmp_path, weights)

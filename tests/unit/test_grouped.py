@@ -24,7 +24,8 @@ from transformers import (
 from grpo_core.algorithm.logprobs import token_logps
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.fast import grouped
-from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden, why_padded
+from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
+from grpo_core.policy.fast.path import why_padded
 from grpo_core.policy.forward import microbatches, vocabulary_head
 from grpo_core.types import Prompt
 from tests.policies import policy_of

@@ -9,9 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.fast import lean
-from grpo_core.policy.fast.lean import LeanDecoding, why_not_lean
-from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.fast import decoding
+from grpo_core.policy.fast.decoding import LeanDecoding
+from grpo_core.policy.fast.path import SamplingPath, why_not_lean
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 from tests.unit.test_grouped import EITHER, FITTING, LLAMA_LIKE, OTHERS
@@ -94,18 +94,18 @@ def test_scaled_positions_are_those_of_the_model():
 def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
     assert "cannot be computed so" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
-    right = lean._rotated
-    monkeypatch.setattr(lean, "_rotated", lambda states, cosine, sine: right(states, sine, cosine))
+    right = decoding._rotated
+    monkeypatch.setattr(decoding, "_rotated", lambda states, cosine, sine: right(states, sine, cosine))
     assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
-    monkeypatch.setattr("grpo_core.policy.fast.packed.LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", 1000)
     model = FITTING["llama"]().eval()
-    decoding = LeanDecoding.of(model, torch.bfloat16, packed=packed)
+    made = LeanDecoding.of(model, torch.bfloat16, packed=packed)
     hidden = torch.randn(3, 48)
     with torch.no_grad(), compute_in("bfloat16", hidden.device):
-        found = decoding.logits(hidden)
+        found = made.logits(hidden)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, hidden @ model.lm_head.weight.detach().T, rtol=0, atol=1e-5)

@@ -7,11 +7,10 @@ import torch
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.fast.lean import LeanDecoding
-from grpo_core.policy.fast.packed import prepared_weights
+from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.policy.linear import base_layer
-from grpo_core.policy.lora.layers import adapted_layers, delta_of, set_delta
+from grpo_core.policy.fast.products import prepared_weights
+from grpo_core.policy.lora.layers import adapted_layers, base_layer, delta_of, set_delta
 from grpo_core.policy.opening import open_policy
 from grpo_core.types import Prompt
 
@@ -67,8 +66,7 @@ Q_WIDTH = 32
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("targets", [None, ["q_proj", "up_proj"]], ids=["all", "some"])
 def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, monkeypatch, least, packed, targets):
-    for module in ("products", "packed"):
-        monkeypatch.setattr(f"grpo_core.policy.fast.{module}.LEAST_WEIGHTS", least)
+    monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", least)
     policy = opened({"model.lora.target_modules": targets})
     layer = LeanDecoding.of(policy.model, torch.bfloat16, packed=packed).layers[0]
     for name, product in MODULES.items():
@@ -79,7 +77,7 @@ def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, mo
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_products_of_transformers_layers_use_adapters_as_the_trainer_does(opened, monkeypatch, packed):
-    monkeypatch.setattr("grpo_core.policy.fast.packed.LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", 1000)
     policy = opened()
     layer = layer_of(policy, "mlp.up_proj")
     with prepared_weights(policy.model, "bfloat16", packed=packed):

@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.config import load_config
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy import offload
+from grpo_core.policy import device as offload
 from grpo_core.policy import policy as policy_module
+from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.trainable import Trainable
 from grpo_core.run.memory_fit import fit_of
 from grpo_core.run.memory_need import memory_need
 from grpo_core.run.model_shape import KNOWN_SHAPES

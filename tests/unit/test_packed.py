@@ -8,8 +8,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fast import packed
-from grpo_core.policy.fast.packed import prepared_weights, why_plain
+from grpo_core.policy.fast import products as packed
+from grpo_core.policy.fast.path import why_plain
+from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 

@@ -7,8 +7,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_core.errors import ModelError
-from grpo_core.policy.forward import completion_hidden
-from grpo_core.policy.recompute import recomputing, refuse_other_layers
+from grpo_core.policy.forward import completion_hidden, recomputing, refuse_other_layers
 from tests.policies import policy_of
 from tests.unit.test_grouped import EITHER, FITTING, OTHERS, sampled
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, model, naive, padded
