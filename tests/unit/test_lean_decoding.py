@@ -83,14 +83,6 @@ def test_positions_that_depend_on_the_length_are_left_to_transformers(kind):
     assert "rotary" in why_not_lean(model, "float32", packed=False)
 
 
-def test_scaled_positions_are_those_of_the_model():
-    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    torch.manual_seed(0)
-    policy = policy_of(LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, rope_parameters=rope)).eval())
-    plain, found = sampled(policy), sampled(replace(policy, path=SamplingPath(lean=True)))
-    assert torch.equal(found.completion_ids, plain.completion_ids)
-
-
 def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
     assert "cannot be computed so" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)

@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import compute_in
 from grpo_core.policy.fast.decoding import LeanDecoding
-from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.lora.layers import adapted_layers, base_layer, delta_of, set_delta
 from grpo_core.policy.opening import open_policy
@@ -90,15 +88,6 @@ def test_a_rounded_sum_would_lose_most_of_it(opened):
     layer = layer_of(opened(), "mlp.up_proj")
     rounded = (base_layer(layer).weight.float() + delta_of(layer).dense()).to(torch.bfloat16).double()
     assert kept(lambda rows: rows.double() @ rounded.T, layer) < 0.5
-
-
-@pytest.mark.parametrize("lean", [False, True])
-def test_a_frozen_copy_samples_what_its_policy_does(opened, lean):
-    policy = replace(opened(), path=SamplingPath(lean=lean))
-    asked, key = SamplingSettings(group_size=2, max_completion_tokens=6), RandomKey(seed=1, stream=Stream.TRAIN, step=1)
-    one, other = policy.sample(PROMPTS, asked, key), policy.frozen_copy().sample(PROMPTS, asked, key)
-    assert torch.equal(one.completion_ids, other.completion_ids)
-    assert torch.equal(one.sampling_per_token_logps, other.sampling_per_token_logps)
 
 
 def test_a_copy_whose_average_is_a_matrix_is_used_as_it_is_measured(opened, monkeypatch):
