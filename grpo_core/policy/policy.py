@@ -5,6 +5,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Optional, TypeVar
 
@@ -20,7 +21,7 @@ from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
-from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoding
+from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.path import Decoding, SamplingPath
 from grpo_core.policy.fast.products import prepared_weights
@@ -180,10 +181,10 @@ class Policy:
         """Prepare the weights as they are now for many tokens."""
         dtype, packed = attention_dtype(self.model, self.dtype), self.path.packed
         if self.path.lean:
-            yield LeanDecoding.of(self.model, dtype, packed=packed)
+            yield LeanDecoding.of(self.model, dtype, packed=packed).after
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
-                yield PlainDecoding(model=self.model, dtype=dtype)
+                yield partial(PlainDecoder, self.model, dtype)
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
@@ -247,7 +248,19 @@ class Policy:
 
     def divergences(self, completions: SampledCompletions, other: "Policy") -> TokenDivergences:
         """Return [B, T] how far it is from another policy at every completion token, given the tokens before; 0 elsewhere."""
-        parts = self._in_microbatches(completions, other, lambda rows: self._divergences(completions, rows, other))
+        head, other_head = vocabulary_head(self.model), vocabulary_head(other.model)
+
+        def of_rows(rows: Sequence[int]) -> TokenDivergences:
+            ids, mask = cut_rows(completions, rows)
+            with compute_in(self.dtype, ids.device):
+                hidden, other_hidden = self._hidden(completions, rows), other._hidden(completions, rows)
+                at_once = self._at_once(len(hidden), DIVERGENCE_COPIES)
+                found = token_divergences(
+                    hidden, head, other_hidden, other_head, temperature=self.temperature, chunk_tokens=at_once
+                )
+            return TokenDivergences(*(scatter(values, mask, completions.completion_ids.shape[1]) for values in found))
+
+        parts = self._in_microbatches(completions, other, of_rows)
         return TokenDivergences(*map(torch.cat, zip(*parts, strict=True)))
 
     @torch.no_grad()
@@ -258,19 +271,6 @@ class Policy:
         pieces = microbatches(completions, range(completions.num_rows), self.limits.microbatch_tokens)
         with self.ready(), contextlib.nullcontext() if other is None else other.ready():
             return [of_rows(rows) for rows in pieces]
-
-    def _divergences(self, completions: SampledCompletions, rows: Sequence[int], other: "Policy") -> TokenDivergences:
-        """Return those of some rows, in one pass of each policy."""
-        ids, mask = cut_rows(completions, rows)
-        with compute_in(self.dtype, ids.device):
-            hidden, other_hidden = self._hidden(completions, rows), other._hidden(completions, rows)
-            heads = vocabulary_head(self.model), vocabulary_head(other.model)
-            at_once = self._at_once(len(hidden), DIVERGENCE_COPIES)
-            found = token_divergences(
-                hidden, heads[0], other_hidden, heads[1], temperature=self.temperature, chunk_tokens=at_once
-            )
-        width = completions.completion_ids.shape[1]
-        return TokenDivergences(*(scatter(values, mask, width) for values in found))
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

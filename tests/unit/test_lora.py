@@ -10,16 +10,14 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpo_core.errors import ModelError
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm.weights import rounded_as_sent, weights_of
 from grpo_core.policy.lora.delta import Full
 from grpo_core.policy.lora.layers import adapted_layers, delta_of, set_delta
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.reference import Reference
-from grpo_core.types import Prompt
+from tests.policies import sampled
 
 ADAPTER = "adapter_model.safetensors"
-PROMPTS = [Prompt(id=number, content="", text="", token_ids=(5, 7 + number, 9), columns={}) for number in range(3)]
 
 
 @pytest.fixture
@@ -38,11 +36,6 @@ def move(policy, seed=0, amount=0.2):
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(amount * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-
-
-def sampled(policy):
-    asked = SamplingSettings(group_size=2, max_completion_tokens=6)
-    return policy.sample(PROMPTS, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
 
 
 def merged_model(folder, policy):

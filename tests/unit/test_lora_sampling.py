@@ -10,9 +10,6 @@ from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.lora.layers import adapted_layers, base_layer, delta_of, set_delta
 from grpo_core.policy.opening import open_policy
-from grpo_core.types import Prompt
-
-PROMPTS = [Prompt(id=number, content="", text="", token_ids=(5, 7 + number, 9), columns={}) for number in range(3)]
 
 
 @pytest.fixture

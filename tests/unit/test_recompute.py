@@ -8,8 +8,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_core.errors import ModelError
 from grpo_core.policy.forward import completion_hidden, recomputing, refuse_other_layers
-from tests.policies import policy_of
-from tests.unit.test_grouped import EITHER, FITTING, OTHERS, sampled
+from tests.policies import policy_of, sampled
+from tests.unit.test_grouped import EITHER, FITTING, OTHERS, ROWS
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, model, naive, padded
 
 assert model  # a fixture: the tiny model in float64
@@ -79,7 +79,7 @@ def test_each_layer_runs_once_more_and_the_model_is_as_it_was(model):
 def test_a_policy_keeps_less_and_gives_the_same(tiny_model, padded):
     usual = policy_of(tiny_model, temperature=0.9, padded=padded)
     again = replace(usual, recomputed=True)
-    completions = sampled(usual)
+    completions = sampled(usual, **ROWS)
     rows = list(range(completions.num_rows))
 
     def figures(policy):

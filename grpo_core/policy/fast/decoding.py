@@ -32,30 +32,17 @@ from grpo_core.policy.lora.layers import base_layer
 Product = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlainDecoding:
-    """A model as transformers decodes it, while its weights stay the same."""
-
-    model: PreTrainedModel
-    dtype: torch.dtype
-    """Of keys and values."""
-
-    @property
-    def logits(self) -> Callable[[Tensor], Tensor]:
-        """The vocabulary head, in fp32."""
-        return vocabulary_head(self.model)
-
-    def after(self, prefix: EncodedPrefix, most_tokens: int) -> "PlainDecoder":
-        """Return what continues the rows of an expanded prefix by at most so many tokens. It takes over the cache."""
-        grow_in_place(prefix.cache, self.dtype, most_tokens)
-        return PlainDecoder(self.model, prefix)
-
-
 class PlainDecoder:
-    """Rows after an expanded prefix."""
+    """Rows after an expanded prefix, continued as transformers runs the model, while its weights stay the same."""
 
-    def __init__(self, model: PreTrainedModel, prefix: EncodedPrefix) -> None:
-        """Continue a prefix whose cache grows in place."""
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, prefix: EncodedPrefix, most_tokens: int) -> None:
+        """Continue the rows of an expanded prefix, whose cache is taken over, by at most so many tokens.
+
+        `dtype` is that of keys and values.
+        """
+        grow_in_place(prefix.cache, dtype, most_tokens)
+        self.logits = vocabulary_head(model)
+        """The vocabulary head, in fp32."""
         self._model, self._prefix, self._seen = model, prefix, prefix.mask
 
     def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
@@ -133,7 +120,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeanDecoding:
-    """See `PlainDecoding`."""
+    """The weights of a model, prepared to continue rows while they stay the same."""
 
     model: PreTrainedModel
     dtype: torch.dtype
@@ -165,7 +152,7 @@ class LeanDecoding:
 
     @property
     def logits(self) -> Product:
-        """See `PlainDecoding.logits`."""
+        """The vocabulary head, in fp32."""
 
         def project(hidden: Tensor) -> Tensor:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -174,8 +161,7 @@ class LeanDecoding:
         return project
 
     def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
-        """See `PlainDecoding.after`."""
-        grow_in_place(prefix.cache, self.dtype, most_tokens)
+        """Return what continues the rows of an expanded prefix, whose cache is taken over, by at most so many tokens."""
         return LeanDecoder(self, prefix, most_tokens)
 
 
@@ -200,7 +186,9 @@ class LeanDecoder:
     """See `PlainDecoder`."""
 
     def __init__(self, decoding: LeanDecoding, prefix: EncodedPrefix, most_tokens: int) -> None:
-        """Continue a prefix whose cache grows in place."""
+        """See `PlainDecoder`."""
+        grow_in_place(prefix.cache, decoding.dtype, most_tokens)
+        self.logits = decoding.logits
         self._decoding, self._cache = decoding, prefix.cache
         self._embed: nn.Module = decoding.model.get_input_embeddings()
         self._positions = prefix.mask.sum(dim=1)

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
 from grpo_core.policy.device import Dtype, attention_dtype, compute_in, is_out_of_memory
-from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoding
+from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
 from grpo_core.policy.fast.products import LEAST_WEIGHTS, is_large, prepared_weights
 from grpo_core.policy.forward import (
+    EncodedPrefix,
     backbone,
     cut_rows,
     encode_prompts,
@@ -30,8 +31,8 @@ from grpo_core.policy.forward import (
 from grpo_core.policy.lora.layers import linear_layers
 from grpo_core.types import Prompt
 
-Decoding = PlainDecoding | LeanDecoding
-"""Ways to continue rows a token at a time: both have the same methods."""
+Decoding = Callable[[EncodedPrefix, int], PlainDecoder | LeanDecoder]
+"""Returns what continues the rows of an expanded prefix, a token at a time, by at most so many; both have the same methods."""
 WEIGHTS, DECODING, COMPLETIONS = "weights", "decoding", "completions"
 """What there are two ways of, as the journal's `start` record names it."""
 TOLERANCE: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.05}

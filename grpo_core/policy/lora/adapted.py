@@ -15,11 +15,9 @@ from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
 from torch import Tensor
 from torch.nn import Parameter
-from transformers import PreTrainedModel
 
 from grpo_core.config import LoraConfig
 from grpo_core.errors import ModelError, few_names, name_of, raised_as
-from grpo_core.policy.device import Dtype
 from grpo_core.policy.loading import outline_of
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
 from grpo_core.policy.lora.folder import read_factors, save_adapter
@@ -49,11 +47,6 @@ class AdaptedPolicy(Policy):
 
     most_rank: int
     """Of a reference that is an average."""
-
-    @classmethod
-    def of(cls, policy: Policy, *, most_rank: int) -> "AdaptedPolicy":
-        """Return a policy whose model has an adapter as one of which that alone is trained."""
-        return cls(**vars(policy), most_rank=most_rank)
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield the adapter's weights; a frozen copy has none."""
@@ -154,23 +147,22 @@ def _stored_delta(name: str, layer: Any, weights: Weights) -> Delta:
     return LowRank(a=weights[f"{name}.{A}"], b=weights[f"{name}.{B}"], scale=scale)
 
 
-def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: Dtype, source: str) -> None:
-    """Put an adapter that adds nothing yet (A random, B 0) into a model, whose own weights are frozen.
+def with_adapter(policy: Policy, lora: LoraConfig, *, seed: int, source: str) -> AdaptedPolicy:
+    """Return a policy of the same model, into which an adapter is put that adds nothing yet (A random, B 0).
 
-    Where products are computed in bfloat16, the matrices that have an adapter are kept in it: they do not change, so rounding
-    them once gives what rounding them for each product does.
+    The model's own weights are frozen. Where products are computed in bfloat16, the matrices that have an adapter are kept in
+    it: they do not change, so rounding them once gives what rounding them for each product does.
 
     Args:
-        model: changed in place.
+        policy: whose model is changed in place.
         lora: which adapter.
         seed: of A.
-        dtype: what the model's products are computed in.
         source: where the base comes from, for whoever loads the adapter later.
 
     Raises:
         ModelError: a target module is not there, is not linear, or is smaller than the rank, or there is no linear layer.
     """
-    layers = outline_of(model).linear_layers
+    model, layers = policy.model, outline_of(policy.model).linear_layers
     if (fault := next(layer_faults(lora, layers), None)) is not None:
         raise ModelError(fault)
     linear = [name for name, _ in layers_with_adapter(lora, layers)]
@@ -189,7 +181,8 @@ def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int, dtype: D
         raise ModelError(f"model.lora: PEFT gives an adapter to other layers than were asked for ({few_names(others, 3)})")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
-    if dtype == "bfloat16":
+    if policy.dtype == "bfloat16":
         for _, layer in adapted_layers(model):
             base_layer(layer).to(torch.bfloat16)
     model.eval()
+    return AdaptedPolicy(**vars(policy), most_rank=lora.most_rank)
