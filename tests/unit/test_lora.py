@@ -110,12 +110,6 @@ def test_the_distance_is_that_of_merged_weights(opened):
     assert reference.distance(policy) == pytest.approx(expected, rel=1e-5)
 
 
-def test_merged_weights_are_a_model_without_adapters_that_computes_the_same(opened, tiny_model_dir):
-    policy = opened()
-    move(policy)
-    torch.testing.assert_close(logits(merged_model(tiny_model_dir, policy)), logits(policy.model), rtol=0, atol=1e-5)
-
-
 def test_the_sampler_uses_the_merged_weights(opened):
     for settings in ({}, {"model.dtype": "bfloat16"}):
         policy = opened(settings)
