@@ -1,12 +1,18 @@
 """A policy around the tiny model of the tests."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
 from grpo_core.config import LoraConfig
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
+from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import BatchLimits, Policy
+from grpo_core.policy.reference import Reference
 from grpo_core.types import Prompt
 from tests.conftest import build_tokenizer
 
@@ -19,6 +25,14 @@ def policy_of(model: Any, eos: tuple[int, ...] = (1,), **settings: Any) -> Polic
     path = {name: settings.pop(name) for name in ("packed", "lean", "padded") if name in settings}
     parts = {"limits": BatchLimits(**limits), "path": SamplingPath(**path)}
     return Policy(model=model, tokenizer=_TOKENIZER, eos_token_ids=eos, **parts, **settings)
+
+
+def wired(model: Any) -> Trainable:
+    """Return an untrained policy of a copy of a model, and what trains it."""
+    policy = policy_of(copy.deepcopy(model))
+    optimizer = AdamW(policy.parameters(), lr=1e-2)
+    schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
+    return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
 
 
 def adapted(policy: Policy, lora: dict[str, Any], seed: int = 0) -> Policy:

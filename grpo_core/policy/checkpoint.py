@@ -209,10 +209,8 @@ def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
         moved = load_file(checkpoint / REFERENCE_FILE) if state.sync_count else None
         # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
         saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
-    faults = {POLICY_FOLDER: policy.misfit(weights), REFERENCE_FILE: None if moved is None else reference.initial.misfit(moved)}
-    for name, fault in faults.items():
-        if fault is not None:
-            raise ModelError(f"{checkpoint}: {name} is of another model: {fault}; was model.source or model.lora changed?")
+    if (fault := policy.misfit(weights)) is not None:
+        raise ModelError(f"{checkpoint}: policy is of another model: {fault}; was model.source or model.lora changed?")
     initial = find_initial(checkpoint, digest, reference.initial.weights())
     with raised_as(ModelError, f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({{cause}})", Exception):
         trainable.optimizer.load_state_dict(saved["optimizer"])

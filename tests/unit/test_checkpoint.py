@@ -1,6 +1,5 @@
 """Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
 
-import copy
 import hashlib
 import json
 import shutil
@@ -10,8 +9,6 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,10 +20,9 @@ from transformers import (
 
 from grpo_core.errors import InitialPolicyError, ModelError
 from grpo_core.policy import checkpoint as checkpoints
-from grpo_core.policy.checkpoint import Trainable, digest_of, load_checkpoint, store_initial, verify_checkpoint
-from grpo_core.policy.reference import Reference
+from grpo_core.policy.checkpoint import digest_of, load_checkpoint, store_initial, verify_checkpoint
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
-from tests.policies import policy_of
+from tests.policies import wired
 
 
 def state_at(step):
@@ -65,14 +61,6 @@ def assert_identical(one, other):
     assert one[1:] == other[1:]
     assert one[0].keys() == other[0].keys()
     assert all(torch.equal(tensor, other[0][name]) for name, tensor in one[0].items())
-
-
-def wired(model):
-    """Return an untrained policy of a copy of a model, and what trains it."""
-    policy = policy_of(copy.deepcopy(model))
-    optimizer = AdamW(policy.parameters(), lr=1e-2)
-    schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
-    return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
 
 
 @pytest.fixture
@@ -206,14 +194,13 @@ def test_a_damaged_manifest_is_refused(saved, content):
 
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_touched(saved, fresh):
     live, folder = saved
-    name = next(name for name, _ in live.policy.model.named_parameters())
-    weights = load_file(folder / "reference.safetensors")
-    save_file({**weights, name: torch.zeros(2, 3)}, folder / "reference.safetensors")
-    digest = hashlib.sha256((folder / "reference.safetensors").read_bytes()).hexdigest()
-    change_manifest(folder, lambda digests: {**digests, "reference.safetensors": digest})
+    file, name = folder / "policy/model.safetensors", next(iter(live.policy.weights()))
+    save_file({**load_file(file), name: torch.zeros(2, 3)}, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    change_manifest(folder, lambda digests: {**digests, "policy/model.safetensors": digest})
     restored = fresh()
     before = snapshot(restored)
-    with pytest.raises(ModelError, match=r"reference\.safetensors is of another model: .*\[2, 3\]"):
+    with pytest.raises(ModelError, match=rf"policy is of another model: {name} has the shape \[2, 3\]"):
         load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), before)
 

@@ -181,19 +181,16 @@ def test_what_it_stores_is_what_it_loads(opened, tmp_path):
     first, *_ = (layer for _, layer in adapted_layers(reference.model))
     set_delta(first, Full(matrix=delta_of(first).dense()))
     weights = reference.weights()
-    assert restored.misfit(weights) is None
     restored.load(weights)
     assert torch.equal(logits(restored.model), logits(reference.model))
-    scale = next(name for name in weights if name.endswith(".scale"))
-    assert "has no scale" in restored.misfit({name: tensor for name, tensor in weights.items() if name != scale})
 
 
 @pytest.mark.parametrize(
     ("stored", "wanted", "said"),
     [
-        ({"rank": 2}, {}, r"q_proj has the shape A \[2, 32\] and B \[32, 2\], here it is A \[4, 32\] and B \[32, 4\]"),
-        ({"target_modules": ["q_proj"]}, {}, "k_proj has the shape A None and B None"),
-        ({}, {"target_modules": ["q_proj", "v_proj"]}, "belongs to no layer that is adapted here"),
+        ({"rank": 2}, {}, r"q_proj.lora_A.weight has the shape \[2, 32\], here it is \[4, 32\]"),
+        ({"target_modules": ["q_proj"]}, {}, r"k_proj.lora_A.weight has the shape None"),
+        ({}, {"target_modules": ["q_proj", "v_proj"]}, r"\w+_proj.lora_A.weight is no weight of this model"),
         ({"alpha": 4}, {}, r"model\.lora\.alpha: a scale of 2, that of \S+ is lora_alpha 4 / r 4"),
     ],
 )

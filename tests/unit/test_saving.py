@@ -4,19 +4,16 @@ import threading
 
 import pytest
 import torch
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.config import apply_overrides, validate_config
 from grpo_core.machine.disk import sha256_of
 from grpo_core.policy import checkpoint
 from grpo_core.policy.checkpoint import Trainable, store_initial
-from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints
 from grpo_core.run.disk_need import KeptWeights, checkpoint_bytes
 from grpo_core.training import saving
 from grpo_core.training.saving import CheckpointWriter
-from tests.policies import policy_of
+from tests.policies import wired
 
 STATE = TrainingState(step=3, optimizer_step=3, prompts=6, tokens=40, sync_count=1, last_sync_step=2)
 MARK = JournalMark(bytes=7, sha256="f" * 64)
@@ -33,17 +30,9 @@ def train(live, seed, alpha=0.25):
         live.reference.sync(live.policy, alpha, step=2)
 
 
-def untrained(tiny_model):
-    policy = policy_of(tiny_model).frozen_copy()
-    policy.model.requires_grad_(True)
-    optimizer = AdamW(policy.parameters(), lr=1e-2)
-    schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
-    return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
-
-
 @pytest.fixture
 def live(tiny_model):
-    live = untrained(tiny_model)
+    live = wired(tiny_model)
     train(live, 1)
     return live
 
@@ -73,7 +62,7 @@ def test_a_copy_is_what_was_there_whatever_training_does_next(live, tmp_path):
 @pytest.mark.parametrize("sync_steps", [2, None])
 def test_the_memory_of_a_copy_is_known_beforehand(tiny_model, tiny_values, sync_steps):
     config = validate_config(apply_overrides(tiny_values, {"reference.sync_steps": sync_steps}))
-    live = untrained(tiny_model)
+    live = wired(tiny_model)
     train(live, 1, alpha=None if sync_steps is None else 0.25)
     weights = list(live.policy.parameters())
     counters = 4 * len(weights)  # AdamW counts the steps of each parameter

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from grpo_core.config import LoraConfig
-from grpo_core.errors import ModelError, few_names, name_of, raised_as
+from grpo_core.errors import ModelError, few_names, raised_as
 from grpo_core.policy.loading import outline_of
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
 from grpo_core.policy.lora.folder import read_factors, save_adapter
@@ -105,13 +105,8 @@ class AdaptedPolicy(Policy):
         return read_factors(folder)
 
     def misfit(self, weights: Weights) -> str | None:
-        """See `Policy.misfit`. A frozen copy takes factors of any rank, or matrices."""
-        faults = ((name, _misfit(name, layer, weights)) for name, layer in self._layers())
-        if (found := next((f"the adapter of {name} has {fault}" for name, fault in faults if fault), None)) is not None:
-            return found
-        known = {f"{name}.{part}" for name, _ in self._layers() for part in (A, B, SCALE, MATRIX)}
-        other = next((name for name in weights if name not in known), None)
-        return None if other is None else f"{name_of(other)} belongs to no layer that is adapted here"
+        """See `Policy.misfit`; those of a frozen copy fit as well, whose scale is that of the configuration."""
+        return super().misfit({name: tensor for name, tensor in weights.items() if not name.endswith(f".{SCALE}")})
 
     def _layers(self) -> Iterator[tuple[str, Any]]:
         return adapted_layers(self.model)
@@ -126,18 +121,6 @@ def _parts(name: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.{B}", delta.b
     if isinstance(layer, FrozenLinear):  # of one that is trained, it is the configuration's
         yield f"{name}.{SCALE}", torch.tensor(delta.scale, dtype=torch.float64)
-
-
-def _misfit(name: str, layer: Any, weights: Weights) -> str | None:
-    found = {part: [*weights[f"{name}.{part}"].shape] for part in (A, B, SCALE, MATRIX) if f"{name}.{part}" in weights}
-    (rows, columns), is_frozen, own = base_layer(layer).weight.shape, isinstance(layer, FrozenLinear), delta_of(layer)
-    if is_frozen and found.get(MATRIX) == [rows, columns]:
-        return None
-    rank = len(own.a) if not is_frozen and isinstance(own, LowRank) else found.get(A, [0])[0]
-    if (found.get(A), found.get(B)) != ([rank, columns], [rows, rank]):
-        shapes = f"A {found.get(A)} and B {found.get(B)}" if MATRIX not in found else f"a matrix {found[MATRIX]}"
-        return f"the shape {shapes}, here it is A [{rank}, {columns}] and B [{rows}, {rank}]"
-    return "no scale" if is_frozen and found.get(SCALE) != [] else None
 
 
 def _stored_delta(name: str, layer: Any, weights: Weights) -> Delta:
