@@ -156,11 +156,9 @@ def _with_adapter(policy: Policy, config: RunConfig) -> Policy:
     """Return a policy of the same model with the adapter that a configuration asks for, if it does."""
     if config.model.lora is None:
         return policy
-    from grpo_core.policy.lora.adapted import AdaptedPolicy
-    from grpo_core.policy.lora.adding import add_adapter
+    from grpo_core.policy.lora.adapted import with_adapter
 
-    add_adapter(policy.model, config.model.lora, seed=0, dtype=policy.dtype, source="random weights")
-    return AdaptedPolicy.of(policy, most_rank=config.model.lora.most_rank)
+    return with_adapter(policy, config.model.lora, seed=0, source="random weights")
 
 
 def peak_on_cpu(function: Callable[[], object]) -> int:

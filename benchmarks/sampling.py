@@ -28,9 +28,10 @@ from grpo_core.generation.vllm.server import ENVIRONMENT, PYTHON_VARIABLE, VllmS
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count, processor
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.forward import pad_left
-from grpo_core.policy.loading import load_model, load_tokenizer
+from grpo_core.policy.loading import load_model
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.sources.find import resolve_model
+from grpo_core.policy.tokenizer import load_tokenizer
 from grpo_core.types import Prompt
 
 NO_TOKEN = -1

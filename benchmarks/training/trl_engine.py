@@ -13,7 +13,8 @@ from benchmarks.training.timed import TimedStep, Turns, now
 from benchmarks.training.workload import Workload, characters, read_prompts
 from grpo_core.interop.trl_export import trl_arguments
 from grpo_core.policy.device import pick_device
-from grpo_core.policy.loading import load_model, load_tokenizer
+from grpo_core.policy.loading import load_model
+from grpo_core.policy.tokenizer import load_tokenizer
 
 FASTEST = {
     "optim": "adamw_torch_fused",

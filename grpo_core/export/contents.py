@@ -58,7 +58,7 @@ def _write_copy(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
 
 def _write_merged(plan: ExportPlan, files: Iterable[Path], folder: Path) -> None:
     """Write the base with the adapter added to it, and the tokenizer of the checkpoint."""
-    from grpo_core.policy.hub_names import as_on_hub
+    from grpo_core.policy.loading import as_on_hub
     from grpo_core.policy.opening import open_policy
 
     config = plan.config

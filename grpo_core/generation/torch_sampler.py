@@ -74,7 +74,7 @@ def _sample_batch(
     device, limit = policy.device, settings.max_completion_tokens
     prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(settings.group_size)
     prefix = expand_prefix(encode_prompts(policy.model, [prompt.token_ids for prompt in prompts]), prompt_of_row)
-    decoder, head = decoding.after(prefix, limit), decoding.logits
+    decoder = decoding(prefix, limit)
     uniforms = torch.from_numpy(token_uniforms(key.seed, key.stream, key.step, rows, limit)).to(device)
     eos, pad = torch.tensor(policy.eos_token_ids, device=device), policy.eos_token_ids[0]
     look_every = LOOK_EVERY[device.type]
@@ -85,7 +85,7 @@ def _sample_batch(
     ended = torch.zeros_like(active, dtype=torch.bool)
     hidden = prefix.last_hidden
     for position in range(limit):
-        tokens, token_logps = _draw(head(hidden).float(), settings, uniforms[active, position])
+        tokens, token_logps = _draw(decoder.logits(hidden).float(), settings, uniforms[active, position])
         tokens = tokens.masked_fill(ended, pad)
         completion_ids[:, position].index_copy_(0, active, tokens)
         logps[:, position].index_copy_(0, active, token_logps.masked_fill(ended, 0.0))

@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to resume exactly as if it had never stopped.
 
-    checkpoints/initial.safetensors   the initial policy, once for all of them (`initial.py`)
+    checkpoints/initial.safetensors   the initial policy, once for all of them
     checkpoints/step_000040/
       policy/                 transformers folder: weights (safetensors), config, tokenizer; loads anywhere
                               with model.lora: PEFT's folder of the adapter, which loads beside the base
@@ -11,27 +11,37 @@
       journal.json            how long the journal was, and the SHA-256 of its bytes
       manifest.json           SHA-256 of every file; written last, a folder without it is not a checkpoint
 
-Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`).
+Sampling needs no generator state: its random numbers are functions of seed and step (`generation/sampler.py`). How all of it is
+stored is known here alone: a policy gives its weights by name, and takes them.
+
+A checkpoint taken before the first sync needs the initial policy as its reference, a later one as what the drift is measured
+from. The model that the run was started from is its second copy: a run resumes where either of the two has the digest.
 """
 
+import copy
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Container
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from grpo_core.errors import ModelError, cause, name_of, raised_as, shown
-from grpo_core.machine.disk import flush, flush_all, sha256_of, whole_or_gone
+from grpo_core.errors import InitialPolicyError, ModelError, cause, name_of, raised_as, shown
+from grpo_core.machine.disk import durable_folder, flush, flush_all, sha256_of, whole_or_gone
 from grpo_core.machine.jsonfile import build, read_json
-from grpo_core.policy.initial import find_initial
-from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS
+from grpo_core.policy.policy import Policy
+from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import (
+    INITIAL_FILE,
     MANIFEST_FILE,
     MARK_FILE,
     STATE_FILE,
@@ -43,20 +53,69 @@ from grpo_core.policy.saved import (
     read_state,
     step_of,
 )
-from grpo_core.policy.trainable import Contents, Trainable
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, save_weights
+from grpo_core.policy.weights import Weights, digest_of, save_weights
 
-OPTIMIZER_FILE = "optimizer.pt"
+OPTIMIZER_FILE, REFERENCE_FILE, DIGEST_FILE = "optimizer.pt", "reference.safetensors", "initial.json"
 POLICY_FOLDER = "policy"
-POLICY_FILES = frozenset({f"{POLICY_FOLDER}/{WEIGHTS_FILE}", f"{POLICY_FOLDER}/{ADAPTER_WEIGHTS}"})
-"""A checkpoint has one of the two."""
-REFERENCE_FILE, DIGEST_FILE = "reference.safetensors", "initial.json"
 DIGEST = "sha256"
-"""Key in the last of them."""
-NEEDED_FILES = (POLICY_FILES, {OPTIMIZER_FILE}, {STATE_FILE}, {DIGEST_FILE})
-"""One of each."""
+"""Key in initial.json."""
+NEEDED_FILES = (OPTIMIZER_FILE, STATE_FILE, DIGEST_FILE)
 InUse = Callable[[], Container[Path]]
 """Returns the checkpoints with which other runs begin, as resolved paths."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable:
+    """What a training changes: the live objects that a checkpoint is taken of, and restored into."""
+
+    policy: Policy
+    reference: Reference
+    optimizer: Optimizer
+    schedule: LambdaLR
+
+    def contents(self) -> "Contents":
+        """Return what is in them, in the same memory: it changes with them."""
+        return Contents(
+            policy=self.policy,
+            weights=self.policy.weights(),
+            reference=self.reference.current.weights() if self.reference.has_moved else None,
+            optimizer=self.optimizer.state_dict(),
+            schedule=self.schedule.state_dict(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contents:
+    """What a checkpoint holds."""
+
+    policy: Policy
+    """Its configuration, tokenizer and code go into the checkpoint; its weights are those below."""
+    weights: Weights
+    reference: Weights | None
+    """None while the reference still is the initial policy."""
+    optimizer: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+
+    def copied(self) -> "Contents":
+        """Return a copy in CPU memory of all that the next step may change."""
+        changing = ("weights", "reference", "optimizer", "schedule")
+        return replace(self, **{name: _copied(getattr(self, name)) for name in changing})
+
+    def copied_bytes(self) -> int:
+        """Return the memory of such a copy."""
+        moments = [value for slot in self.optimizer["state"].values() for value in slot.values()]
+        tensors = (*self.weights.values(), *(self.reference or {}).values(), *moments)
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return copy.deepcopy(value)
 
 
 def save_checkpoint(
@@ -93,26 +152,38 @@ def save_checkpoint(
 def _write(folder: Path, contents: Contents, initial: str, state: TrainingState, mark: JournalMark | None) -> None:
     """Write all files of a checkpoint, its manifest last, and flush them."""
     folder.mkdir(parents=True)
-    name, digest = contents.policy.save(folder / POLICY_FOLDER, contents.weights)
-    digests = {f"{POLICY_FOLDER}/{name}": digest}
+    contents.policy.save(folder / POLICY_FOLDER, contents.weights)
     if contents.reference is not None:
-        digests[REFERENCE_FILE] = save_weights(contents.reference, folder / REFERENCE_FILE)
-    digests[OPTIMIZER_FILE] = save_optimizer(contents, folder / OPTIMIZER_FILE)
-    (folder / DIGEST_FILE).write_text(json.dumps({DIGEST: initial}) + "\n")
-    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
+        save_weights(contents.reference, folder / REFERENCE_FILE)
+    save_optimizer(contents, folder / OPTIMIZER_FILE)
+    facts = {DIGEST_FILE: {DIGEST: initial}, STATE_FILE: asdict(state)}
     if mark is not None:
-        (folder / MARK_FILE).write_text(json.dumps(asdict(mark), indent=2) + "\n")
-    small = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    digests |= {name: sha256_of(path) for name, path in small.items() if name not in digests}
+        facts[MARK_FILE] = asdict(mark)
+    for name, values in facts.items():
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n")
+    digests = {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*") if path.is_file()}
     (folder / MANIFEST_FILE).write_text(json.dumps(digests, indent=2, sort_keys=True) + "\n")
     flush_all(folder)
 
 
-def save_optimizer(contents: Contents, path: Path) -> str:
-    """Write AdamW's moments and the schedule; return the file's SHA-256."""
+def save_optimizer(contents: Contents, path: Path) -> None:
+    """Write AdamW's moments and the schedule."""
     with path.open("wb") as file:  # torch's own errors do not tell a full disk
         torch.save({"optimizer": contents.optimizer, "schedule": contents.schedule}, file)
-    return sha256_of(path)
+
+
+def _drop_others(newest: Path, keep: int, best: str | None, in_use: InUse) -> None:
+    """Leave the `keep` newest checkpoints, the best and those in use: none that the run went back behind.
+
+    The manifest goes first, so that what a kill leaves does not pass for a whole one.
+    """
+    earlier = [path for path in list_checkpoints(newest.parent) if step_of(path) <= step_of(newest)]
+    others = [path for path in list_checkpoints(newest.parent) if path not in earlier[-keep:] and path.name != best]
+    used = in_use() if others else ()
+    for path in others:
+        if path not in earlier or path.resolve() not in used:
+            (path / MANIFEST_FILE).unlink()
+            shutil.rmtree(path)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -128,47 +199,40 @@ def load_checkpoint(checkpoint: Path, trainable: Trainable) -> TrainingState:
     Raises:
         ModelError: a file is missing, was changed since it was written, or belongs to another model. Then `trainable` is to be
             restored from another checkpoint, or given up.
+        InitialPolicyError: no copy of the initial policy is left.
     """
-    files = verify_checkpoint(checkpoint)
-    state, reference = read_state(checkpoint), trainable.reference
-    if REFERENCE_FILE in files:
-        _check_weights(checkpoint, REFERENCE_FILE, reference.initial.misfit)
-    _check_weights(checkpoint, min(files & POLICY_FILES), partial(trainable.policy.misfit, in_folder=True))
-    initial = find_initial(checkpoint, _initial_digest(checkpoint), reference.initial.weights())
-    _load_optimizer(checkpoint, trainable)
-    trainable.policy.load(trainable.policy.stored(checkpoint / POLICY_FOLDER))
-    reference.restore(
-        initial,
-        load_file(checkpoint / REFERENCE_FILE) if REFERENCE_FILE in files else None,
-        sync_count=state.sync_count,
-        last_sync_step=state.last_sync_step,
-        error_bound=state.reference_error_bound,
-    )
+    verify_checkpoint(checkpoint)
+    state, policy, reference = read_state(checkpoint), trainable.policy, trainable.reference
+    with raised_as(ModelError, f"{checkpoint}: cannot be read ({{cause}}); the checkpoint is damaged", Exception):
+        digest = build(dict[str, str], read_json(checkpoint / DIGEST_FILE))[DIGEST]
+        weights = policy.stored(checkpoint / POLICY_FOLDER)
+        moved = load_file(checkpoint / REFERENCE_FILE) if state.sync_count else None
+        # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
+        saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
+    if (fault := policy.misfit(weights)) is not None:
+        raise ModelError(f"{checkpoint}: policy is of another model: {fault}; was model.source or model.lora changed?")
+    initial = find_initial(checkpoint, digest, reference.initial.weights())
+    with raised_as(ModelError, f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({{cause}})", Exception):
+        trainable.optimizer.load_state_dict(saved["optimizer"])
+        trainable.schedule.load_state_dict(saved["schedule"])
+    policy.load(weights)
+    counted = {"sync_count": state.sync_count, "last_sync_step": state.last_sync_step}
+    reference.restore(initial, moved, **counted, error_bound=state.reference_error_bound)
     return state
-
-
-def _initial_digest(checkpoint: Path) -> str:
-    unreadable = f"{checkpoint}: {DIGEST_FILE} cannot be read ({{cause}})"
-    with raised_as(ModelError, unreadable, OSError, ValueError, LookupError, TypeError):
-        return build(dict[str, str], read_json(checkpoint / DIGEST_FILE))[DIGEST]
 
 
 def verify_checkpoint(checkpoint: Path) -> frozenset[str]:
     """Compare every file with the manifest; return the names of the files that it vouches for.
 
     Raises:
-        ModelError: names the first file that is missing or differs, that the manifest leaves out, or that lies elsewhere.
+        ModelError: names the first file that is missing or differs, or that lies elsewhere.
     """
     unreadable = f"{checkpoint}: {MANIFEST_FILE} cannot be read ({{cause}}); the checkpoint is damaged"
     with raised_as(ModelError, unreadable, OSError, ValueError):
         digests = build(dict[str, str], read_json(checkpoint / MANIFEST_FILE))
-    fault = next((fault for name, sha256 in digests.items() if (fault := _fault(checkpoint, name, sha256))), None)
-    left_out = [" or ".join(sorted(names)) for names in NEEDED_FILES if names.isdisjoint(digests)]
-    if fault is None and not left_out and read_state(checkpoint).sync_count and REFERENCE_FILE not in digests:
-        left_out = [REFERENCE_FILE]
-    if fault is None and left_out:
-        fault = f"{left_out[0]} is not in {MANIFEST_FILE}"
-    if fault is not None:
+    left_out = (f"{name} is not in {MANIFEST_FILE}" for name in NEEDED_FILES if name not in digests)
+    faults = (_fault(checkpoint, name, sha256) for name, sha256 in digests.items())
+    if (fault := next(filter(None, (*left_out, *faults)), None)) is not None:
         raise ModelError(f"{checkpoint}: {fault}; the checkpoint is damaged")
     return frozenset(digests)
 
@@ -187,40 +251,46 @@ def _fault(checkpoint: Path, name: str, sha256: str) -> str | None:
     return None if found == sha256 else f"the SHA-256 of {name} is not the manifest's"
 
 
-def _drop_others(newest: Path, keep: int, best: str | None, in_use: InUse) -> None:
-    """Leave the `keep` newest checkpoints, the best and those in use: none that the run went back behind.
+def store_initial(folder: Path, weights: Weights) -> str:
+    """Write the initial policy into `folder`, the checkpoints of a run, unless it is there; return its digest.
 
-    The manifest goes first, so that what a kill leaves does not pass for a whole one.
+    Raises:
+        DiskFullError: the disk is full; nothing of it is left.
     """
-    earlier = [path for path in list_checkpoints(newest.parent) if step_of(path) <= step_of(newest)]
-    others = [path for path in list_checkpoints(newest.parent) if path not in earlier[-keep:] and path.name != best]
-    used = in_use() if others else ()
-    for path in others:
-        if path not in earlier or path.resolve() not in used:
-            (path / MANIFEST_FILE).unlink()
-            shutil.rmtree(path)
+    target, partial, digest = folder / INITIAL_FILE, folder / f".{INITIAL_FILE}.partial", digest_of(weights)
+    if _stored_initial(folder, digest) is not None:
+        return digest
+    if target.exists():
+        log.warning("%s is damaged, or of another start of this run; it is written again", target)
+    durable_folder(folder)
+    with whole_or_gone("the initial policy", partial):
+        save_weights(weights, partial)
+        partial.replace(target)
+    flush(folder)
+    return digest
 
 
-def _check_weights(checkpoint: Path, name: str, misfit: Callable[[Shapes], str | None]) -> None:
-    """Ask whether weights of the names and shapes in a file fit, without reading them."""
-    unreadable = f"{checkpoint}: {name} cannot be read ({{cause}}); the checkpoint is damaged"
-    with (
-        raised_as(ModelError, unreadable, OSError, ValueError, SafetensorError),
-        safe_open(checkpoint / name, framework="pt") as file,
-    ):
-        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (it is no dict)
-    fault = misfit(shapes)
-    if fault is not None:
-        raise ModelError(f"{checkpoint}: {name} is of another model: {fault}; was model.source or model.lora changed?")
+def find_initial(checkpoint: Path, digest: str, loaded: Weights) -> Weights:
+    """Return the initial policy of a checkpoint, which has a digest: as it is loaded already, else as it is stored beside it.
+
+    Raises:
+        InitialPolicyError: neither of the two has it. It is no fault of the checkpoint that names the digest.
+    """
+    if digest_of(loaded) == digest:
+        return loaded
+    folder = checkpoint.parent
+    stored = _stored_initial(folder, digest)
+    if stored is None:
+        raise InitialPolicyError(
+            f"{folder / INITIAL_FILE}: the initial policy that {checkpoint.name} needs is missing or damaged, and model.source "
+            "(with an adapter, model.lora.init_from) no longer is that of the start; put one of the two back"
+        )
+    return stored
 
 
-def _load_optimizer(checkpoint: Path, trainable: Trainable) -> None:
+def _stored_initial(folder: Path, digest: str) -> Weights | None:
     try:
-        # Not on the GPU: AdamW puts them there, and would have two of each for a moment.
-        saved = torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
-        trainable.optimizer.load_state_dict(saved["optimizer"])
-        trainable.schedule.load_state_dict(saved["schedule"])
-    except Exception as error:  # torch raises many types for a file that is none of its own, or of another optimizer
-        raise ModelError(
-            f"{checkpoint}: {OPTIMIZER_FILE} cannot be used ({type(error).__name__}: {cause(error)}); the checkpoint is damaged"
-        ) from error
+        weights: Weights = load_file(folder / INITIAL_FILE)
+    except (OSError, ValueError, SafetensorError):
+        return None
+    return weights if digest_of(weights) == digest else None

@@ -1,12 +1,17 @@
-"""Where tensors live, in which type and with how many threads they are multiplied, and whether the bits always are the same."""
+"""Where tensors live, in which type and with how many threads they are multiplied, and whether the bits always are the same.
+
+Offloaded weights wait in host memory and are on the accelerator for the passes that use them alone. A reference is needed for
+its own passes and to measure its distance; moved there for them and dropped afterwards, it costs a copy of its weights over the
+bus for each use (0.1 s for 0.5 billion weights in fp32 at 20 GB/s), and their memory during a pass instead of always.
+"""
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from grpo_core.config import TrainingConfig
 from grpo_core.errors import ConfigError, TrainingError
@@ -14,6 +19,8 @@ from grpo_core.machine.gpus import held_gpu
 from grpo_core.machine.hardware import avoid_broken_kernels, core_count
 
 Dtype = Literal["float32", "bfloat16"]
+Place = tuple[dict[str, Any], str, Tensor]
+"""Where a module keeps a tensor, by which name, and the tensor."""
 NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """In torch's messages where there is no more memory, beside those of `torch.OutOfMemoryError`."""
 NO_SUCH_KERNEL = "does not have a deterministic implementation"
@@ -22,6 +29,9 @@ NO_SUCH_KERNEL = "does not have a deterministic implementation"
 
 def pick_device(wanted: str) -> torch.device:
     """Return the device of `training.device`; `auto` is cuda where there is one.
+
+    A run's device is decided here and nowhere else; afterwards its policy says which it is (`Policy.device`). What will be
+    decided is known without torch to `run.memory_fit.will_use_gpu`.
 
     Raises:
         ConfigError: cuda is wanted and there is none.
@@ -116,3 +126,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that there is too little memory, on a GPU or beside one."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(text in str(error) for text in NO_MEMORY)
+
+
+@contextlib.contextmanager
+def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have copies of a model's tensors on a device while inside; afterwards it has its own again.
+
+    Nothing is copied back: inside, no weight may change. Where all tensors are on the device, nothing happens.
+    """
+    own = [place for place in _places(model) if place[2].device != device]
+    try:
+        _replace(own, lambda data: data.to(device, non_blocking=True))
+        yield
+    finally:
+        for held, name, tensor in own:
+            held[name] = tensor
+
+
+def to_host(model: nn.Module) -> None:
+    """Move a model into host memory, page-locked where there is a GPU, which then reads it without a copy in between."""
+    is_locked = torch.cuda.is_available()
+    _replace(_places(model), lambda data: data.cpu().pin_memory() if is_locked else data.cpu())
+
+
+def _replace(places: list[Place], moved: Callable[[Tensor], Tensor]) -> None:
+    """Put what `moved` returns where each tensor is; tied weights, one tensor in several places, stay one."""
+    copies: dict[int, Tensor] = {}
+    for held, name, tensor in places:
+        if id(tensor) not in copies:
+            copy = moved(tensor.detach())
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(copy, requires_grad=tensor.requires_grad) if is_parameter else copy
+        held[name] = copies[id(tensor)]
+
+
+def _places(model: nn.Module) -> list[Place]:
+    kinds = [(module._parameters, module._buffers) for module in model.modules()]
+    return [(held, name, tensor) for pair in kinds for held in pair for name, tensor in held.items() if tensor is not None]

@@ -1,28 +1,24 @@
 """Load a policy from a folder, to be used as a configuration says."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_core.config import LoraConfig, RunConfig
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.policy.device import pick_device
 from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.policy.loading import eos_token_ids, load_model, load_tokenizer, require_vocabulary
+from grpo_core.policy.forward import refuse_other_layers
+from grpo_core.policy.loading import eos_token_ids, load_model, outline_of, require_vocabulary
 from grpo_core.policy.lora.facts import not_finite, read_adapter
 from grpo_core.policy.outline import beyond_positions
 from grpo_core.policy.policy import BatchLimits, Policy
-from grpo_core.policy.recompute import refuse_other_layers
 from grpo_core.policy.sources.find import model_here, resolve_adapter, resolve_model
-from grpo_core.policy.supported import outline_of
-from grpo_core.policy.weights_file import Weights
-
-if TYPE_CHECKING:
-    from grpo_core.policy.lora.adapted import AdaptedPolicy
+from grpo_core.policy.tokenizer import load_tokenizer
+from grpo_core.policy.weights import Weights
 
 
 def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = None) -> Policy:
@@ -46,23 +42,46 @@ def open_policy(folder: Path, config: RunConfig, stored_initial: Path | None = N
     require_vocabulary(model, tokenizer, base)
     if config.training.gradient_checkpointing:
         refuse_other_layers(model)
-    if config.model.lora is None:
-        plain = _policy(model, tokenizer, config)
-        if stored_initial is not None and folder.is_relative_to(stored_initial.parent):
-            _take_stored(plain, stored_initial)
-        return plain
-    policy = _adapted(model, tokenizer, config, config.model.lora)
-    start = config.model.lora.init_from
-    if is_adapter:
-        _load(policy, folder, config.model.lora)
-    elif start is not None and stored_initial is not None and model_here(start) is None:
+    policy = Policy(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        dtype=config.model.dtype,
+        temperature=config.rollout.temperature,
+        limits=BatchLimits(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
+        recomputed=config.training.gradient_checkpointing,
+    )
+    lora = config.model.lora
+    if lora is not None:
+        from grpo_core.policy.lora.adapted import with_adapter  # here: most runs need no PEFT, whose import takes a second
+
+        policy = with_adapter(policy, lora, seed=config.training.seed, source=config.model.source)
+    policy = replace(policy, path=SamplingPath.fastest(model, config.model.dtype, may_pack=config.training.packed_weights))
+    if lora is not None:
+        _set_adapter(policy, lora, folder if is_adapter else None, stored_initial)
+    elif stored_initial is not None and folder.is_relative_to(stored_initial.parent):
         _take_stored(policy, stored_initial)
-    elif start is not None:
-        own = resolve_adapter(start)
-        _load(policy, own, config.model.lora)
-        if (fault := not_finite(own)) is not None:
-            raise ModelError(f"model.lora.init_from {start}: {fault}")
     return policy
+
+
+def _set_adapter(policy: Policy, lora: LoraConfig, folder: Path | None, stored_initial: Path | None) -> None:
+    """Give a policy the adapter in a folder, or without one that with which its training begins, where it is not a new one.
+
+    Raises:
+        ModelError: it cannot be read, is another one than the configuration's, or is not finite.
+    """
+    if folder is None and lora.init_from is None:
+        return
+    if folder is None and stored_initial is not None and model_here(str(lora.init_from)) is None:
+        _take_stored(policy, stored_initial)
+        return
+    place = resolve_adapter(str(lora.init_from)) if folder is None else folder
+    facts, factors = read_adapter(place), policy.stored(place)
+    if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
+        raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {place} is {facts.scale_formula}")
+    _take(policy, factors, f"model.lora: {place} holds another adapter")
+    if folder is None and (fault := not_finite(place)) is not None:
+        raise ModelError(f"model.lora.init_from {lora.init_from}: {fault}")
 
 
 def require_positions(policy: Policy, config: RunConfig) -> None:
@@ -75,52 +94,14 @@ def require_positions(policy: Policy, config: RunConfig) -> None:
         raise ModelError(f"model.source {config.model.source}: {fault}")
 
 
-def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Policy:
-    return Policy(
-        model=model,
-        tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids(model, tokenizer),
-        dtype=config.model.dtype,
-        temperature=config.rollout.temperature,
-        limits=BatchLimits(rollout_rows=config.training.rollout_rows, microbatch_tokens=config.training.microbatch_tokens),
-        path=SamplingPath.fastest(model, config.model.dtype, may_pack=config.training.packed_weights),
-        recomputed=config.training.gradient_checkpointing,
-    )
-
-
-def _adapted(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, lora: LoraConfig
-) -> "AdaptedPolicy":
-    from grpo_core.policy.lora.adapted import AdaptedPolicy  # here: most runs need no PEFT, whose import takes a second
-    from grpo_core.policy.lora.adding import add_adapter
-
-    add_adapter(model, lora, seed=config.training.seed, dtype=config.model.dtype, source=config.model.source)
-    return AdaptedPolicy.of(_policy(model, tokenizer, config), most_rank=lora.most_rank)
-
-
-def _load(policy: "AdaptedPolicy", folder: Path, lora: LoraConfig) -> None:
-    """Give a policy the adapter in a folder.
-
-    Raises:
-        ModelError: it cannot be read, or is another one than the configuration's.
-    """
-    from grpo_core.policy.lora.folder import read_factors
-
-    facts, factors = read_adapter(folder), read_factors(folder)
-    if not math.isclose(facts.alpha_scale, lora.scale, rel_tol=1e-9):
-        raise ModelError(f"model.lora.alpha: a scale of {lora.scale:g}, that of {folder} is {facts.scale_formula}")
-    _take(policy, factors, f"model.lora: {folder} holds another adapter", in_folder=True)
-
-
 def _take_stored(policy: Policy, place: Path) -> None:
     """Give a policy the initial weights that a run has stored; their digest is in its checkpoints."""
     with raised_as(ModelError, f"{place}: cannot be read ({{cause}})", OSError, ValueError, SafetensorError):
         weights = load_file(place)
-    _take(policy, weights, f"{place} holds the initial policy of another model", in_folder=False)
+    _take(policy, weights, f"{place} holds the initial policy of another model")
 
 
-def _take(policy: Policy, weights: Weights, misfit: str, *, in_folder: bool) -> None:
-    fault = policy.misfit({name: list(tensor.shape) for name, tensor in weights.items()}, in_folder=in_folder)
-    if fault is not None:
+def _take(policy: Policy, weights: Weights, misfit: str) -> None:
+    if (fault := policy.misfit(weights)) is not None:
         raise ModelError(f"{misfit}: {fault}")
     policy.load(weights)

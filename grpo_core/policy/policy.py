@@ -5,6 +5,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Optional, TypeVar
 
@@ -19,19 +20,15 @@ from grpo_core.algorithm.logprobs import token_divergences, token_full_kl, token
 from grpo_core.errors import name_of
 from grpo_core.generation.sampler import RandomKey, SampledCompletions, SamplingSettings
 from grpo_core.generation.torch_sampler import sample_completions
-from grpo_core.policy.device import Dtype, attention_dtype, compute_in
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in, on_device, to_host
+from grpo_core.policy.fast.decoding import LeanDecoding, PlainDecoder
 from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
-from grpo_core.policy.fast.lean import LeanDecoding
-from grpo_core.policy.fast.packed import prepared_weights
 from grpo_core.policy.fast.path import Decoding, SamplingPath
-from grpo_core.policy.fast.plain import PlainDecoding
-from grpo_core.policy.forward import cut_rows, microbatches, rows_hidden, scatter, vocabulary_head
-from grpo_core.policy.hub_names import as_on_hub, shapes_on_hub, stored_weights
+from grpo_core.policy.fast.products import prepared_weights
+from grpo_core.policy.forward import cut_rows, microbatches, recomputing, rows_hidden, scatter, vocabulary_head
+from grpo_core.policy.loading import as_on_hub, stored_weights
 from grpo_core.policy.logits_memory import DIVERGENCE_COPIES, FULL_KL_COPIES, tokens_at_once
-from grpo_core.policy.offload import on_device, to_host
-from grpo_core.policy.recompute import recomputing
-from grpo_core.policy.weights import first_names, named_weights, squared_difference
-from grpo_core.policy.weights_file import WEIGHTS_FILE, Shapes, Weights, save_weights
+from grpo_core.policy.weights import WEIGHTS_FILE, Weights, first_names, save_weights, squared_difference
 from grpo_core.types import Prompt
 
 Found = TypeVar("Found")
@@ -94,9 +91,9 @@ class Policy:
     path: SamplingPath = field(default_factory=SamplingPath)
     """Which of the faster ways to run the model are taken."""
     recomputed: bool = False
-    """Whether a layer keeps its input alone for the backward pass, which computes it again (`recompute.py`)."""
+    """Whether a layer keeps its input alone for the backward pass, which computes it again (`forward.recomputing`)."""
     used_on: torch.device | None = None
-    """Where its passes run, if its weights wait in host memory between them (`offload.py`)."""
+    """Where its passes run, if its weights wait in host memory between them (`device.on_device`)."""
 
     @property
     def device(self) -> torch.device:
@@ -123,19 +120,22 @@ class Policy:
         return replace(self, used_on=used_on)
 
     def weights(self) -> Weights:
-        """Return what one policy differs from another in, in its memory: each weight once, by its name."""
-        return named_weights(self.model)
-
-    def state(self) -> Weights:
-        """Return what its folder holds: weights and buffers, in their memory, by all their names."""
-        state: Weights = self.model.state_dict()
-        return state
+        """Return what one policy differs from another in, in its memory: weights and buffers, each once, by its name."""
+        return first_names(self.model.state_dict())
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        """Take the values of `weights()`."""
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
+        """Take the values of `weights()`, in which `misfit` finds no fault."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
+
+    def misfit(self, weights: Weights) -> str | None:
+        """Return why `load` cannot take these weights; None where it can."""
+        own = self.weights()
+        for name, tensor in own.items():
+            if (found := weights.get(name)) is None or found.shape != tensor.shape:
+                return f"{name} has the shape {found if found is None else [*found.shape]}, here it is {[*tensor.shape]}"
+        return next((f"{name_of(name)} is no weight of this model" for name in weights if name not in own), None)
 
     @torch.no_grad()
     def follow(self, policy: "Policy", share: float) -> float | None:
@@ -159,25 +159,17 @@ class Policy:
 
     def merged_weights(self) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         """Yield the weights of a model without adapters that computes the same, each once, by its name in transformers."""
-        yield from named_weights(self.model).items()
+        yield from ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
-    def save(self, folder: Path, state: Weights) -> tuple[str, str]:
-        """Write a folder that transformers loads, with what `state` returned; return the name and SHA-256 of its weights."""
+    def save(self, folder: Path, weights: Weights) -> None:
+        """Write a folder that transformers loads, with what `weights` returned."""
         self.model.save_pretrained(folder, state_dict={})  # all but the weights
         self.tokenizer.save_pretrained(folder)
-        return WEIGHTS_FILE, save_weights(as_on_hub(self.model, first_names(state)), folder / WEIGHTS_FILE)
+        save_weights(as_on_hub(self.model, weights), folder / WEIGHTS_FILE)
 
     def stored(self, folder: Path) -> Weights:
         """Return the weights in a folder that `save` has written, as `load` takes them."""
         return stored_weights(folder, self.model)
-
-    def misfit(self, shapes: Shapes, *, in_folder: bool = False) -> str | None:
-        """Return why `load` cannot take weights of these shapes, None where it can; in a folder, names are the hub's."""
-        own = shapes_on_hub(self.model) if in_folder else self.weights()
-        for name, tensor in own.items():
-            if shapes.get(name) != list(tensor.shape):
-                return f"{name} has the shape {shapes.get(name)}, here it is {list(tensor.shape)}"
-        return next((f"{name_of(name)} is no weight of this model" for name in shapes if name not in own), None)
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, key: RandomKey) -> SampledCompletions:
         """See `Sampler.sample`. Padding in `completion_ids` is the first end-of-sequence token id."""
@@ -189,10 +181,10 @@ class Policy:
         """Prepare the weights as they are now for many tokens."""
         dtype, packed = attention_dtype(self.model, self.dtype), self.path.packed
         if self.path.lean:
-            yield LeanDecoding.of(self.model, dtype, packed=packed)
+            yield LeanDecoding.of(self.model, dtype, packed=packed).after
         else:
             with prepared_weights(self.model, self.dtype, packed=packed):
-                yield PlainDecoding(model=self.model, dtype=dtype)
+                yield partial(PlainDecoder, self.model, dtype)
 
     def decode(self, completions: SampledCompletions) -> list[str]:
         """Return the completions as text, without special tokens."""
@@ -256,7 +248,19 @@ class Policy:
 
     def divergences(self, completions: SampledCompletions, other: "Policy") -> TokenDivergences:
         """Return [B, T] how far it is from another policy at every completion token, given the tokens before; 0 elsewhere."""
-        parts = self._in_microbatches(completions, other, lambda rows: self._divergences(completions, rows, other))
+        head, other_head = vocabulary_head(self.model), vocabulary_head(other.model)
+
+        def of_rows(rows: Sequence[int]) -> TokenDivergences:
+            ids, mask = cut_rows(completions, rows)
+            with compute_in(self.dtype, ids.device):
+                hidden, other_hidden = self._hidden(completions, rows), other._hidden(completions, rows)
+                at_once = self._at_once(len(hidden), DIVERGENCE_COPIES)
+                found = token_divergences(
+                    hidden, head, other_hidden, other_head, temperature=self.temperature, chunk_tokens=at_once
+                )
+            return TokenDivergences(*(scatter(values, mask, completions.completion_ids.shape[1]) for values in found))
+
+        parts = self._in_microbatches(completions, other, of_rows)
         return TokenDivergences(*map(torch.cat, zip(*parts, strict=True)))
 
     @torch.no_grad()
@@ -267,19 +271,6 @@ class Policy:
         pieces = microbatches(completions, range(completions.num_rows), self.limits.microbatch_tokens)
         with self.ready(), contextlib.nullcontext() if other is None else other.ready():
             return [of_rows(rows) for rows in pieces]
-
-    def _divergences(self, completions: SampledCompletions, rows: Sequence[int], other: "Policy") -> TokenDivergences:
-        """Return those of some rows, in one pass of each policy."""
-        ids, mask = cut_rows(completions, rows)
-        with compute_in(self.dtype, ids.device):
-            hidden, other_hidden = self._hidden(completions, rows), other._hidden(completions, rows)
-            heads = vocabulary_head(self.model), vocabulary_head(other.model)
-            at_once = self._at_once(len(hidden), DIVERGENCE_COPIES)
-            found = token_divergences(
-                hidden, heads[0], other_hidden, heads[1], temperature=self.temperature, chunk_tokens=at_once
-            )
-        width = completions.completion_ids.shape[1]
-        return TokenDivergences(*(scatter(values, mask, width) for values in found))
 
     def logps(self, completions: SampledCompletions) -> Float[Tensor, "B T"]:
         """Return the log-probability of every completion token, without gradient."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.weights_file import Weights
+from grpo_core.policy.weights import Weights
 
 
 class Reference:

@@ -1,30 +1,50 @@
-"""Weights by their names; tied weights are one tensor with several names."""
+"""Weights by their names: as a safetensors file, as a digest, and how far two of them are apart."""
 
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn, split
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
 
-from grpo_core.policy.weights_file import Weights
+import torch
+from jaxtyping import Float
+from safetensors.torch import save_file
+from torch import Tensor, split
 
+from grpo_core.machine.disk import flush
+
+Weights = Mapping[str, Tensor]
+WEIGHTS_FILE = "model.safetensors"
+"""As transformers calls it."""
 PIECE = 2**18
 """Weights whose squared differences are summed in their own precision; sums of pieces are summed in double."""
 
 
-def place_of(tensor: Shaped[Tensor, "..."]) -> tuple[int, tuple[int, ...]]:
-    """Return where a tensor lies: the same for two names of the same weights."""
-    return tensor.data_ptr(), tuple(tensor.shape)
+def save_weights(weights: Weights, path: Path) -> None:
+    """Write a file that is durable when this returns.
+
+    Raises:
+        OSError, SafetensorError: it cannot be written; what there is of it stays.
+    """
+    stored = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    save_file(stored, path, metadata={"format": "pt"})  # transformers loads no file without it
+    flush(path)
+
+
+def digest_of(weights: Weights) -> str:
+    """Return the SHA-256 of names, types, shapes and bytes of weights, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def first_names(weights: Weights) -> Weights:
     """Return each tensor once, under its first name: tied weights are one tensor, and safetensors refuses to store it twice."""
-    names: dict[tuple[int, tuple[int, ...]], str] = {}
+    names: dict[tuple[int, torch.Size], str] = {}
     for name, tensor in weights.items():
-        names.setdefault(place_of(tensor), name)
+        names.setdefault((tensor.data_ptr(), tensor.shape), name)
     return {name: weights[name] for name in names.values()}
-
-
-def named_weights(model: nn.Module) -> Weights:
-    """Return each parameter once: tied weights are one tensor, and safetensors refuses to store it twice."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def squared_difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float:

@@ -3,20 +3,18 @@
 from pathlib import Path
 
 from grpo_core.config import RunConfig
-from grpo_core.machine.gpus import gpus
 from grpo_core.machine.hardware import CPUINFO, has_bfloat16_kernels
+from grpo_core.run.memory_fit import will_use_gpu
 
 
 def slow_dtype_warnings(config: RunConfig, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     """Return a warning where a run would compute in bfloat16 on a processor without fast products for it.
 
     Args:
-        config: the run's; with `training.device` cuda, or auto on a machine with a GPU, the processor does not matter.
+        config: the run's; where it will use a GPU, the processor does not matter.
         cpuinfo: what Linux knows of the CPU.
     """
-    if config.model.dtype != "bfloat16" or config.training.device == "cuda" or has_bfloat16_kernels(cpuinfo):
-        return ()
-    if config.training.device == "auto" and gpus()[0]:
+    if config.model.dtype != "bfloat16" or has_bfloat16_kernels(cpuinfo) or will_use_gpu(config):
         return ()
     return (
         "model.dtype: bfloat16 is several times slower than float32 on this processor, which has no AVX-512 "

@@ -112,7 +112,7 @@ def find_model(run_dir: RunDir, digest: Callable[[Path], str] = weights_digest) 
     """Return the folder of a run's model, or where that is gone or holds other weights, of the run's own newest policy.
 
     A run that trains all weights has in its checkpoints what it takes to resume: configuration, tokenizer and weights here, and
-    the initial policy beside them (`initial.py`).
+    the initial policy beside them (`policy/checkpoint.py`).
 
     Args:
         run_dir: of the run.

@@ -152,7 +152,7 @@ def _run(
 
 def _facts(config: RunConfig, session: "Session", threads: int, step: int) -> dict[str, object]:
     """Return what the `start` and `resume` records say of how the run is computed after `step`."""
-    from grpo_core.policy.supported import outline_of
+    from grpo_core.policy.loading import outline_of
 
     policy, limits = session.policy, session.batch_limits
     return {

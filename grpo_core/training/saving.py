@@ -10,11 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from grpo_core.machine.hardware import available_memory
-from grpo_core.policy.checkpoint import InUse, save_checkpoint
-from grpo_core.policy.initial import store_initial
+from grpo_core.policy.checkpoint import InUse, Trainable, save_checkpoint, store_initial
 from grpo_core.policy.saved import JournalMark, TrainingState
-from grpo_core.policy.snapshot import Snapshot
-from grpo_core.policy.trainable import Trainable
 
 SPARE = 2.0
 """Of the memory that a copy takes, how many times that must be free: the next step needs some, too."""
@@ -35,11 +32,10 @@ class CheckpointWriter:
         self._under_way: Future[None] | None = None
         self._is_large = False
         self._initial: Future[str] | None = None
-        self._snapshot = Snapshot()
 
     def prepare(self, trainable: Trainable) -> None:
         """Begin to store the initial policy; the first checkpoint waits for that, and raises what `store_initial` does."""
-        self._initial = self._thread.submit(store_initial, self._folder, trainable.contents().initial)
+        self._initial = self._thread.submit(store_initial, self._folder, trainable.reference.initial.weights())
 
     def begin(self, trainable: Trainable, state: TrainingState, mark: JournalMark, then: Callable[[str], object]) -> None:
         """Begin to write a checkpoint: what is in `trainable` may change as soon as this returns.
@@ -55,10 +51,11 @@ class CheckpointWriter:
         """
         assert self._under_way is None, "finish() is called before the next one begins"
         contents = trainable.contents()
-        initial = (self._initial or self._thread.submit(store_initial, self._folder, contents.initial)).result()
+        weights = trainable.reference.initial.weights()
+        initial = (self._initial or self._thread.submit(store_initial, self._folder, weights)).result()
         size = contents.copied_bytes()
-        has_room = not self._snapshot.is_empty or available_memory() > SPARE * size
-        held = self._snapshot.take(contents) if has_room else contents
+        has_room = available_memory() > SPARE * size
+        held = contents.copied() if has_room else contents
 
         def write() -> None:
             saved = save_checkpoint(self._folder, held, initial, state, keep=self._keep, mark=mark, in_use=self._in_use)

@@ -13,12 +13,11 @@ from grpo_core.evaluation.runner import Evaluator, pick_verifier
 from grpo_core.generation.sampler import Sampler
 from grpo_core.generation.vllm.opening import open_vllm_sampler
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.policy.checkpoint import load_checkpoint, set_aside
+from grpo_core.policy.checkpoint import Trainable, load_checkpoint, set_aside
 from grpo_core.policy.opening import open_policy, require_positions
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.reference import Reference
 from grpo_core.policy.saved import JournalMark, TrainingState, list_checkpoints, stored_initial
-from grpo_core.policy.trainable import Trainable
 from grpo_core.rewards.base import Reward, start_workers
 from grpo_core.rewards.bounded import Verdicts
 from grpo_core.run.comparison import COMPARED, EXACT, IN_OTHER_PASSES, Identity, Tolerance, identity

@@ -15,9 +15,9 @@ from grpo_core.algorithm.mismatch import sampler_weights
 from grpo_core.algorithm.shaping import shape_advantages
 from grpo_core.config import LossConfig, RunConfig
 from grpo_core.config.derived import sampler_treatment, takes_full_kl
+from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.forward import microbatches
 from grpo_core.policy.policy import TokenFigures
-from grpo_core.policy.trainable import Trainable
 from grpo_core.training.batch import Rollouts, TrainingBatch, split_minibatches
 
 

@@ -14,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fast.lean import why_not_lean
-from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.fast.path import SamplingPath, why_not_lean
 from grpo_core.policy.policy import Policy
 from grpo_core.types import Prompt
 from tests.gpu.conftest import Check, Figure

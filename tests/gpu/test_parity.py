@@ -15,12 +15,10 @@ from benchmarks.random_models import MEDIUM, TINY, Shape, words
 from grpo_core.algorithm.advantages import group_relative_advantages
 from grpo_core.config import RunConfig, load_config
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fast.grouped import why_padded
-from grpo_core.policy.fast.lean import why_not_lean
-from grpo_core.policy.fast.path import SamplingPath
+from grpo_core.policy.checkpoint import Trainable
+from grpo_core.policy.fast.path import SamplingPath, why_not_lean, why_padded
 from grpo_core.policy.policy import BatchLimits, Policy
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.trainable import Trainable
 from grpo_core.training.batch import Rollouts
 from grpo_core.training.measure import StepLogps, kl_figures
 from grpo_core.training.optimizer import build_optimizer

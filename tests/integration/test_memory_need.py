@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.memory_peaks import ADAPTED, WORKS, Work, peak_on_cpu, peaks_of
-from grpo_core.policy.fast.packed import why_plain
+from grpo_core.policy.fast.path import why_plain
 
 GB = 10**9
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 from flows.cli.folders import print_how_to_resume, working_in
 from grpo_core import train
 from grpo_core.errors import ModelError, TrainingError
-from grpo_core.policy import supported
+from grpo_core.policy import loading
 from grpo_core.policy.loading import load_model
 from grpo_core.policy.opening import open_policy, require_positions
 from grpo_core.policy.sources.availability import require_model
@@ -125,7 +125,7 @@ def test_logits_that_are_changed_after_the_head_are_found_by_value_too(
 ) -> None:
     """A soft cap of 30 changes logits of a random tiny model by less than 1e-4; it is looked at where they are 100."""
     folder = write_family(tmp_path / "model", family, UNSUPPORTED[family][0])
-    monkeypatch.setattr(supported, "LOGITS_CHANGED_BY", ())
+    monkeypatch.setattr(loading, "LOGITS_CHANGED_BY", ())
     with pytest.raises(ModelError, match="has other logits than its vocabulary head"):
         load_model(folder)
 
@@ -175,9 +175,9 @@ def test_a_start_says_what_its_adapter_leaves_out(tiny_run: Callable[..., RunDir
 
 def test_a_stored_weight_that_nothing_takes_is_of_another_model(tiny_config: Callable[..., Any], tiny_model_dir: Path) -> None:
     policy = open_policy(tiny_model_dir, tiny_config())
-    shapes = {name: list(tensor.shape) for name, tensor in policy.weights().items()}
-    assert policy.misfit(shapes) is None
-    assert policy.misfit({**shapes, "v_head.weight": [1, 32]}) == "v_head.weight is no weight of this model"
+    weights = policy.weights()
+    assert policy.misfit(weights) is None
+    assert policy.misfit({**weights, "v_head.weight": torch.zeros(1, 32)}) == "v_head.weight is no weight of this model"
 
 
 def test_other_weights_behind_an_adapter_are_not_loaded_silently(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_core.config import RunConfig, apply_overrides, validate_config
-from grpo_core.errors import GrpoError, ModelError
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
+from grpo_core.errors import GrpoError
 from grpo_core.policy.loading import check_folder
+from grpo_core.policy.lora.targets import layer_faults
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.outline import Outline
 from grpo_core.policy.policy import Policy
 from grpo_core.policy.sources.availability import require_model
 from grpo_core.policy.sources.find import model_here, resolve_model
 from grpo_core.policy.sources.weight_files import weight_files, weights_digest
-from grpo_core.types import Prompt
 from tests.model_folders import BROKEN, SIZES, SOUND, SUPPORTED, UNSUPPORTED, to_pickle, write_family
+from tests.policies import sampled
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
 Configure = Callable[..., RunConfig]
@@ -66,38 +66,33 @@ def difference_from_transformers(policy: Policy, folder: Path) -> float:
     from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    prompts = tuple(
-        Prompt(
-            id=number,
-            content="x",
-            text="x",
-            token_ids=tuple((7 * number + 3 * place) % 80 + 8 for place in range(size)),
-            columns={},
-        )
-        for number, size in enumerate((5, 13, 9))
-    )
-    settings = SamplingSettings(group_size=3, max_completion_tokens=12, temperature=1.0, top_p=1.0, top_k=None)
-    sampled = policy.sample(prompts, settings, RandomKey(seed=0, stream=Stream.TRAIN, step=1))
-    expected = torch.zeros_like(sampled.sampling_per_token_logps)
-    for row, mask in enumerate(sampled.completion_mask):
-        prompt, completion = list(prompts[row // 3].token_ids), sampled.completion_ids[row][mask].tolist()
+    drawn = sampled(policy, lengths=(5, 13, 9), group_size=3, tokens=12)
+    expected = torch.zeros_like(drawn.sampling_per_token_logps)
+    for row, mask in enumerate(drawn.completion_mask):
+        prompt, completion = list(drawn.prompts[row // 3].token_ids), drawn.completion_ids[row][mask].tolist()
         with torch.no_grad():
             logits = plain(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0].log_softmax(-1)
-        for place, token in enumerate(completion):
-            expected[row, place] = logits[len(prompt) - 1 + place, token]
-    mask = sampled.completion_mask
-    found = (sampled.sampling_per_token_logps, policy.logps(sampled))
-    return max(float((logps - expected)[mask].abs().max()) for logps in found)
+        places = torch.arange(len(completion))
+        expected[row, : len(completion)] = logits[len(prompt) - 1 + places, torch.tensor(completion)]
+    found = (drawn.sampling_per_token_logps, policy.logps(drawn))
+    return max(float((logps - expected)[drawn.completion_mask].abs().max()) for logps in found)
 
 
 @pytest.mark.parametrize("family", SUPPORTED)
-def test_a_family_that_the_checks_accept_has_the_log_probabilities_of_transformers(
+def test_a_family_that_the_checks_accept_has_the_log_probabilities_of_transformers_and_can_be_adapted(
     family: str, configure: Configure, tmp_path: Path
 ) -> None:
     config = configure(write_family(tmp_path / "model", family, SUPPORTED[family]))
     outline, policy = checked(config), loaded(config)
     assert outline.parameters == policy.model.num_parameters()
     assert difference_from_transformers(policy, tmp_path / "model") < 1e-5
+    with_adapter = configure(tmp_path / "model", **{"model.lora.rank": 2})
+    assert with_adapter.model.lora is not None
+    if faults := list(layer_faults(with_adapter.model.lora, outline.linear_layers)):
+        assert refusal(loaded, with_adapter) == faults[0]
+        return
+    wanted = 2 * sum(sum(sides) for sides in outline.linear_layers.values())
+    assert sum(parameter.numel() for parameter in loaded(with_adapter).parameters()) == wanted
 
 
 @pytest.mark.parametrize("family", UNSUPPORTED)
@@ -156,27 +151,3 @@ def test_pickles_are_told_apart_by_what_they_hold_and_converted_once(configure: 
     settings = json.loads((folders[0] / "config.json").read_text())
     (folders[0] / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
     assert resolve_model(str(folders[0])) != made[0]  # a changed folder is another model
-
-
-def test_a_digest_of_no_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no weights"):
-        weights_digest(tmp_path)
-
-
-@pytest.mark.parametrize("family", SUPPORTED)
-def test_an_adapter_that_the_checks_accept_is_the_one_that_is_trained(
-    family: str, configure: Configure, tmp_path: Path
-) -> None:
-    from grpo_core.policy.lora.adapted import AdaptedPolicy
-    from grpo_core.policy.lora.targets import layer_faults
-
-    config = configure(write_family(tmp_path / "model", family, SUPPORTED[family]), **{"model.lora.rank": 2})
-    outline, lora = checked(config), config.model.lora
-    assert lora is not None
-    if faults := list(layer_faults(lora, outline.linear_layers)):
-        assert refusal(loaded, config) == faults[0]
-        return
-    policy = loaded(config)
-    assert isinstance(policy, AdaptedPolicy)
-    wanted = 2 * sum(sum(sides) for sides in outline.linear_layers.values())
-    assert sum(parameter.numel() for parameter in policy.parameters()) == wanted

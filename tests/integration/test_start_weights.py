@@ -273,7 +273,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(
     value: float, tiny_config: Callable[..., Any], base: Path, tmp_path: Path
 ) -> None:
     config = tiny_config({"model.source": str(base), "model.lora.rank": 4})
-    open_policy(base, config).save(tmp_path / "start", open_policy(base, config).state())
+    open_policy(base, config).save(tmp_path / "start", open_policy(base, config).weights())
     begins = tiny_config({"model.source": str(base), "model.lora.rank": 4, "model.lora.init_from": str(tmp_path / "start")})
     assert check_start(begins, (), is_tracked=False).faults == ()
     name = change(tmp_path / "start" / ADAPTER, value)

@@ -92,7 +92,7 @@ MUTATIONS = (
     ),
     Mutation(
         "initial-policy-of-another-model",
-        "grpo_core/policy/initial.py",
+        "grpo_core/policy/checkpoint.py",
         "find_initial",
         "digest_of(loaded) == digest",
         "loaded",

@@ -14,7 +14,6 @@ from grpo_core.config import RunConfig
 from grpo_core.errors import ModelError
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG
 from grpo_core.policy.opening import open_policy
-from grpo_core.policy.weights import named_weights
 from grpo_core.run.adapter_check import adapter_faults, adapter_summary, adapter_warnings
 from grpo_core.run.adapter_size import adapter_size
 from grpo_core.run.memory_fit import shape_for
@@ -96,9 +95,7 @@ def test_what_can_be_adapted_is_not_refused_and_has_the_size_of_the_trainers(
     summary, policy = adapter_summary(chosen, shape), open_policy(tiny_model_dir, chosen)
     assert summary is not None
     assert summary.weights == sum(parameter.numel() for parameter in policy.parameters())
-    assert summary.share == summary.weights / sum(
-        tensor.numel() for tensor in named_weights(open_model(tiny_model_dir)).values()
-    )
+    assert summary.share == summary.weights / sum(parameter.numel() for parameter in open_model(tiny_model_dir).parameters())
     assert str(summary).startswith(f"{summary.weights:,} weights are trained, ")
 
 

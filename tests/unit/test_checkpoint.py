@@ -1,16 +1,14 @@
 """Checkpoints restore everything bit for bit, and a damaged one is refused by name."""
 
-import copy
 import hashlib
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,21 +20,19 @@ from transformers import (
 
 from grpo_core.errors import InitialPolicyError, ModelError
 from grpo_core.policy import checkpoint as checkpoints
-from grpo_core.policy.checkpoint import load_checkpoint, verify_checkpoint
-from grpo_core.policy.initial import digest_of, store_initial
-from grpo_core.policy.reference import Reference
+from grpo_core.policy.checkpoint import digest_of, load_checkpoint, store_initial, verify_checkpoint
 from grpo_core.policy.saved import TrainingState, find_best, list_checkpoints, read_state
-from grpo_core.policy.trainable import Trainable
-from tests.policies import policy_of
+from tests.policies import wired
 
 
 def state_at(step):
     return TrainingState(step=step, optimizer_step=2 * step, prompts=30 + step, tokens=400, sync_count=1, last_sync_step=2)
 
 
-def save_checkpoint(folder, contents, state, keep):
+def save_checkpoint(folder, live, state, keep):
     """As a training does: the initial policy first, which its checkpoints need."""
-    return checkpoints.save_checkpoint(folder, contents, store_initial(folder, contents.initial), state, keep=keep)
+    initial = store_initial(folder, live.reference.initial.weights())
+    return checkpoints.save_checkpoint(folder, live.contents(), initial, state, keep=keep)
 
 
 def train(live, steps, alpha=None):
@@ -53,33 +49,23 @@ def train(live, steps, alpha=None):
 
 def snapshot(live):
     """Everything a checkpoint holds, as copies."""
-    optimizer = live.optimizer.state_dict()
-    moments = [value.clone() for slot in optimizer["state"].values() for value in slot.values()]
-    models = [live.policy, live.reference.current, *([live.reference.initial] if live.reference.has_moved else [])]
-    tensors = [parameter.detach().clone() for model in models for parameter in model.parameters()]
-    counters = (live.reference.sync_count, live.reference.last_sync_step, live.schedule.state_dict(), optimizer["param_groups"])
-    return tensors + moments, counters
+    optimizer, reference = live.optimizer.state_dict(), live.reference
+    models = {"policy": live.policy, "reference": reference.current, "initial": reference.initial}
+    found = {f"{key}/{name}": tensor for key, policy in models.items() for name, tensor in policy.weights().items()}
+    found |= {f"{place}/{key}": value for place, slot in optimizer["state"].items() for key, value in slot.items()}
+    counters = (reference.has_moved, reference.sync_count, reference.last_sync_step, live.schedule.state_dict())
+    return {name: tensor.clone() for name, tensor in found.items()}, counters, optimizer["param_groups"]
 
 
 def assert_identical(one, other):
-    assert one[1] == other[1]
-    assert len(one[0]) == len(other[0])
-    assert all(torch.equal(left, right) for left, right in zip(one[0], other[0], strict=True))
+    assert one[1:] == other[1:]
+    assert one[0].keys() == other[0].keys()
+    assert all(torch.equal(tensor, other[0][name]) for name, tensor in one[0].items())
 
 
 @pytest.fixture
 def fresh(tiny_model):
-    """Return a function that wires up an untrained policy."""
-
-    def make():
-        policy = policy_of(tiny_model).frozen_copy()
-        policy.model.requires_grad_(True)
-        optimizer = AdamW(policy.parameters(), lr=1e-2)
-        schedule = LambdaLR(optimizer, lambda index: 1 / (index + 1))
-        reference = Reference(policy)
-        return Trainable(policy=policy, reference=reference, optimizer=optimizer, schedule=schedule)
-
-    return make
+    return partial(wired, tiny_model)
 
 
 @pytest.fixture
@@ -88,22 +74,16 @@ def saved(fresh, tmp_path):
     live = fresh()
     train(live, 2, alpha=0.25)
     train(live, 1)
-    return live, save_checkpoint(tmp_path / "checkpoints", live.contents(), state_at(3), keep=2)
+    return live, save_checkpoint(tmp_path / "checkpoints", live, state_at(3), keep=2)
 
 
-def test_a_round_trip_restores_everything_bit_for_bit(saved, fresh):
+def test_training_goes_on_identically_after_a_round_trip_that_restores_everything_bit_for_bit(saved, fresh):
     live, folder = saved
     restored = fresh()
+    train(restored, 2, alpha=1.0)
     assert folder.name == "step_000003"
     assert load_checkpoint(folder, restored) == state_at(3) == read_state(folder)
-    assert restored.reference.has_moved
     assert_identical(snapshot(restored), snapshot(live))
-
-
-def test_training_goes_on_identically_after_a_round_trip(saved, fresh):
-    live, folder = saved
-    restored = fresh()
-    load_checkpoint(folder, restored)
     for one in (live, restored):
         train(one, 3, alpha=0.5)
     assert_identical(snapshot(restored), snapshot(live))
@@ -121,15 +101,9 @@ def test_layers_of_experts_whose_names_on_the_hub_are_others_are_restored(tmp_pa
     torch.manual_seed(0)
     model = make({**sizes, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}).eval()
 
-    def wired():
-        policy = policy_of(copy.deepcopy(model))
-        optimizer = AdamW(policy.parameters(), lr=1e-2)
-        schedule = LambdaLR(optimizer, lambda _index: 1.0)
-        return Trainable(policy=policy, reference=Reference(policy), optimizer=optimizer, schedule=schedule)
-
-    live, other = wired(), wired()
+    live, other = wired(model), wired(model)
     train(live, 3, alpha=0.5)
-    path = save_checkpoint(tmp_path, live.contents(), state_at(3), keep=1)
+    path = save_checkpoint(tmp_path, live, state_at(3), keep=1)
     assert any("experts.3." in name for name in load_file(path / "policy/model.safetensors"))
     load_checkpoint(path, other)
     assert_identical(snapshot(live), snapshot(other))
@@ -140,7 +114,7 @@ def test_layers_of_experts_whose_names_on_the_hub_are_others_are_restored(tmp_pa
 def test_before_the_first_sync_the_reference_is_not_stored_again(fresh, tmp_path):
     live = fresh()
     train(live, 1)
-    folder = save_checkpoint(tmp_path, live.contents(), replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
+    folder = save_checkpoint(tmp_path, live, replace(state_at(1), sync_count=0, last_sync_step=0), keep=1)
     restored = fresh()
     train(restored, 2, alpha=1.0)
     load_checkpoint(folder, restored)
@@ -157,21 +131,15 @@ def test_the_policy_is_a_plain_transformers_folder(saved):
     assert AutoTokenizer.from_pretrained(folder / "policy").eos_token == live.policy.tokenizer.eos_token
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [12]), (2, [9, 12]), (9, [1, 2, 9, 12])])
-def test_the_newest_checkpoints_are_kept(fresh, tmp_path, keep, left):
+@pytest.mark.parametrize(("keep", "best", "left"), [(2, None, [9, 12]), (9, None, [1, 2, 9, 12]), (1, 2, [2, 12])])
+def test_the_newest_checkpoints_and_the_best_are_kept(fresh, tmp_path, keep, best, left):
     live = fresh()
     for step in (1, 2, 9, 12):
-        save_checkpoint(tmp_path, live.contents(), state_at(step), keep=keep)
+        at = None if best is None else min(step, best)
+        save_checkpoint(tmp_path, live, replace(state_at(step), best_step=at, best_accuracy=0.5), keep=keep)
     assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["initial.safetensors", *(f"step_{step:06d}" for step in left)]
-
-
-def test_the_best_checkpoint_is_kept_beside_the_newest(fresh, tmp_path):
-    live = fresh()
-    for step in (1, 2, 9, 12):
-        save_checkpoint(tmp_path, live.contents(), replace(state_at(step), best_step=min(step, 2), best_accuracy=0.5), keep=1)
-    assert [read_state(folder).step for folder in list_checkpoints(tmp_path)] == [2, 12]
-    assert find_best(tmp_path) == tmp_path / "step_000002"
+    assert find_best(tmp_path) == (tmp_path / "step_000002" if best else None)
 
 
 def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved, tmp_path):
@@ -179,14 +147,14 @@ def test_what_a_kill_has_left_is_no_checkpoint_and_is_removed_by_the_next(saved,
     (folder.parent / ".step_000002.partial" / "policy").mkdir(parents=True)
     (folder.parent / "step_000001").mkdir()  # its manifest was removed first, then the process was killed
     assert list_checkpoints(folder.parent) == [folder]
-    save_checkpoint(folder.parent, live.contents(), state_at(4), keep=2)
+    save_checkpoint(folder.parent, live, state_at(4), keep=2)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["initial.safetensors", "step_000003", "step_000004"]
 
 
 def test_saving_a_step_again_replaces_it(saved, fresh, tmp_path):
     live, folder = saved
     train(live, 1)
-    assert save_checkpoint(folder.parent, live.contents(), state_at(3), keep=2) == folder
+    assert save_checkpoint(folder.parent, live, state_at(3), keep=2) == folder
     restored = fresh()
     load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), snapshot(live))
@@ -196,21 +164,16 @@ FILES = ["policy/model.safetensors", "reference.safetensors", "initial.json", "o
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_changed_byte_is_refused_and_its_file_named(saved, fresh, name):
-    file = saved[1] / name
+def test_a_changed_and_a_missing_file_are_refused_by_name(saved, fresh, name):
+    file, restored = saved[1] / name, fresh()
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    restored = fresh()
     before = snapshot(restored)
     with pytest.raises(ModelError, match=f"SHA-256 of {name}"):
         load_checkpoint(saved[1], restored)
     assert_identical(snapshot(restored), before)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused_and_named(saved, name):
-    (saved[1] / name).unlink()
+    file.unlink()
     with pytest.raises(ModelError, match=f"{name} is missing"):
         verify_checkpoint(saved[1])
 
@@ -222,15 +185,7 @@ def test_a_manifest_that_names_a_file_outside_is_refused(saved, name):
         verify_checkpoint(saved[1])
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_manifest_that_leaves_a_needed_file_out_is_refused(saved, fresh, name):
-    """Else a file that was damaged as well would load as if it were whole."""
-    change_manifest(saved[1], lambda digests: {key: digest for key, digest in digests.items() if key != name})
-    with pytest.raises(ModelError, match=rf"{name} is not in manifest\.json"):
-        load_checkpoint(saved[1], fresh())
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", "null", "[" * 100_000, '{"state.json": 5}'])
+@pytest.mark.parametrize("content", ["{}", "[" * 100_000, '{"state.json": 5}'])
 def test_a_damaged_manifest_is_refused(saved, content):
     (saved[1] / "manifest.json").write_text(content)
     with pytest.raises(ModelError, match="the checkpoint is damaged"):
@@ -239,14 +194,13 @@ def test_a_damaged_manifest_is_refused(saved, content):
 
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_touched(saved, fresh):
     live, folder = saved
-    name = next(name for name, _ in live.policy.model.named_parameters())
-    weights = load_file(folder / "reference.safetensors")
-    save_file({**weights, name: torch.zeros(2, 3)}, folder / "reference.safetensors")
-    digest = hashlib.sha256((folder / "reference.safetensors").read_bytes()).hexdigest()
-    change_manifest(folder, lambda digests: {**digests, "reference.safetensors": digest})
+    file, name = folder / "policy/model.safetensors", next(iter(live.policy.weights()))
+    save_file({**load_file(file), name: torch.zeros(2, 3)}, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    change_manifest(folder, lambda digests: {**digests, "policy/model.safetensors": digest})
     restored = fresh()
     before = snapshot(restored)
-    with pytest.raises(ModelError, match=r"reference\.safetensors is of another model: .*\[2, 3\]"):
+    with pytest.raises(ModelError, match=rf"policy is of another model: {name} has the shape \[2, 3\]"):
         load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), before)
 
@@ -257,28 +211,16 @@ def change_manifest(folder, change):
 
 
 def test_every_file_is_in_the_manifest(saved):
-    verify_checkpoint(saved[1])
-    for file in [path for path in saved[1].rglob("*") if path.is_file() and path.name != "manifest.json"]:
-        content = file.read_bytes()
-        file.write_bytes(content + b" ")
-        with pytest.raises(ModelError, match=file.name):
-            verify_checkpoint(saved[1])
-        file.write_bytes(content)
-
-
-def test_a_folder_without_manifest_is_not_a_checkpoint(saved):
     folder = saved[1]
-    shutil.copytree(folder, folder.parent / "step_000004")
-    (folder.parent / "step_000004" / "manifest.json").unlink()
-    (folder.parent / "step_000005").mkdir()
-    assert list_checkpoints(folder.parent) == [folder]
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert verify_checkpoint(folder) == files - {"manifest.json"}
 
 
 def test_a_damaged_checkpoint_that_the_run_went_back_behind_does_not_take_the_place_of_a_whole_one(saved, fresh):
     live, folder = saved
     damaged = shutil.copytree(folder, folder.parent / "step_000006")
     (damaged / "state.json").write_text("{}")
-    newest = save_checkpoint(folder.parent, live.contents(), state_at(4), keep=1)
+    newest = save_checkpoint(folder.parent, live, state_at(4), keep=1)
     assert list_checkpoints(folder.parent) == [newest]
     assert load_checkpoint(newest, fresh()) == state_at(4)
 
@@ -295,27 +237,21 @@ def other_source(fresh):
     return live
 
 
-def test_it_is_the_one_of_the_start_where_the_model_has_been_replaced_since(saved, fresh):
-    live, folder = saved
-    restored = other_source(fresh)
-    load_checkpoint(folder, restored)
-    assert_identical(snapshot(restored), snapshot(live))
-
-
 @pytest.mark.parametrize("damage", ["gone", "cut", "changed", "other"])
-def test_damage_to_it_harms_no_checkpoint_while_the_model_is_there(saved, fresh, damage):
+def test_one_of_its_two_copies_is_enough(saved, fresh, damage):
     live, folder = saved
+    replaced, restored = other_source(fresh), fresh()
+    load_checkpoint(folder, replaced)
+    assert_identical(snapshot(replaced), snapshot(live))
     harm(folder.parent / "initial.safetensors", damage)
-    restored = fresh()
     load_checkpoint(folder, restored)
     assert_identical(snapshot(restored), snapshot(live))
-    store_initial(folder.parent, restored.contents().initial)
+    store_initial(folder.parent, restored.reference.initial.weights())
     load_checkpoint(folder, other_source(fresh))
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut", "changed", "other"])
-def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh, damage):
-    harm(saved[1].parent / "initial.safetensors", damage)
+def test_damaged_and_replaced_it_is_refused_and_nothing_is_touched(saved, fresh):
+    harm(saved[1].parent / "initial.safetensors", "changed")
     restored = other_source(fresh)
     before = snapshot(restored)
     with pytest.raises(
@@ -337,29 +273,14 @@ def harm(file, damage):
         file.write_bytes(content if damage == "changed" else content[:-100])
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"sha256": 5}', "null"])
-def test_a_digest_that_is_none_is_refused(saved, fresh, content):
-    (saved[1] / "initial.json").write_text(content)
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    change_manifest(saved[1], lambda digests: {**digests, "initial.json": digest})
-    with pytest.raises(ModelError, match="initial"):
-        load_checkpoint(saved[1], fresh())
-
-
-def test_half_of_it_that_a_kill_has_left_is_written_again(fresh, tmp_path):
-    weights = fresh().contents().initial
+def test_it_is_written_once_and_again_where_a_kill_has_left_half_of_it(fresh, tmp_path):
+    weights, file = fresh().policy.weights(), tmp_path / "initial.safetensors"
     (tmp_path / ".initial.safetensors.partial").write_bytes(b"half")
-    assert store_initial(tmp_path, weights) == digest_of(load_file(tmp_path / "initial.safetensors"))
+    assert store_initial(tmp_path, weights) == digest_of(load_file(file))
     assert [path.name for path in tmp_path.iterdir()] == ["initial.safetensors"]
-
-
-def test_it_is_written_once(fresh, tmp_path):
-    weights = fresh().contents().initial
+    before = file.stat()
     store_initial(tmp_path, weights)
-    before = (tmp_path / "initial.safetensors").stat()
-    store_initial(tmp_path, weights)
-    after = (tmp_path / "initial.safetensors").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert (before.st_ino, before.st_mtime_ns) == (file.stat().st_ino, file.stat().st_mtime_ns)
 
 
 def test_a_digest_is_of_names_shapes_types_and_bytes():

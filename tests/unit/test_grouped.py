@@ -22,15 +22,15 @@ from transformers import (
 )
 
 from grpo_core.algorithm.logprobs import token_logps
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.fast import grouped
-from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden, why_padded
+from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
+from grpo_core.policy.fast.path import why_padded
 from grpo_core.policy.forward import microbatches, vocabulary_head
-from grpo_core.types import Prompt
-from tests.policies import policy_of
+from tests.policies import policy_of, sampled
 from tests.unit.test_prefix import COMPLETIONS, PROMPT_OF_ROW, PROMPTS, gradients, model, naive
 
 __all__ = ["model"]
+ROWS = {"lengths": (3, 6, 9), "group_size": 4, "tokens": 12}
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 128, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA_LIKE = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
@@ -81,18 +81,10 @@ def test_a_completion_does_not_see_the_others(model):
     assert float((changed - logps).abs().max()) > 1e-3
 
 
-def sampled(policy):
-    prompts = [
-        Prompt(id=number, content="", text="", token_ids=tuple(range(5, 8 + 3 * number)), columns={}) for number in range(3)
-    ]
-    asked, key = SamplingSettings(group_size=4, max_completion_tokens=12), RandomKey(seed=1, stream=Stream.TRAIN, step=1)
-    return policy.sample(prompts, asked, key)
-
-
 def test_a_policy_gives_the_figures_of_padded_passes_however_its_rows_are_cut(tiny_model):
     padded = policy_of(tiny_model, temperature=0.9)
     grouped_policy = policy_of(tiny_model, temperature=0.9, padded=False, microbatch_tokens=40)
-    completions = sampled(padded)
+    completions = sampled(padded, **ROWS)
     assert len(microbatches(completions, range(12), 40)) > 3
     reference = policy_of(copy.deepcopy(tiny_model), temperature=0.9, padded=False)
     with torch.no_grad():
@@ -101,18 +93,6 @@ def test_a_policy_gives_the_figures_of_padded_passes_however_its_rows_are_cut(ti
     for name in ("logps", "entropy", "full_kl"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=2e-6)
     assert float(found.full_kl.max()) > 1e-4
-
-
-def test_a_pass_leaves_the_model_as_it_was_whatever_happens_in_it(tiny_model, monkeypatch):
-    usual = tiny_model.config._attn_implementation
-
-    def failing(*_, **__):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(grouped, "attend_from_completions", failing)
-    with torch.no_grad(), pytest.raises(ZeroDivisionError):
-        grouped_hidden(tiny_model, laid_out(PROMPTS, PROMPT_OF_ROW, COMPLETIONS))
-    assert tiny_model.config._attn_implementation == usual != grouped.IMPLEMENTATION
 
 
 FITTING = {
@@ -149,7 +129,7 @@ def test_whatever_the_check_says_of_an_architecture_its_log_probabilities_are_ri
     torch.manual_seed(0)
     other = make().eval()
     found = policy_of(other, padded=why_padded(other, "float32") is not None)
-    completions = sampled(found)
+    completions = sampled(found, **ROWS)
     expected = naive(
         other,
         [prompt.token_ids for prompt in completions.prompts],

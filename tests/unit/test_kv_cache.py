@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fast import plain
+from grpo_core.policy.fast import decoding
 from grpo_core.types import Prompt
 from tests.policies import policy_of
 
@@ -79,7 +79,7 @@ def test_20_000_tokens_are_those_of_a_cache_that_is_copied_for_every_token(tiny_
     asked = SamplingSettings(group_size=32, max_completion_tokens=200)
     key = RandomKey(seed=5, stream=Stream.TRAIN, step=1)
     growing = policy.sample(prompts, asked, key)
-    monkeypatch.setattr(plain, "grow_in_place", lambda *_: None)
+    monkeypatch.setattr(decoding, "grow_in_place", lambda *_: None)
     copied = policy.sample(prompts, asked, key)
     assert int(copied.completion_mask.sum()) > 20_000
     assert torch.equal(growing.completion_ids, copied.completion_ids)

@@ -7,24 +7,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.fast import lean
-from grpo_core.policy.fast.lean import LeanDecoding, why_not_lean
-from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.types import Prompt
-from tests.policies import policy_of
+from grpo_core.policy.fast import decoding
+from grpo_core.policy.fast.decoding import LeanDecoding
+from grpo_core.policy.fast.path import SamplingPath, why_not_lean
+from tests.policies import policy_of, sampled
 from tests.unit.test_grouped import EITHER, FITTING, LLAMA_LIKE, OTHERS
 
-
-def prompts(count=12):
-    ids = [tuple(range(3, 5 + number)) for number in range(count)]
-    return [Prompt(id=number, content="", text="", token_ids=tokens, columns={}) for number, tokens in enumerate(ids)]
-
-
-def sampled(policy, tokens=24, group_size=4):
-    key = RandomKey(seed=5, stream=Stream.TRAIN, step=1)
-    return policy.sample(prompts(), SamplingSettings(group_size=group_size, max_completion_tokens=tokens), key)
+ROWS = {"lengths": range(2, 14), "group_size": 4, "tokens": 24}
 
 
 @pytest.fixture(params=FITTING.values(), ids=FITTING)
@@ -44,7 +34,7 @@ def test_models_of_the_family_are_decoded_so(fitting, dtype):
 
 def test_tokens_and_log_probabilities_are_those_of_transformers_layers(fitting):
     policy = policy_of(fitting)
-    plain, found = sampled(policy), sampled(replace(policy, path=SamplingPath(lean=True)))
+    plain, found = sampled(policy, **ROWS), sampled(replace(policy, path=SamplingPath(lean=True)), **ROWS)
     assert torch.equal(found.completion_ids, plain.completion_ids)
     torch.testing.assert_close(found.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.sampling_per_token_logps, policy.logps(found), rtol=0, atol=1e-5)
@@ -52,7 +42,10 @@ def test_tokens_and_log_probabilities_are_those_of_transformers_layers(fitting):
 
 def test_20_000_tokens_are_those_of_transformers_layers(tiny_model):
     policy = policy_of(tiny_model)
-    plain, found = (sampled(replace(policy, path=SamplingPath(lean=lean)), tokens=200, group_size=32) for lean in (False, True))
+    plain, found = (
+        sampled(replace(policy, path=SamplingPath(lean=lean)), **ROWS | {"tokens": 200, "group_size": 32})
+        for lean in (False, True)
+    )
     assert int(plain.completion_mask.sum()) > 20_000
     assert torch.equal(found.completion_ids, plain.completion_ids)
     torch.testing.assert_close(found.sampling_per_token_logps, plain.sampling_per_token_logps, rtol=0, atol=1e-5)
@@ -60,11 +53,11 @@ def test_20_000_tokens_are_those_of_transformers_layers(tiny_model):
 
 def test_the_weights_are_those_of_the_moment(tiny_model):
     policy = policy_of(copy.deepcopy(tiny_model), lean=True)
-    before = sampled(policy)
+    before = sampled(policy, **ROWS)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.5)
-    after = sampled(policy)
+    after = sampled(policy, **ROWS)
     assert not torch.equal(after.completion_ids, before.completion_ids)
     torch.testing.assert_close(after.sampling_per_token_logps, policy.logps(after), rtol=0, atol=1e-5)
 
@@ -83,29 +76,21 @@ def test_positions_that_depend_on_the_length_are_left_to_transformers(kind):
     assert "rotary" in why_not_lean(model, "float32", packed=False)
 
 
-def test_scaled_positions_are_those_of_the_model():
-    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    torch.manual_seed(0)
-    policy = policy_of(LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, rope_parameters=rope)).eval())
-    plain, found = sampled(policy), sampled(replace(policy, path=SamplingPath(lean=True)))
-    assert torch.equal(found.completion_ids, plain.completion_ids)
-
-
 def test_layers_that_are_wrong_here_are_not_used(tiny_model, monkeypatch):
     assert why_not_lean(tiny_model, "float32", packed=False) is None
     assert "cannot be computed so" in why_not_lean(copy.deepcopy(tiny_model).to("meta"), "float32", packed=False)
-    right = lean._rotated
-    monkeypatch.setattr(lean, "_rotated", lambda states, cosine, sine: right(states, sine, cosine))
+    right = decoding._rotated
+    monkeypatch.setattr(decoding, "_rotated", lambda states, cosine, sine: right(states, sine, cosine))
     assert "differ by" in why_not_lean(tiny_model, "float32", packed=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_head_is_computed_in_float32_under_bfloat16(packed, monkeypatch):
-    monkeypatch.setattr("grpo_core.policy.fast.packed.LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", 1000)
     model = FITTING["llama"]().eval()
-    decoding = LeanDecoding.of(model, torch.bfloat16, packed=packed)
+    made = LeanDecoding.of(model, torch.bfloat16, packed=packed)
     hidden = torch.randn(3, 48)
     with torch.no_grad(), compute_in("bfloat16", hidden.device):
-        found = decoding.logits(hidden)
+        found = made.logits(hidden)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, hidden @ model.lm_head.weight.detach().T, rtol=0, atol=1e-5)

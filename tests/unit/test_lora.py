@@ -7,20 +7,17 @@ import pytest
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grpo_core.errors import ModelError
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.generation.vllm.weights import rounded_as_sent, weights_of
-from grpo_core.policy.lora.delta import Full, LowRank
+from grpo_core.policy.lora.delta import Full
 from grpo_core.policy.lora.layers import adapted_layers, delta_of, set_delta
 from grpo_core.policy.opening import open_policy
 from grpo_core.policy.reference import Reference
-from grpo_core.types import Prompt
+from tests.policies import sampled
 
 ADAPTER = "adapter_model.safetensors"
-PROMPTS = [Prompt(id=number, content="", text="", token_ids=(5, 7 + number, 9), columns={}) for number in range(3)]
 
 
 @pytest.fixture
@@ -39,11 +36,6 @@ def move(policy, seed=0, amount=0.2):
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(amount * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-
-
-def sampled(policy):
-    asked = SamplingSettings(group_size=2, max_completion_tokens=6)
-    return policy.sample(PROMPTS, asked, RandomKey(seed=1, stream=Stream.TRAIN, step=1))
 
 
 def merged_model(folder, policy):
@@ -118,12 +110,6 @@ def test_the_distance_is_that_of_merged_weights(opened):
     assert reference.distance(policy) == pytest.approx(expected, rel=1e-5)
 
 
-def test_merged_weights_are_a_model_without_adapters_that_computes_the_same(opened, tiny_model_dir):
-    policy = opened()
-    move(policy)
-    torch.testing.assert_close(logits(merged_model(tiny_model_dir, policy)), logits(policy.model), rtol=0, atol=1e-5)
-
-
 def test_the_sampler_uses_the_merged_weights(opened):
     for settings in ({}, {"model.dtype": "bfloat16"}):
         policy = opened(settings)
@@ -131,13 +117,6 @@ def test_the_sampler_uses_the_merged_weights(opened):
         rollouts = sampled(policy)
         difference = (rollouts.sampling_per_token_logps - policy.logps(rollouts)).abs()[rollouts.completion_mask]
         assert float(difference.max()) < (0.05 if settings else 1e-5)
-
-
-def test_in_bfloat16_only_matrices_with_an_adapter_are_kept_in_it(opened):
-    policy = opened({"model.dtype": "bfloat16", "model.lora.target_modules": ["q_proj"]})
-    kinds = {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
-    rounded = {name for name, dtype in kinds.items() if dtype == torch.bfloat16}
-    assert rounded == {f"model.layers.{layer}.self_attn.q_proj.base_layer.weight" for layer in (0, 1)}
 
 
 def test_in_bfloat16_logps_are_those_of_a_base_that_is_rounded_for_each_product(opened):
@@ -159,8 +138,7 @@ THEIR_OWN_CALL = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 def test_a_folder_of_it_is_one_of_peft(opened, tiny_model_dir, tmp_path):
     policy = opened({"model.lora.alpha": 12})
     move(policy)
-    name, _ = policy.save(tmp_path / "policy", policy.state())
-    assert name == ADAPTER
+    policy.save(tmp_path / "policy", policy.weights())
     base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
     theirs = PeftModel.from_pretrained(base, tmp_path / "policy").eval()
     assert theirs.peft_config["default"].lora_alpha == 12
@@ -173,7 +151,7 @@ def test_the_same_adapter_has_the_same_files(opened, tmp_path):
     for name in ("one", "two"):
         policy = opened()
         move(policy)
-        policy.save(tmp_path / name, policy.state())
+        policy.save(tmp_path / name, policy.weights())
     for file in ("adapter_config.json", ADAPTER):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
@@ -194,51 +172,34 @@ def test_a_training_can_begin_with_an_adapter_of_peft(opened, tiny_model_dir, tm
 def test_what_it_stores_is_what_it_loads(opened, tmp_path):
     policy, other = opened(), opened({"training.seed": 5})
     move(policy)
-    policy.save(tmp_path / "policy", policy.state())
+    policy.save(tmp_path / "policy", policy.weights())
     other.load(other.stored(tmp_path / "policy"))
     assert torch.equal(logits(other.model), logits(policy.model))
     reference, restored = policy.frozen_copy(), other.frozen_copy()
     move(policy, 2)
     reference.follow(policy, 0.3)
-    layers = [layer for _, layer in adapted_layers(reference.model)]
-    set_delta(layers[0], Full(matrix=delta_of(layers[0]).dense()))
-    save_file({name: tensor.contiguous() for name, tensor in reference.weights().items()}, tmp_path / "reference.safetensors")
-    stored = load_file(tmp_path / "reference.safetensors")
-    assert restored.misfit({name: list(tensor.shape) for name, tensor in stored.items()}) is None
-    restored.load(stored)
+    first, *_ = (layer for _, layer in adapted_layers(reference.model))
+    set_delta(first, Full(matrix=delta_of(first).dense()))
+    weights = reference.weights()
+    restored.load(weights)
     assert torch.equal(logits(restored.model), logits(reference.model))
-    shapes = {name: list(tensor.shape) for name, tensor in stored.items()}
-    scaled = [name for name in shapes if name.endswith(".scale")]
-    assert len(scaled) == len(layers) - 1
-    assert "has no scale" in restored.misfit({name: shape for name, shape in shapes.items() if name != scaled[-1]})
 
 
-def test_another_adapter_is_refused_by_the_layer(opened, tmp_path, tiny_model_dir):
-    def start(settings):
-        opened(settings).save(tmp_path / "adapter", opened(settings).state())
-        with pytest.raises(ModelError) as caught:
-            opened({"model.lora.init_from": str(tmp_path / "adapter")})
-        for file in (tmp_path / "adapter").iterdir():
-            file.unlink()
-        (tmp_path / "adapter").rmdir()
-        return str(caught.value)
-
-    assert "q_proj has the shape A [2, 32] and B [32, 2], here it is A [4, 32] and B [32, 4]" in start({"model.lora.rank": 2})
-    assert "k_proj has the shape A None and B None" in start({"model.lora.target_modules": ["q_proj"]})
-    with pytest.raises(ModelError, match=r"no adapter_config\.json"):
-        opened({"model.lora.init_from": str(tiny_model_dir)})
-
-
-def test_an_adapter_of_another_scale_is_refused(opened, tmp_path):
-    opened({"model.lora.alpha": 4}).save(tmp_path / "adapter", opened().state())
-    with pytest.raises(ModelError, match=r"model\.lora\.alpha: a scale of 2, that of \S+ is lora_alpha 4 / r 4"):
-        opened({"model.lora.init_from": str(tmp_path / "adapter")})
-
-
-def test_more_layers_than_are_adapted_here_are_refused(opened, tmp_path):
-    opened().save(tmp_path / "adapter", opened().state())
-    with pytest.raises(ModelError, match=r"belongs to no layer that is adapted here"):
-        opened({"model.lora.init_from": str(tmp_path / "adapter"), "model.lora.target_modules": ["q_proj", "v_proj"]})
+@pytest.mark.parametrize(
+    ("stored", "wanted", "said"),
+    [
+        ({"rank": 2}, {}, r"q_proj.lora_A.weight has the shape \[2, 32\], here it is \[4, 32\]"),
+        ({"target_modules": ["q_proj"]}, {}, r"k_proj.lora_A.weight has the shape None"),
+        ({}, {"target_modules": ["q_proj", "v_proj"]}, r"\w+_proj.lora_A.weight is no weight of this model"),
+        ({"alpha": 4}, {}, r"model\.lora\.alpha: a scale of 2, that of \S+ is lora_alpha 4 / r 4"),
+    ],
+)
+def test_another_adapter_than_the_configurations_is_refused(opened, tmp_path, stored, wanted, said):
+    policy = opened({f"model.lora.{key}": value for key, value in stored.items()})
+    policy.save(tmp_path / "adapter", policy.weights())
+    own = {f"model.lora.{key}": value for key, value in wanted.items()}
+    with pytest.raises(ModelError, match=said):
+        opened({"model.lora.init_from": str(tmp_path / "adapter"), **own})
 
 
 @pytest.mark.parametrize(
@@ -281,20 +242,6 @@ def test_what_is_compared_with_a_server_is_the_merged_and_rounded_model(opened, 
     assert all(torch.equal(parameter, own[name]) for name, parameter in policy.model.named_parameters())
 
 
-def test_factors_of_a_reference_grow_with_each_average(opened):
-    policy = opened()
-    reference = Reference(policy)
-    ranks = []
-    for step in range(3):
-        move(policy, step)
-        reference.sync(policy, 0.5, step)
-        deltas = [delta_of(layer) for _, layer in adapted_layers(reference.current.model)]
-        ranks.append({len(delta.a) for delta in deltas if isinstance(delta, LowRank)})
-    assert ranks[0] == {4}
-    assert ranks[1] == {8}
-    assert reference.error_bound == 0.0
-
-
 def test_the_stated_bound_is_what_is_left_of_all_errors_and_holds(opened):
     policy = opened({"model.lora.reference_rank": 4})
     reference, exact, bound = Reference(policy), None, 0.0
@@ -322,7 +269,7 @@ def gradients(policy, rollouts, weights):
 def test_gradients_are_those_of_peft_and_autograd_row_by_row(opened, tiny_model_dir, tmp_path):
     policy = opened()
     move(policy)
-    policy.save(tmp_path / "policy", policy.state())
+    policy.save(tmp_path / "policy", policy.weights())
     rollouts = sampled(policy)
     weights = torch.randn(rollouts.completion_mask.shape, generator=torch.Generator().manual_seed(2)) * rollouts.completion_mask
     found = gradients(policy, rollouts, weights)

@@ -32,14 +32,6 @@ def test_averages_are_exact_while_their_rank_is_below_the_bound():
         torch.testing.assert_close(reference.dense(), matrix, rtol=0, atol=1e-13)
 
 
-def test_averaged_factors_are_another_matrix():
-    """What TRL's open change for adapters does: the mean of B times the mean of A."""
-    one, two = low_rank(1), low_rank(2)
-    exact = average(one, two, 0.5, most_rank=64).delta
-    by_factors = LowRank(a=(one.a + two.a) / 2, b=(one.b + two.b) / 2, scale=2.0)
-    assert math.sqrt(squared_distance(exact, by_factors)) > 0.5 * torch.linalg.norm(exact.dense()).item()
-
-
 def test_an_adapter_that_adds_nothing_takes_no_rank():
     nothing = LowRank(a=torch.ones(3, 20, dtype=torch.float64), b=torch.zeros(24, 3, dtype=torch.float64))
     found = average(nothing, low_rank(1), 0.5, most_rank=64).delta

@@ -5,17 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
 from grpo_core.policy.device import compute_in
-from grpo_core.policy.fast.lean import LeanDecoding
-from grpo_core.policy.fast.packed import prepared_weights
-from grpo_core.policy.fast.path import SamplingPath
-from grpo_core.policy.linear import base_layer
-from grpo_core.policy.lora.layers import adapted_layers, delta_of, set_delta
+from grpo_core.policy.fast.decoding import LeanDecoding
+from grpo_core.policy.fast.products import prepared_weights
+from grpo_core.policy.lora.layers import adapted_layers, base_layer, delta_of, set_delta
 from grpo_core.policy.opening import open_policy
-from grpo_core.types import Prompt
-
-PROMPTS = [Prompt(id=number, content="", text="", token_ids=(5, 7 + number, 9), columns={}) for number in range(3)]
 
 
 @pytest.fixture
@@ -67,8 +61,7 @@ Q_WIDTH = 32
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("targets", [None, ["q_proj", "up_proj"]], ids=["all", "some"])
 def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, monkeypatch, least, packed, targets):
-    for module in ("products", "packed"):
-        monkeypatch.setattr(f"grpo_core.policy.fast.{module}.LEAST_WEIGHTS", least)
+    monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", least)
     policy = opened({"model.lora.target_modules": targets})
     layer = LeanDecoding.of(policy.model, torch.bfloat16, packed=packed).layers[0]
     for name, product in MODULES.items():
@@ -79,7 +72,7 @@ def test_products_of_layers_run_here_use_adapters_as_the_trainer_does(opened, mo
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_products_of_transformers_layers_use_adapters_as_the_trainer_does(opened, monkeypatch, packed):
-    monkeypatch.setattr("grpo_core.policy.fast.packed.LEAST_WEIGHTS", 1000)
+    monkeypatch.setattr("grpo_core.policy.fast.products.LEAST_WEIGHTS", 1000)
     policy = opened()
     layer = layer_of(policy, "mlp.up_proj")
     with prepared_weights(policy.model, "bfloat16", packed=packed):
@@ -92,15 +85,6 @@ def test_a_rounded_sum_would_lose_most_of_it(opened):
     layer = layer_of(opened(), "mlp.up_proj")
     rounded = (base_layer(layer).weight.float() + delta_of(layer).dense()).to(torch.bfloat16).double()
     assert kept(lambda rows: rows.double() @ rounded.T, layer) < 0.5
-
-
-@pytest.mark.parametrize("lean", [False, True])
-def test_a_frozen_copy_samples_what_its_policy_does(opened, lean):
-    policy = replace(opened(), path=SamplingPath(lean=lean))
-    asked, key = SamplingSettings(group_size=2, max_completion_tokens=6), RandomKey(seed=1, stream=Stream.TRAIN, step=1)
-    one, other = policy.sample(PROMPTS, asked, key), policy.frozen_copy().sample(PROMPTS, asked, key)
-    assert torch.equal(one.completion_ids, other.completion_ids)
-    assert torch.equal(one.sampling_per_token_logps, other.sampling_per_token_logps)
 
 
 def test_a_copy_whose_average_is_a_matrix_is_used_as_it_is_measured(opened, monkeypatch):

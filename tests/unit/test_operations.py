@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from grpo_core.generation import torch_sampler
 from grpo_core.generation.sampler import RandomKey, SamplingSettings, Stream
-from grpo_core.policy.fast.lean import LeanDecoding
+from grpo_core.policy.fast.decoding import LeanDecoding
 from grpo_core.policy.forward import encode_prompts, expand_prefix
 from grpo_core.types import Prompt
 from tests.gpu.operations import CountedOperations

@@ -1,6 +1,5 @@
 """The reference policy: fixed, copied, or averaged, with the initial policy kept beside it."""
 
-import copy
 import math
 
 import pytest
@@ -53,15 +52,10 @@ def test_a_hard_copy_is_the_policy_bit_for_bit(policy):
     reference = Reference(policy)
     move(policy, 0.1)
     reference.sync(policy, alpha=1.0, step=7)
-    assert_weights(reference.current, weights(policy))
+    copied = weights(policy)
+    assert_weights(reference.current, copied)
     assert reference.distance(policy) == 0.0
     assert (reference.sync_count, reference.last_sync_step) == (1, 7)
-
-
-def test_a_hard_copy_does_not_follow_the_policy_afterwards(policy):
-    reference = Reference(policy)
-    reference.sync(policy, alpha=1.0, step=1)
-    copied = weights(policy)
     move(policy, 1.0)
     assert_weights(reference.current, copied)
 
@@ -79,18 +73,10 @@ def test_a_moving_average_takes_alpha_of_the_policy(policy):
     assert_weights(reference.current, [torch.full_like(weight, 10.0) for weight in weights(policy)])
     reference.sync(policy, alpha=0.25, step=2)
     assert_weights(reference.current, [torch.full_like(weight, 11.5) for weight in weights(policy)])
+    assert_weights(policy, [torch.full_like(weight, 16.0) for weight in weights(policy)])
     count = sum(weight.numel() for weight in weights(policy))
     assert reference.distance(policy) == pytest.approx(4.5 * math.sqrt(count), rel=1e-12)
     assert (reference.sync_count, reference.last_sync_step) == (2, 2)
-
-
-def test_a_moving_average_of_real_weights_in_fp64(policy):
-    old = [weight.double() for weight in weights(policy)]
-    reference = Reference(policy)
-    move(policy, 0.3)
-    reference.sync(policy, alpha=0.25, step=1)
-    expected = [0.25 * new.double() + 0.75 * before for new, before in zip(weights(policy), old, strict=True)]
-    torch.testing.assert_close([weight.double() for weight in weights(reference.current)], expected, rtol=0, atol=1e-7)
 
 
 def test_the_initial_policy_is_kept_at_the_first_sync_and_never_changes(policy):
@@ -110,19 +96,6 @@ def test_copies_carry_no_gradient_and_no_dropout(policy):
         assert not copied.model.training
         assert not any(parameter.requires_grad for parameter in copied.parameters())
     assert all(parameter.requires_grad for parameter in policy.parameters())
-
-
-def test_a_sync_leaves_the_policy_as_it_is(policy):
-    reference = Reference(policy)
-    move(policy, 0.1)
-    before = copy.deepcopy(weights(policy))
-    reference.sync(policy, alpha=0.25, step=1)
-    assert_weights(policy, before)
-
-
-def test_tied_embeddings_stay_tied_in_the_copy(policy):
-    reference = Reference(policy)
-    assert reference.current.model.get_output_embeddings().weight is reference.current.model.get_input_embeddings().weight
 
 
 def test_a_sync_is_due_after_every_so_many_steps(policy):

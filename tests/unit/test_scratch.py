@@ -11,7 +11,7 @@ from grpo_core.config import load_config
 from grpo_core.data.prepare import read_prompts
 from grpo_core.errors import ModelError
 from grpo_core.evaluation.runner import open_evaluator
-from grpo_core.policy.loading import load_model, load_tokenizer
+from grpo_core.policy.loading import load_model
 from grpo_core.policy.sources import scratch
 from grpo_core.policy.sources.find import resolve_model
 from grpo_core.policy.sources.scratch import (
@@ -24,6 +24,7 @@ from grpo_core.policy.sources.scratch import (
     supervised_batch,
 )
 from grpo_core.policy.sources.weight_files import weights_digest
+from grpo_core.policy.tokenizer import load_tokenizer
 
 SUMS = RECIPES["sums"]
 SHORT = replace(SUMS, warm_up_steps=3, batch_size=8)

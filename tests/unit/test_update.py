@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_core.algorithm.loss import Denominators, grpo_loss
 from grpo_core.config import RunConfig
+from grpo_core.policy.checkpoint import Trainable
 from grpo_core.policy.reference import Reference
-from grpo_core.policy.trainable import Trainable
 from grpo_core.training.batch import Rollouts, TrainingBatch, split_minibatches
 from grpo_core.training.update import Updater
 from grpo_core.types import Prompt

@@ -16,8 +16,9 @@ import vllm
 from grpo_core.errors import SamplerError
 from grpo_core.generation.vllm.colocated import ColocatedSettings, ColocatedVllm
 from grpo_core.generation.vllm.sampler import VllmSampler
-from grpo_core.policy.loading import load_model, load_tokenizer
+from grpo_core.policy.loading import load_model
 from grpo_core.policy.policy import Policy
+from grpo_core.policy.tokenizer import load_tokenizer
 from tests.vllm.inputs import KEY, PROMPTS, SETTINGS, move
 
 MISTAKES = ("nothing", "head not packed", "one stale", "half")

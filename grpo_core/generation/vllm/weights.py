@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from grpo_core.errors import TrainingError
 from grpo_core.machine.disk import free_bytes, whole_or_gone
-from grpo_core.policy.fast.packed import prepared_weights
+from grpo_core.policy.fast.products import prepared_weights
 from grpo_core.policy.policy import Policy
 
 MEMORY = Path("/dev/shm")

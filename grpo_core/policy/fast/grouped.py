@@ -26,11 +26,11 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from grpo_core.generation.sampler import SampledCompletions
-from grpo_core.policy.attention import attending, flash_attention, flash_attention_backward, has_full_attention
-from grpo_core.policy.device import Dtype
-from grpo_core.policy.fast.checked import CheckedTokens, why_different
-from grpo_core.policy.forward import backbone, vocabulary_head
+from grpo_core.policy.forward import attending, backbone
 
+flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""(output, log of the sum of exponentials) of queries [B, h, t, d], keys and values [B, h, S, d]."""
+flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 IMPLEMENTATION = "grpo_grouped"
 """Name of this attention in transformers' registry."""
 UNKNOWN_FEATURES = ("sliding_window", "softcap", "s_aux")
@@ -149,23 +149,6 @@ def grouped_hidden(model: PreTrainedModel, tokens: GroupedTokens) -> Float[Tenso
         output = backbone(model)(input_ids=tokens.ids, position_ids=tokens.positions, use_cache=False, grouped=tokens)
     hidden: Tensor = output.last_hidden_state[0]
     return hidden[tokens.predicting]
-
-
-def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
-    """Return why completions of a model are run with pad tokens; None where they are run without.
-
-    An architecture whose tokens would see each other in any other manner is run as it knows itself.
-    """
-    if model.device.type != "cpu":
-        return "attention without them is for a CPU"
-    if not has_full_attention(model.config.get_text_config()):
-        return "the model has other layers than full attention"
-
-    def logits(tokens: CheckedTokens) -> Float[Tensor, "N V"]:
-        layout = GroupedTokens.of(tokens.prompts, tokens.prompt_of_row, tokens.ids, tokens.mask, model.device)
-        return vocabulary_head(model)(grouped_hidden(model, layout))
-
-    return why_different(model, dtype, logits)
 
 
 def _attention(

@@ -1,21 +1,48 @@
-"""Which of the faster ways a model is run, and why it is not run in the others."""
+"""Which of the faster ways a model is run, and why it is not run in the others.
 
-from collections.abc import Mapping
+A faster way is compared with transformers' own, on tokens of the model that has just been loaded: an architecture whose
+log-probabilities would be others is run as it knows itself.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_core.policy.device import Dtype
-from grpo_core.policy.fast.grouped import why_padded
-from grpo_core.policy.fast.lean import LeanDecoding, why_not_lean
-from grpo_core.policy.fast.packed import why_plain
-from grpo_core.policy.fast.plain import PlainDecoding
+from grpo_core.generation.sampler import SampledCompletions
+from grpo_core.policy.device import Dtype, attention_dtype, compute_in, is_out_of_memory
+from grpo_core.policy.fast.decoding import LeanDecoder, LeanDecoding, PlainDecoder
+from grpo_core.policy.fast.grouped import GroupedTokens, grouped_hidden
+from grpo_core.policy.fast.products import LEAST_WEIGHTS, is_large, prepared_weights
+from grpo_core.policy.forward import (
+    EncodedPrefix,
+    backbone,
+    cut_rows,
+    encode_prompts,
+    expand_prefix,
+    has_full_attention,
+    rows_hidden,
+    vocabulary_head,
+)
+from grpo_core.policy.lora.layers import linear_layers
+from grpo_core.types import Prompt
 
-Decoding = PlainDecoding | LeanDecoding
-"""Ways to continue rows a token at a time: both have the same methods."""
-
+Decoding = Callable[[EncodedPrefix, int], PlainDecoder | LeanDecoder]
+"""Returns what continues the rows of an expanded prefix, a token at a time, by at most so many; both have the same methods."""
 WEIGHTS, DECODING, COMPLETIONS = "weights", "decoding", "completions"
 """What there are two ways of, as the journal's `start` record names it."""
+TOLERANCE: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.05}
+"""In nats: the largest mean difference of log-probabilities, weighted by probability. Rounding alone makes 1e-5 and 0.03."""
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose layers are lean."""
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
+ROWS = (0, 1, 3, 6, 7, 8)
+"""Completions of the tokens below that are compared: two, one and three of the prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +50,9 @@ class SamplingPath:
     """How a policy's model is run; transformers' way unless something else is asked for."""
 
     packed: bool = False
-    """Whether completions are sampled with large matrices that are packed for it (`packed.py`)."""
+    """Whether completions are sampled with large matrices that are packed for it (`products.py`)."""
     lean: bool = False
-    """Whether `lean.py` runs the layers for each token that is sampled."""
+    """Whether `LeanDecoding` runs the layers for each token that is sampled."""
     padded: bool = True
     """Whether completions of different lengths are padded in a forward pass; else they are run by `grouped.py`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -41,15 +68,14 @@ class SamplingPath:
             may_pack: `training.packed_weights`.
         """
         plain = why_plain(model, dtype) if may_pack else "training.packed_weights is off"
-        not_lean = why_not_lean(model, dtype, packed=plain is None)
-        padded = why_padded(model, dtype)
-        found = {WEIGHTS: plain, DECODING: not_lean, COMPLETIONS: padded}
-        return cls(
-            packed=plain is None,
-            lean=not_lean is None,
-            padded=padded is not None,
-            reasons={what: reason for what, reason in found.items() if reason is not None},
-        )
+        found = {
+            WEIGHTS: plain,
+            DECODING: why_not_lean(model, dtype, packed=plain is None),
+            COMPLETIONS: why_padded(model, dtype),
+        }
+        reasons = {what: reason for what, reason in found.items() if reason is not None}
+        padded = COMPLETIONS in reasons
+        return cls(packed=WEIGHTS not in reasons, lean=DECODING not in reasons, padded=padded, reasons=reasons)
 
     def as_json(self) -> dict[str, str]:
         """Return each way that was taken, with the reason where it is transformers'.
@@ -63,3 +89,112 @@ class SamplingPath:
             COMPLETIONS: "padded" if self.padded else "without padding",
         }
         return {what: f"{way}: {self.reasons[what]}" if what in self.reasons else way for what, way in ways.items()}
+
+
+def why_plain(model: PreTrainedModel, dtype: Dtype) -> str | None:
+    """Return why the weights of a model, in fp32, are not packed here; None where they are.
+
+    A product that is wrong on this processor is not used.
+    """
+    if model.device.type != "cpu":
+        return "they are for a CPU"
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return "the processor has no AVX-512"
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no oneDNN"
+    if not any(map(is_large, linear_layers(model))):
+        return f"no matrix has {LEAST_WEIGHTS} weights"
+
+    def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
+        with prepared_weights(model, dtype):
+            return vocabulary_head(model)(rows_hidden(model, tokens, ROWS))
+
+    return _why_different(model, dtype, logits)
+
+
+def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str | None:
+    """Return why a model is decoded as transformers runs it; None where its layers are run by `LeanDecoding`.
+
+    Args:
+        model: as it is loaded.
+        dtype: what its matrix products are computed in.
+        packed: whether its large matrices would be packed.
+    """
+    config = model.config.get_text_config()
+    if config.model_type not in MODEL_TYPES:
+        return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
+    if not has_full_attention(config):
+        return "the model has other layers than full attention"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, not silu"
+    rotation = getattr(getattr(cast("Any", backbone(model)), "rotary_emb", None), "rope_type", None)
+    if rotation not in ROTATIONS:
+        return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
+
+    def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
+        ids, mask = cut_rows(tokens, ROWS)
+        prompt_of_row = torch.tensor([row // tokens.group_size for row in ROWS], device=ids.device)
+        prompts = encode_prompts(model, [prompt.token_ids for prompt in tokens.prompts])
+        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
+        prefix = expand_prefix(prompts, prompt_of_row)
+        decoder = decoding.after(prefix, ids.shape[1])
+        states = [prefix.last_hidden, *(decoder.run(column) for column in ids[:, :-1].unbind(1))]
+        return decoding.logits(torch.stack(states, dim=1)[mask])
+
+    return _why_different(model, dtype, logits)
+
+
+def why_padded(model: PreTrainedModel, dtype: Dtype) -> str | None:
+    """Return why completions of a model are run with pad tokens; None where they are run without.
+
+    An architecture whose tokens would see each other in any other manner is run as it knows itself.
+    """
+    if model.device.type != "cpu":
+        return "attention without them is for a CPU"
+    if not has_full_attention(model.config.get_text_config()):
+        return "the model has other layers than full attention"
+
+    def logits(tokens: SampledCompletions) -> Float[Tensor, "N V"]:
+        return vocabulary_head(model)(grouped_hidden(model, GroupedTokens.of_rows(tokens, ROWS)))
+
+    return _why_different(model, dtype, logits)
+
+
+@torch.no_grad()
+def _why_different(
+    model: PreTrainedModel, dtype: Dtype, logits: Callable[[SampledCompletions], Float[Tensor, "N V"]]
+) -> str | None:
+    """Return why another way to run a model cannot be used; None where its log-probabilities are those of padded passes.
+
+    Args:
+        model: as it is loaded.
+        dtype: what its matrix products are computed in.
+        logits: the other way to compute the logits that predict the completion tokens of `ROWS`, row by row.
+    """
+    tokens = _some_tokens(model.config.get_text_config().vocab_size, model.device)
+    try:
+        with compute_in(dtype, model.device):
+            plain = torch.log_softmax(vocabulary_head(model)(rows_hidden(model, tokens, ROWS)).float(), dim=-1)
+            found = torch.log_softmax(logits(tokens).float(), dim=-1)
+        difference = float((plain.exp() * (found - plain).abs()).sum(dim=-1).mean())
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        return f"this model cannot be computed so here ({type(error).__name__})"
+    if difference <= TOLERANCE[dtype]:
+        return None
+    return f"its log-probabilities would differ by {difference:.3g} in the mean, more than {TOLERANCE[dtype]:g}"
+
+
+def _some_tokens(vocabulary: int, device: torch.device) -> SampledCompletions:
+    """Return three prompts, and three completions of each, of several lengths."""
+    ids = [tuple((11 * place + length) % vocabulary for place in range(length)) for length in (7, 19, 12)]
+    lengths = torch.tensor([9, 1, 4, 14, 2, 8, 5, 3, 11], device=device).unsqueeze(1)
+    places = torch.arange(14, device=device)
+    return SampledCompletions(
+        prompts=tuple(Prompt(id=number, content="", text="", token_ids=one, columns={}) for number, one in enumerate(ids)),
+        group_size=3,
+        completion_ids=(7 * places + torch.arange(9, device=device).unsqueeze(1)) % vocabulary,
+        completion_mask=places < lengths,
+        sampling_per_token_logps=torch.zeros(9, 14, device=device),
+    )

@@ -1,17 +1,88 @@
-"""Products of the same rows with several matrices, prepared once: joined to one where that takes no copy of the model."""
+"""Products with the weights of linear layers, prepared once for many tokens: packed for the CPU, joined, with their adapters.
 
-from collections.abc import Callable, Sequence
+While completions are drawn, large matrices lie in the layout that oneDNN multiplies fastest. A token is one product with every
+matrix of the model, and few rows: its time is that of reading the weights. torch's own product of 16 rows takes 1.7 times as
+long as oneDNN's with weights that were reordered before, once for all tokens (EXPERIMENTS.md has the figures). In bfloat16 the
+cast of the weights is part of the packing. Results differ from the plain ones by rounding: sums are taken in another order.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
-from grpo_core.policy.fast.packed import LEAST_WEIGHTS, packed_product
-from grpo_core.policy.linear import acting_weight, base_layer, linear_bias
+from grpo_core.policy.device import Dtype
 from grpo_core.policy.lora.delta import Delta
+from grpo_core.policy.lora.layers import acting_weight, base_layer, has_adapter, linear_layers
 
+LEAST_WEIGHTS = 100_000
+"""Smaller matrices stay in the processor's cache, and gain nothing."""
 Products = Callable[[Tensor], Sequence[Tensor]]
 """Of the same rows with several matrices."""
+
+
+@contextlib.contextmanager
+def prepared_weights(
+    model: PreTrainedModel, dtype: Dtype, *, packed: bool = True, rounded_to: torch.dtype | None = None
+) -> Iterator[None]:
+    """Multiply with weights that are prepared once, while inside, where none may change and nothing has a gradient.
+
+    Adapters are merged where products are computed in their type; large weights are packed, if that is wanted.
+
+    Args:
+        model: packed, one that `path.why_plain` has found fit.
+        dtype: of the backbone's products; the vocabulary head stays fp32.
+        packed: whether to pack.
+        rounded_to: what weights are rounded to first, merged ones as a sum.
+    """
+    head = model.get_output_embeddings()
+    replaced: list[nn.Module] = []
+    try:
+        for module in linear_layers(model):
+            if not has_adapter(module) and not (packed and is_large(module)):
+                continue
+            weight, delta = acting_weight(module, torch.bfloat16 if dtype == "bfloat16" and module is not head else None)
+            weight = weight if rounded_to is None else weight.to(rounded_to).to(weight.dtype)
+            product = packed_product(weight, base_layer(module).bias, packed=packed)
+            vars(module)["forward"] = product if delta is None else _with_adapter(product, delta, weight.dtype)
+            replaced.append(module)
+        yield
+    finally:
+        for module in replaced:
+            del vars(module)["forward"]
+
+
+def packed_product(
+    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, packed: bool = True
+) -> Callable[[Tensor], Tensor]:
+    """Return the product of rows with a matrix, packed if that is wanted and it is large; rows are cast to its type."""
+    dtype = weight.dtype
+    offset = None if bias is None else bias.detach().to(dtype)
+    if not packed or weight.numel() < LEAST_WEIGHTS:
+        return lambda rows: functional.linear(rows.to(dtype), weight, offset)
+    reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
+
+    def product(rows: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows.to(dtype), reordered, offset, "none", [], "")
+        return result
+
+    return product
+
+
+def _with_adapter(product: Callable[[Tensor], Tensor], delta: Delta, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Add what an adapter adds beside its matrix."""
+    a, b = (factor.to(dtype) for factor in delta.factors())
+    return lambda rows: product(rows) + functional.linear(functional.linear(rows.to(dtype), a), b)
+
+
+def is_large(module: nn.Module) -> bool:
+    """Return whether a linear layer is worth packing."""
+    weight = base_layer(module).weight
+    return weight.numel() >= LEAST_WEIGHTS and weight.dtype in (torch.float32, torch.bfloat16)
 
 
 def joined_products(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *, packed: bool) -> Products:
@@ -20,12 +91,12 @@ def joined_products(parts: Sequence[Sequence[nn.Linear]], dtype: torch.dtype, *,
     Args:
         parts: layers that read the same rows; there is a result for each part, with its layers side by side.
         dtype: of the products.
-        packed: whether large matrices are packed (`packed.py`).
+        packed: whether large matrices are packed.
     """
     modules = [module for part in parts for module in part]
     acting = [acting_weight(module, dtype) for module in modules]
     weights = [weight for weight, _ in acting]
-    biases = [None if (bias := linear_bias(module)) is None else bias.detach().to(dtype) for module in modules]
+    biases = [None if (bias := base_layer(module).bias) is None else bias.detach().to(dtype) for module in modules]
     counts, widths = [len(part) for part in parts], [sum(base_layer(module).out_features for module in part) for part in parts]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     if is_large and not packed and base_layer(modules[0]).weight.dtype == dtype:

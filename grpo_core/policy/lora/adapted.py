@@ -1,4 +1,4 @@
-"""A policy that is a frozen base and an adapter; its copies share the base.
+"""A policy that is a frozen base and an adapter; its copies share the base (LoRA: Hu et al., arXiv:2106.09685).
 
 What is copied, averaged, measured and stored is what the adapters add to the base: the base is one, whoever uses it.
 """
@@ -7,32 +7,33 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from peft.tuners.lora import Linear as TrainedLinear
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
 from torch import Tensor
 from torch.nn import Parameter
 
-from grpo_core.errors import name_of
-from grpo_core.policy.linear import base_layer
+from grpo_core.config import LoraConfig
+from grpo_core.errors import ModelError, few_names, raised_as
+from grpo_core.policy.loading import outline_of
 from grpo_core.policy.lora.delta import Delta, Full, LowRank, average, squared_distance
-from grpo_core.policy.lora.facts import ADAPTER_WEIGHTS
-from grpo_core.policy.lora.folder import read_factors, save_adapter, without_prefix
+from grpo_core.policy.lora.folder import read_factors, save_adapter
 from grpo_core.policy.lora.layers import (
     ADAPTER,
-    AdaptedLinear,
     FrozenLinear,
     adapted_layers,
+    base_layer,
     delta_of,
-    factors_of,
     frozen_model,
     merged_weight,
-    scale_of,
     set_delta,
 )
+from grpo_core.policy.lora.targets import layer_faults, layers_with_adapter
 from grpo_core.policy.policy import Policy
-from grpo_core.policy.weights_file import Shapes, Weights
+from grpo_core.policy.weights import Weights
 
 A, B, SCALE, MATRIX = "lora_A.weight", "lora_B.weight", "scale", "delta"
 """What is stored of a layer's adapter: PEFT's names of the factors, their scale, or a matrix."""
@@ -47,11 +48,6 @@ class AdaptedPolicy(Policy):
     most_rank: int
     """Of a reference that is an average."""
 
-    @classmethod
-    def of(cls, policy: Policy, *, most_rank: int) -> "AdaptedPolicy":
-        """Return a policy whose model has an adapter as one of which that alone is trained."""
-        return cls(**vars(policy), most_rank=most_rank)
-
     def parameters(self) -> Iterator[Parameter]:
         """Yield the adapter's weights; a frozen copy has none."""
         yield from (parameter for parameter in self.model.parameters() if parameter.requires_grad)
@@ -64,14 +60,10 @@ class AdaptedPolicy(Policy):
         """Return what the adapter consists of, in its memory: factors by PEFT's names; their scale, or a matrix, if frozen."""
         return {name: tensor for layer_name, layer in self._layers() for name, tensor in _parts(layer_name, layer)}
 
-    def state(self) -> Weights:
-        """Return what its folder holds: the factors."""
-        return self.weights()
-
     def load(self, weights: Weights) -> None:
         """Give each layer the adapter that `weights` returned of a policy with the same layers."""
         for name, layer in self._layers():
-            set_delta(layer, _delta(name, layer, weights))
+            set_delta(layer, _stored_delta(name, layer, weights))
 
     def follow(self, policy: Policy, share: float) -> float | None:
         """See `Policy.follow`: what the adapters add is averaged, not their factors."""
@@ -104,30 +96,23 @@ class AdaptedPolicy(Policy):
             elif not parameter.requires_grad:
                 yield name, parameter.detach()
 
-    def save(self, folder: Path, state: Weights) -> tuple[str, str]:
+    def save(self, folder: Path, weights: Weights) -> None:
         """Write a folder that PEFT loads."""
-        return ADAPTER_WEIGHTS, save_adapter(self.model.peft_config[ADAPTER], self.tokenizer, folder, state)
+        save_adapter(self.model.peft_config[ADAPTER], self.tokenizer, folder, weights)
 
     def stored(self, folder: Path) -> Weights:
         """Return the factors in such a folder."""
         return read_factors(folder)
 
-    def misfit(self, shapes: Shapes, *, in_folder: bool = False) -> str | None:
-        """See `Policy.misfit`. A frozen copy takes factors of any rank, or matrices."""
-        if in_folder:
-            shapes = {without_prefix(name): shape for name, shape in shapes.items()}
-        for name, layer in self._layers():
-            fault = _misfit(name, layer, shapes)
-            if fault is not None:
-                return f"the adapter of {name} has {fault}"
-        known = {f"{name}.{part}" for name, _ in self._layers() for part in (A, B, SCALE, MATRIX)}
-        return next((f"{name_of(name)} belongs to no layer that is adapted here" for name in shapes if name not in known), None)
+    def misfit(self, weights: Weights) -> str | None:
+        """See `Policy.misfit`; those of a frozen copy fit as well, whose scale is that of the configuration."""
+        return super().misfit({name: tensor for name, tensor in weights.items() if not name.endswith(f".{SCALE}")})
 
-    def _layers(self) -> Iterator[tuple[str, AdaptedLinear]]:
+    def _layers(self) -> Iterator[tuple[str, Any]]:
         return adapted_layers(self.model)
 
 
-def _parts(name: str, layer: AdaptedLinear) -> Iterator[tuple[str, Tensor]]:
+def _parts(name: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
     delta = delta_of(layer)
     if isinstance(delta, Full):
         yield f"{name}.{MATRIX}", delta.matrix
@@ -138,21 +123,49 @@ def _parts(name: str, layer: AdaptedLinear) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.{SCALE}", torch.tensor(delta.scale, dtype=torch.float64)
 
 
-def _misfit(name: str, layer: AdaptedLinear, shapes: Shapes) -> str | None:
-    a, b, scale, matrix = (shapes.get(f"{name}.{part}") for part in (A, B, SCALE, MATRIX))
-    (rows, columns), is_trained = base_layer(layer).weight.shape, isinstance(layer, TrainedLinear)
-    if matrix == [rows, columns] and not is_trained:
-        return None
-    rank = len(factors_of(layer)[0].weight) if isinstance(layer, TrainedLinear) else (a or [0])[0]
-    if (a, b) != ([rank, columns], [rows, rank]):
-        found = f"A {a} and B {b}" if matrix is None else f"a matrix {matrix}"
-        return f"the shape {found}, here it is A [{rank}, {columns}] and B [{rows}, {rank}]"
-    return None if is_trained or scale == [] else "no scale"
-
-
-def _delta(name: str, layer: AdaptedLinear, weights: Weights) -> Delta:
-    matrix = weights.get(f"{name}.{MATRIX}")
-    if matrix is not None:
+def _stored_delta(name: str, layer: Any, weights: Weights) -> Delta:
+    if (matrix := weights.get(f"{name}.{MATRIX}")) is not None:
         return Full(matrix=matrix)
-    scale = float(weights[f"{name}.{SCALE}"]) if isinstance(layer, FrozenLinear) else scale_of(layer)
+    scale = float(weights[f"{name}.{SCALE}"]) if isinstance(layer, FrozenLinear) else 1.0  # a trained layer keeps its own
     return LowRank(a=weights[f"{name}.{A}"], b=weights[f"{name}.{B}"], scale=scale)
+
+
+def with_adapter(policy: Policy, lora: LoraConfig, *, seed: int, source: str) -> AdaptedPolicy:
+    """Return a policy of the same model, into which an adapter is put that adds nothing yet (A random, B 0).
+
+    The model's own weights are frozen. Where products are computed in bfloat16, the matrices that have an adapter are kept in
+    it: they do not change, so rounding them once gives what rounding them for each product does.
+
+    Args:
+        policy: whose model is changed in place.
+        lora: which adapter.
+        seed: of A.
+        source: where the base comes from, for whoever loads the adapter later.
+
+    Raises:
+        ModelError: a target module is not there, is not linear, or is smaller than the rank, or there is no linear layer.
+    """
+    model, layers = policy.model, outline_of(policy.model).linear_layers
+    if (fault := next(layer_faults(lora, layers), None)) is not None:
+        raise ModelError(fault)
+    linear = [name for name, _ in layers_with_adapter(lora, layers)]
+    config = PeftConfig(
+        r=lora.rank,
+        lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
+        target_modules=linear,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=source,
+    )
+    with raised_as(ModelError, "model.lora: {cause}", ValueError), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # PEFT draws A on the CPU
+        inject_adapter_in_model(config, model, ADAPTER)
+    if others := set(linear).symmetric_difference(name for name, _ in adapted_layers(model)):
+        raise ModelError(f"model.lora: PEFT gives an adapter to other layers than were asked for ({few_names(others, 3)})")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    if policy.dtype == "bfloat16":
+        for _, layer in adapted_layers(model):
+            base_layer(layer).to(torch.bfloat16)
+    model.eval()
+    return AdaptedPolicy(**vars(policy), most_rank=lora.most_rank)

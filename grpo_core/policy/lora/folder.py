@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo_core.errors import ModelError, raised_as
 from grpo_core.policy.lora.facts import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from grpo_core.policy.weights_file import Weights, save_weights
+from grpo_core.policy.weights import Weights, save_weights
 
 PREFIX = "base_model.model."
 """PEFT wraps the base in two modules of these names."""
 
 
-def save_adapter(config: PeftConfig, tokenizer: PreTrainedTokenizerBase, folder: Path, factors: Weights) -> str:
-    """Write a folder that PEFT loads; return the SHA-256 of its weights.
+def save_adapter(config: PeftConfig, tokenizer: PreTrainedTokenizerBase, folder: Path, factors: Weights) -> None:
+    """Write a folder that PEFT loads.
 
     Args:
         config: of the adapter.
@@ -30,7 +30,7 @@ def save_adapter(config: PeftConfig, tokenizer: PreTrainedTokenizerBase, folder:
     folder.mkdir(parents=True)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(_plain(config), indent=2, sort_keys=True) + "\n")
     tokenizer.save_pretrained(folder)
-    return save_weights({PREFIX + name: tensor for name, tensor in factors.items()}, folder / ADAPTER_WEIGHTS)
+    save_weights({PREFIX + name: tensor for name, tensor in factors.items()}, folder / ADAPTER_WEIGHTS)
 
 
 def read_factors(folder: Path) -> Weights:

@@ -1,16 +1,17 @@
-"""Layers of a model with an adapter: PEFT's, which are trained, and frozen ones that share their base."""
+"""Linear layers of a model as they act, with an adapter or without: PEFT's, which are trained, and frozen ones on one base.
+
+PEFT itself is not needed, whose import takes a second: it has made its layers before.
+"""
 
 import copy
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from peft.tuners.lora import Linear as TrainedLinear
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grpo_core.policy.linear import base_layer
 from grpo_core.policy.lora.delta import Delta, LowRank
 
 ADAPTER = "default"
@@ -32,36 +33,47 @@ class FrozenLinear(nn.Module):
         return (result + self.delta.applied(x)).to(result.dtype)
 
 
-AdaptedLinear = TrainedLinear | FrozenLinear
+def has_adapter(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer with an adapter: PEFT's, or a frozen one."""
+    return hasattr(module, "base_layer")
 
 
-def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
+def base_layer(module: nn.Module) -> nn.Linear:
+    """Return a linear layer without its adapter."""
+    return cast("nn.Linear", module.base_layer if has_adapter(module) else module)
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the layers with an adapter, by their names in the base."""
-    for name, module in model.named_modules():
-        if isinstance(module, TrainedLinear | FrozenLinear):
-            yield name, module
+    yield from ((name, module) for name, module in model.named_modules() if has_adapter(module))
 
 
-def factors_of(layer: TrainedLinear) -> tuple[nn.Linear, nn.Linear]:
+def linear_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield linear layers, not those that a layer with an adapter consists of."""
+    parts: set[nn.Module] = set()
+    for module in model.modules():  # a layer comes before its parts
+        if has_adapter(module):
+            parts |= {*module.modules()}
+            yield module
+        elif type(module) is nn.Linear and module not in parts:
+            yield module
+
+
+def factors_of(layer: Any) -> tuple[nn.Linear, nn.Linear]:
     """Return (A, B) of a layer that is trained."""
-    return cast("nn.Linear", layer.lora_A[ADAPTER]), cast("nn.Linear", layer.lora_B[ADAPTER])
+    return layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
 
 
-def scale_of(layer: TrainedLinear) -> float:
-    """Return alpha / rank of a layer that is trained."""
-    return float(cast("dict[str, float]", layer.scaling)[ADAPTER])
-
-
-def delta_of(layer: AdaptedLinear) -> Delta:
+def delta_of(layer: Any) -> Delta:
     """Return what the adapter adds to a layer, in the layer's memory."""
     if isinstance(layer, FrozenLinear):
         return layer.delta
     a, b = factors_of(layer)
-    return LowRank(a=a.weight.detach(), b=b.weight.detach(), scale=scale_of(layer))
+    return LowRank(a=a.weight.detach(), b=b.weight.detach(), scale=float(layer.scaling[ADAPTER]))
 
 
 @torch.no_grad()
-def set_delta(layer: AdaptedLinear, delta: Delta) -> None:
+def set_delta(layer: Any, delta: Delta) -> None:
     """Let a layer add a copy of `delta`; one that is trained keeps its memory and takes factors of its rank."""
     if isinstance(layer, FrozenLinear):
         layer.delta = delta.copy(layer.base_layer.weight.device)
@@ -71,11 +83,27 @@ def set_delta(layer: AdaptedLinear, delta: Delta) -> None:
         factor.weight.copy_(value)
 
 
-def merged_weight(layer: nn.Module) -> Float[Tensor, "out in"]:
+def merged_weight(layer: Any) -> Float[Tensor, "out in"]:
     """Return the sum of a layer's weight and what its adapter adds, in the adapter's precision."""
-    assert isinstance(layer, TrainedLinear | FrozenLinear)
     delta = delta_of(layer).dense()
     return base_layer(layer).weight.detach().to(delta.dtype) + delta
+
+
+def acting_weight(module: nn.Module, dtype: torch.dtype | None) -> tuple[Float[Tensor, "out in"], Delta | None]:
+    """Return the matrix that a linear layer multiplies with, and what its adapter adds beside it.
+
+    In the adapter's own precision the matrix is the sum, and nothing is beside it. In a coarser one the sum would be rounded:
+    of an adapter that adds less than half of a weight's last place nothing would be left.
+
+    Args:
+        module: a linear layer, with an adapter or without.
+        dtype: of the matrix; None = its own, that of an adapter.
+    """
+    weight = base_layer(module).weight.detach()
+    delta = delta_of(module) if has_adapter(module) else None
+    if delta is not None and dtype in (None, delta.dtype):
+        return merged_weight(module), None
+    return weight.to(dtype or weight.dtype), delta
 
 
 def frozen_model(model: PreTrainedModel) -> PreTrainedModel:

@@ -27,7 +27,7 @@ def as_safetensors(source: str, folder: Path) -> Path:
         return folder
 
     def convert(target: Path) -> None:
-        from grpo_core.policy.weights_file import save_weights
+        from grpo_core.policy.weights import save_weights
 
         logger.info("converting the weights of %s to safetensors, once", source)
         save_weights(unpickled(folder), target / ENTRIES[0])

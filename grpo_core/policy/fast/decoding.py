@@ -1,6 +1,7 @@
-"""Decoder layers of the Llama family with half of the operations a token that transformers needs beside the matrix products.
+"""Rows continued a token at a time after their prompts, in two ways: as transformers runs the model, and lean.
 
-One token of each row goes through a layer as
+Lean are decoder layers of the Llama family with half of the operations a token that transformers needs beside the matrix
+products. One token of each row goes through a layer as
 
     h, v = rms(x) Wqk,v;  q, k = rotate(h);  x += attention(q, cache + k, v) Wo
     x += (silu(g) u) Wdown  where  g, u = rms(x) Wgate,up
@@ -14,7 +15,7 @@ compute dtype.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -23,35 +24,42 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from grpo_core.generation.kv_cache import GrowingLayer, grow_in_place
-from grpo_core.policy.attention import flash_attention, has_full_attention
-from grpo_core.policy.device import Dtype, attention_dtype
-from grpo_core.policy.fast.checked import CheckedTokens, why_different
-from grpo_core.policy.fast.packed import packed_product
-from grpo_core.policy.fast.products import Products, joined_products
-from grpo_core.policy.forward import EncodedPrefix, backbone, encode_prompts, expand_prefix
-from grpo_core.policy.linear import base_layer
+from grpo_core.policy.fast.grouped import flash_attention
+from grpo_core.policy.fast.products import Products, joined_products, packed_product
+from grpo_core.policy.forward import EncodedPrefix, backbone, continue_prefix, vocabulary_head
+from grpo_core.policy.lora.layers import base_layer
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose angles do not depend on how long a sequence is."""
 Product = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Norm:
-    """RMSNorm over the last dimension."""
+class PlainDecoder:
+    """Rows after an expanded prefix, continued as transformers runs the model, while its weights stay the same."""
 
-    weight: Tensor
-    eps: float
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, prefix: EncodedPrefix, most_tokens: int) -> None:
+        """Continue the rows of an expanded prefix, whose cache is taken over, by at most so many tokens.
 
-    @classmethod
-    def of(cls, module: Any) -> "Norm":
-        """Take one of transformers' modules."""
-        return cls(weight=module.weight.detach(), eps=module.variance_epsilon)
+        `dtype` is that of keys and values.
+        """
+        grow_in_place(prefix.cache, dtype, most_tokens)
+        self.logits = vocabulary_head(model)
+        """The vocabulary head, in fp32."""
+        self._model, self._prefix, self._seen = model, prefix, prefix.mask
 
-    def __call__(self, states: Tensor) -> Tensor:
-        """Return the normalised states."""
-        return functional.rms_norm(states, self.weight.shape, self.weight, self.eps)
+    def run(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
+        """Append a token to each row; return the hidden states that predict the next one."""
+        self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
+        return continue_prefix(self._model, self._prefix, tokens.unsqueeze(1), self._seen)[:, -1]
+
+    def keep(self, rows: Int[Tensor, " b"]) -> None:
+        """Continue these rows alone."""
+        self._seen = self._seen[rows]
+        self._prefix.cache.batch_select_indices(rows)
+
+
+def _norm(module: Any) -> Product:
+    """Return one of transformers' RMSNorms over the last dimension, in the precision of its weights."""
+    weight, eps = module.weight.detach(), module.variance_epsilon
+    return lambda states: functional.rms_norm(states.to(weight.dtype), weight.shape, weight, eps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,9 +70,9 @@ class Layer:
     kv_heads: int
     scale: float
     dtype: torch.dtype
-    before_attention: Norm
-    before_mlp: Norm
-    of_heads: tuple[Norm, Norm] | None
+    before_attention: Product
+    before_mlp: Product
+    of_heads: tuple[Product, Product] | None
     """Norms of each query and key (Qwen3)."""
     qk_and_v: Products
     out: Products
@@ -83,7 +91,7 @@ class Layer:
         qk = qk.view(len(x), self.heads + self.kv_heads, -1)
         if self.of_heads is not None:
             parts = zip(self.of_heads, torch.split(qk, [self.heads, self.kv_heads], dim=1), strict=True)
-            qk = torch.cat([norm(part.to(norm.weight.dtype)) for norm, part in parts], dim=1)
+            qk = torch.cat([norm(part) for norm, part in parts], dim=1)
         query, key = torch.split(_rotated(qk, *rotation).to(self.dtype), [self.heads, self.kv_heads], dim=1)
         keys, values = cache.update(key.unsqueeze(2), value.view(len(x), self.kv_heads, 1, -1))
         folded = query.view(len(x), self.kv_heads, self.heads // self.kv_heads, -1)
@@ -112,12 +120,12 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeanDecoding:
-    """See `plain.PlainDecoding`."""
+    """The weights of a model, prepared to continue rows while they stay the same."""
 
     model: PreTrainedModel
     dtype: torch.dtype
     layers: Sequence[Layer]
-    last_norm: Norm
+    last_norm: Product
     head: Product
 
     @classmethod
@@ -125,26 +133,26 @@ class LeanDecoding:
         """Take the weights of a model as they are now.
 
         Args:
-            model: one that `why_not_lean` has found fit.
+            model: one that `path.why_not_lean` has found fit.
             dtype: of the products of its layers.
-            packed: whether large matrices are packed (`packed.py`).
+            packed: whether large matrices are packed (`products.py`).
         """
 
         def product(*parts: Sequence[nn.Linear]) -> Products:
             return joined_products(parts, dtype, packed=packed)
 
-        head, inner = model.get_output_embeddings(), _inner(model)
+        head, inner = model.get_output_embeddings(), cast("Any", backbone(model))  # whose parts no type names
         return cls(
             model=model,
             dtype=dtype,
             layers=[_layer(module, product, dtype) for module in inner.layers],
-            last_norm=Norm.of(inner.norm),
+            last_norm=_norm(inner.norm),
             head=packed_product(head.weight.detach(), head.bias, packed=packed),
         )
 
     @property
     def logits(self) -> Product:
-        """See `PlainDecoding.logits`."""
+        """The vocabulary head, in fp32."""
 
         def project(hidden: Tensor) -> Tensor:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -153,14 +161,8 @@ class LeanDecoding:
         return project
 
     def after(self, prefix: EncodedPrefix, most_tokens: int) -> "LeanDecoder":
-        """See `PlainDecoding.after`."""
-        grow_in_place(prefix.cache, self.dtype, most_tokens)
+        """Return what continues the rows of an expanded prefix, whose cache is taken over, by at most so many tokens."""
         return LeanDecoder(self, prefix, most_tokens)
-
-
-def _inner(model: PreTrainedModel) -> Any:
-    """Return the backbone, whose parts no type names."""
-    return backbone(model)
 
 
 def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) -> Layer:
@@ -170,9 +172,9 @@ def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) ->
         kv_heads=base_layer(attention.k_proj).out_features // attention.head_dim,
         scale=attention.scaling,
         dtype=dtype,
-        before_attention=Norm.of(module.input_layernorm),
-        before_mlp=Norm.of(module.post_attention_layernorm),
-        of_heads=(Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if hasattr(attention, "q_norm") else None,
+        before_attention=_norm(module.input_layernorm),
+        before_mlp=_norm(module.post_attention_layernorm),
+        of_heads=(_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None,
         qk_and_v=product([attention.q_proj, attention.k_proj], [attention.v_proj]),
         out=product([attention.o_proj]),
         gate_and_up=product([mlp.gate_proj], [mlp.up_proj]),
@@ -181,10 +183,12 @@ def _layer(module: Any, product: Callable[..., Products], dtype: torch.dtype) ->
 
 
 class LeanDecoder:
-    """See `plain.PlainDecoder`."""
+    """See `PlainDecoder`."""
 
     def __init__(self, decoding: LeanDecoding, prefix: EncodedPrefix, most_tokens: int) -> None:
-        """Continue a prefix whose cache grows in place."""
+        """See `PlainDecoder`."""
+        grow_in_place(prefix.cache, decoding.dtype, most_tokens)
+        self.logits = decoding.logits
         self._decoding, self._cache = decoding, prefix.cache
         self._embed: nn.Module = decoding.model.get_input_embeddings()
         self._positions = prefix.mask.sum(dim=1)
@@ -215,35 +219,6 @@ class LeanDecoder:
 def _rotations(model: PreTrainedModel, length: int) -> tuple[Float[Tensor, "L 1 d"], Float[Tensor, "L 1 d"]]:
     """Return cosines and signed sines of all positions below `length`."""
     positions = torch.arange(length, device=model.device).unsqueeze(0)
-    cosine, sine = _inner(model).rotary_emb(model.get_input_embeddings().weight[:1], positions)
+    cosine, sine = cast("Any", backbone(model)).rotary_emb(model.get_input_embeddings().weight[:1], positions)
     half = sine.shape[-1] // 2
     return cosine[0].unsqueeze(1), torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1).unsqueeze(1)
-
-
-def why_not_lean(model: PreTrainedModel, dtype: Dtype, *, packed: bool) -> str | None:
-    """Return why a model is decoded as transformers runs it; None where its layers are run here.
-
-    Args:
-        model: as it is loaded.
-        dtype: what its matrix products are computed in.
-        packed: whether its large matrices would be packed.
-    """
-    config = model.config.get_text_config()
-    if config.model_type not in MODEL_TYPES:
-        return f"the architecture {config.model_type} is none of {', '.join(MODEL_TYPES)}"
-    if not has_full_attention(config):
-        return "the model has other layers than full attention"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}, not silu"
-    rotation = getattr(getattr(_inner(model), "rotary_emb", None), "rope_type", None)
-    if rotation not in ROTATIONS:
-        return f"its rotary embedding, {rotation}, is none of {', '.join(ROTATIONS)}"
-
-    def logits(tokens: CheckedTokens) -> Float[Tensor, "N V"]:
-        decoding = LeanDecoding.of(model, attention_dtype(model, dtype), packed=packed)
-        prefix = expand_prefix(encode_prompts(model, tokens.prompts), tokens.prompt_of_row)
-        decoder = decoding.after(prefix, tokens.ids.shape[1])
-        states = [prefix.last_hidden, *(decoder.run(column) for column in tokens.ids[:, :-1].unbind(1))]
-        return decoding.logits(torch.stack(states, dim=1)[tokens.mask])
-
-    return why_different(model, dtype, logits)
