@@ -48,6 +48,16 @@ IDS = torch.arange(2, 42).unsqueeze(0)
 
 
 @needs_avx512
+def test_packed_logps_are_as_near_to_those_in_double_precision_as_plain_ones(large):
+    exact = logps(copy.deepcopy(large).double(), IDS)
+    plain = logps(large, IDS)
+    with prepared_weights(large, "float32"):
+        found = logps(large, IDS)
+    assert float((found - plain).abs().max()) < 1e-5
+    assert float((found - exact).abs().max()) < max(3 * float((plain - exact).abs().max()), 1e-6)
+
+
+@needs_avx512
 def test_large_matrices_are_packed_and_afterwards_the_model_is_as_it_was(large):
     before = {name: parameter.clone() for name, parameter in large.named_parameters()}
     expected = logps(large, IDS)
