@@ -1,23 +1,32 @@
-"""Whether the journal of a run is as it was written, and its configuration the one with which the run began.
+"""Whether the journal of a run is as it was written, its configuration the one with which it began, and what repairs a journal.
 
 Each checkpoint holds the SHA-256 of the journal's bytes so far: a line before it that was changed, added or removed is noticed.
+A damaged journal goes back to the last checkpoint that its intact part reaches. The damaged file stays beside it as
+journal.damaged-<time>.jsonl, and a record of the new one says how it was repaired. A repair that is killed has done nothing, or
+is done again.
 """
 
 import contextlib
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from grpo_core.config import changes_between, validate_config
 from grpo_core.errors import ConfigError, JournalError, ModelError, raised_as, shown
-from grpo_core.machine.disk import read_regular
+from grpo_core.machine.disk import durable, free_name, write_whole
+from grpo_core.machine.jsonfile import read_json
+from grpo_core.machine.locks import locked_soon
 from grpo_core.policy.saved import JournalMark, list_checkpoints, read_mark
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import DamagedJournalError, Record, parse_lines, supersede
+from grpo_core.run.journal import DamagedJournalError, Record, encode, now, parse_lines, read_content, supersede
 from grpo_core.run.pass_sizes import lowered_notes
 
 SHOWN_KEYS = 8
+ASIDE = "damaged_"
+"""Before the name of a checkpoint that is not to be used: nothing looks for one under such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +58,6 @@ class IntactPart:
     unreached: tuple[Path, ...]
     """Those that were taken behind them."""
 
-    def damage(self, run_dir: RunDir) -> DamagedJournalError | None:
-        """Return the refusal of the journal; None where it is intact."""
-        if self.fault is None:
-            return None
-        resumes_from = self.reached[-1].name if self.reached else "step 0"
-        return DamagedJournalError(run_dir.journal_file, self.fault, len(self.records) + 1, resumes_from)
-
 
 def find_intact(run_dir: RunDir) -> IntactPart:
     """Return how far the journal of a run is as it was written.
@@ -64,9 +66,7 @@ def find_intact(run_dir: RunDir) -> IntactPart:
         JournalError: it cannot be read.
     """
     marks = _marks(run_dir)  # before the journal is read: a training under way adds to both
-    file = run_dir.journal_file
-    with raised_as(JournalError, f"{file}: the journal cannot be read ({{cause}})", OSError):
-        content = read_regular(file) if file.exists() else b""
+    content = read_content(run_dir.journal_file) if run_dir.journal_file.exists() else b""
     records, num_bytes, fault = parse_lines(content)
     covered, digest = 0, hashlib.sha256()
     reached = list[Path]()
@@ -105,10 +105,10 @@ def check_journal(run_dir: RunDir) -> Checked:
         JournalError: as `check_run`.
     """
     intact = find_intact(run_dir)
-    damage = intact.damage(run_dir)
-    if damage is not None:
-        raise damage
     records = intact.records
+    if intact.fault is not None:
+        resumes_from = intact.reached[-1].name if intact.reached else "step 0"
+        raise DamagedJournalError(run_dir.journal_file, intact.fault, len(records) + 1, resumes_from)
     repairs = [str(record.data.get("text")) for record in records if record.kind == "alert" and "repaired" in record.data]
     with raised_as(JournalError, f"{run_dir.journal_file}, {{cause}}", ValueError):
         return Checked(records=records, notes=(*lowered_notes(records), *repairs))
@@ -145,3 +145,34 @@ def _marks(run_dir: RunDir) -> list[tuple[Path, JournalMark]]:
             if mark is not None:
                 found.append((path, mark))
     return sorted(found, key=lambda item: item[1].bytes)
+
+
+def cut(run_dir: RunDir, intact: IntactPart) -> str:
+    """Keep the intact part of a journal, move checkpoints that it does not reach aside; return what was done, one line.
+
+    The run goes back to the newest checkpoint that is left, or to its beginning. Evaluations whose record is lost are made
+    again.
+
+    Raises:
+        JournalError: another process writes the journal.
+    """
+    journal, records = run_dir.journal_file, intact.records
+    where = f"goes back to {intact.reached[-1].name}" if intact.reached else "begins again at step 0"
+    aside = f"; moved aside: {', '.join(path.name for path in intact.unreached)}" if intact.unreached else ""
+    text = f"journal repaired by a cut: its first {len(records)} records are left, the run {where}{aside}"
+    step = max((record.step for record in records if record.kind == "step"), default=0)
+    note = Record(seq=len(records), time=now(), kind="alert", step=step, data={"text": text, "repaired": "cut"})
+    evaluated = {(record.data.get("set"), record.step) for record in records if record.kind == "eval"}
+    refusal = f"{journal}: {{holder}} is writing it; wait for it, or end it first"
+    with locked_soon(journal.open("ab"), JournalError, refusal):
+        for path in intact.unreached:
+            path.rename(free_name(path.with_name(f"{ASIDE}{path.name}")))
+        for file in run_dir.eval.glob("*.json"):
+            facts = read_json(file)
+            if (facts["set"], facts["step"]) not in evaluated:
+                file.unlink()
+        content = read_content(journal)
+        with durable(free_name(journal.with_name(f"journal.damaged-{datetime.now():%Y%m%d-%H%M%S}.jsonl"))) as partial:
+            shutil.copy2(journal, partial)
+        write_whole(journal, content[: intact.num_bytes] + encode(note))
+    return text

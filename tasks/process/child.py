@@ -17,9 +17,8 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
-from grpo_core.run.child import ChildLog, finish_child, run_watched
-from grpo_core.run.process_state import STOP_SECONDS
-from grpo_core.run.silence import EvaluationSilence
+from grpo_core.run.child import STOP_SECONDS, ChildLog, finish_child, run_watched
+from grpo_core.run.rules import EvaluationTimeout
 from tasks.process.cancellation import CancelWatch
 from tasks.process.context import deployed_flow_run
 from tasks.run.progress import say
@@ -34,7 +33,7 @@ def run_child(
     python: str | None = None,
     state_file: Path | None = None,
     *,
-    silence: EvaluationSilence | None = None,
+    silence: EvaluationTimeout | None = None,
 ) -> None:
     """Run `python -m module arguments` to its end; stop it cleanly if this process is interrupted or its flow run cancelled.
 

@@ -14,8 +14,8 @@ from grpo_core.machine.disk import sha256_of
 from grpo_core.policy.saved import list_checkpoints
 from grpo_core.run.comparison import compare_journals
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal, read_journal, read_records
-from grpo_core.run.repair import cut, find_damage
 from grpo_core.run.summary import run_status
 from grpo_core.training.__main__ import main
 
@@ -137,8 +137,7 @@ def test_a_cut_drops_evaluations_whose_record_is_lost(run_dir: RunDir) -> None:
     facts = {"policy": "final", "set": "heldout", "step": STEPS, "num_prompts": 1, "estimates": {}}
     (run_dir.eval / "final.json").write_text(json.dumps(facts))
     cut_after(run_dir, 3)
-    damage = find_damage(run_dir)
-    assert damage is not None
+    damage = find_intact(run_dir)
     cut(run_dir, damage)
     assert not (run_dir.eval / "final.json").exists()
 
@@ -219,34 +218,32 @@ def test_a_cut_goes_back_to_the_last_checkpoint_that_the_whole_part_reaches(
 ) -> None:
     DAMAGES[damage][0](run_dir)  # type: ignore[no-untyped-call]
     before = run_dir.journal_file.read_bytes() if run_dir.journal_file.exists() else b""
-    found = find_damage(run_dir)
-    assert found is not None
+    found = find_intact(run_dir)
     text = cut(run_dir, found)
     assert f"goes back to step_{left:06d}" in text if left else "begins again at step 0" in text
     assert [path.name for path in sorted(run_dir.checkpoints.glob("aside_*"))] == [f"aside_{name}" for name in aside]
     (kept,) = run_dir.path.glob("journal.damaged-*.jsonl")
     assert kept.read_bytes() == before
-    assert find_damage(run_dir) is None
+    assert find_intact(run_dir).fault is None
     assert run_status(run_dir).notes == (text,)
     assert main([str(run_dir.path)]) == 0
     same_history(finished, run_dir)
-    assert find_damage(run_dir) is None
+    assert find_intact(run_dir).fault is None
     resumed = [record.step for record in read_records(run_dir.journal_file) if record.kind == "resume"]
     assert resumed == ([left] if left else [])
 
 
 def test_a_cut_that_was_killed_half_way_is_done_again(run_dir: RunDir, finished: RunDir) -> None:
     change_a_digit(run_dir, 5)
-    (run_dir.checkpoints / "step_000006").rename(run_dir.checkpoints / "aside_step_000006")
-    found = find_damage(run_dir)
-    assert found is not None
+    (run_dir.checkpoints / "step_000006").rename(run_dir.checkpoints / "damaged_step_000006")
+    found = find_intact(run_dir)
     assert "goes back to step_000004; moved aside: step_000008" in cut(run_dir, found)
     assert main([str(run_dir.path)]) == 0
     same_history(finished, run_dir)
 
 
 def test_a_journal_that_is_whole_is_not_repaired(run_dir: RunDir) -> None:
-    assert find_damage(run_dir) is None
+    assert find_intact(run_dir).fault is None
 
 
 # In MLflow

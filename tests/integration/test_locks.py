@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_core.machine.gpus import SLOTS_VARIABLE
+from grpo_core.machine.gpus import FOLDER_VARIABLE, SLOTS_VARIABLE, held_slot
 from grpo_core.machine.locks import lock_holder
-from grpo_core.machine.slots import FOLDER_VARIABLE, held_slot
 from grpo_core.run.journal import Journal, read_journal
 
 ROOT = Path(__file__).parents[2]

@@ -43,7 +43,7 @@ def test_another_seed_is_named_with_the_first_figure_that_differs(trained: Any) 
 
 def test_other_data_are_named_by_their_digests(trained: Any) -> None:
     one, two = trained("one"), trained("two", data__seed=5)
-    assert any(line.startswith("training prompts: ") for line in compare_runs(one, two, None).facts())
+    assert any(line.startswith("prompts: ") for line in compare_runs(one, two, None).facts())
 
 
 def test_a_run_that_stopped_early_is_not_complete(trained: Any) -> None:

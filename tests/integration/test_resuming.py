@@ -14,7 +14,7 @@ from grpo_core import resume_training
 from grpo_core.config import Origin
 from grpo_core.errors import JournalError
 from grpo_core.run.journal import Journal
-from grpo_core.run.locking import lock_run, new_run
+from grpo_core.run.resuming import lock_run, new_run
 from tasks.run.setup import reopen_run
 
 WRITES = """

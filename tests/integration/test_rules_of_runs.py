@@ -14,9 +14,8 @@ from grpo_core.rewards.base import Reward
 from grpo_core.run import rules
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Record, read_journal, read_records
-from grpo_core.run.judge import Judge
 from grpo_core.run.reproduction import compare_runs, final_policy
-from grpo_core.run.rules import RuleBook
+from grpo_core.run.rules import RuleBook, RunRules
 from grpo_core.training.loop import constant_rewards
 from tests.integration.test_training import assert_same_weights, of_kind, step_figures, train
 
@@ -74,7 +73,7 @@ def sleeps(history: list[dict[str, float]]) -> None:
 
 
 def alerts_of(run: RunDir) -> list[str]:
-    judge = Judge(run)
+    judge = RunRules(run)
     judge.catch_up(read_records(run.journal_file))
     return judge.alerts
 

@@ -18,8 +18,8 @@ from grpo_core.evaluation.results import facts_file, table_file, write_evaluatio
 from grpo_core.evaluation.reuse import keep_evaluation
 from grpo_core.machine.disk import write_whole
 from grpo_core.run.folder import RunDir
+from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
-from grpo_core.run.repair import cut, find_damage
 from grpo_core.run.reproduction import copy_prompts
 from grpo_core.run.resuming import check_resumable
 from grpo_core.run.summary import compare_evaluations, lost_completions
@@ -52,8 +52,7 @@ def repair(run_dir: RunDir) -> Path:
     journal.append("start", 0, {})
     journal.close()
     run_dir.journal_file.write_bytes(b"{}\n" + run_dir.journal_file.read_bytes())
-    damage = find_damage(run_dir)
-    assert damage is not None
+    damage = find_intact(run_dir)
     cut(run_dir, damage)
     return next(run_dir.path.glob("journal.damaged-*.jsonl"))
 

@@ -1,6 +1,7 @@
 """A folder is ours by a marker that we wrote; nothing is removed or overwritten in any other."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,7 @@ import pytest
 
 from grpo_core.config import RunConfig
 from grpo_core.errors import FolderError, JournalError
-from grpo_core.machine.marker import MARKER_FILE
-from grpo_core.run.flow_folder import holding, starting
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
@@ -117,16 +117,12 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path, number: int) -> 
         RunDir(tmp_path).require_ours()
 
 
-def test_a_start_keeps_its_folder_until_the_run_holds_it(tmp_path: Path) -> None:
+def test_two_flows_never_work_in_one_folder(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
-    with starting(run_dir, "run"):
-        run_dir.create(RunConfig())
-    with pytest.raises(FolderError, match="works on this run"), starting(run_dir, "run"):
-        pass
-    with holding(run_dir):
-        pass
-    with holding(run_dir):  # it is free again
-        pass
+    run_dir.create(RunConfig())
+    with run_dir.locked(), pytest.raises(FolderError, match=f"process {os.getpid()} works on this run"):
+        run_dir.locked()
+    run_dir.locked().close()  # it is free again
 
 
 def test_a_run_that_began_while_another_start_waited_for_its_lock_keeps_its_files(tmp_path: Path) -> None:
