@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grpo_core.config import changes_between, validate_config
-from grpo_core.errors import ConfigError, JournalError, ModelError, raised_as, shown
+from grpo_core.errors import ConfigError, JournalError, ModelError, shown
 from grpo_core.machine.disk import durable, free_name, write_whole
 from grpo_core.machine.jsonfile import read_json
 from grpo_core.machine.locks import locked_soon
@@ -30,25 +30,11 @@ ASIDE = "damaged_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The journal of a run, found intact."""
+class CheckedJournal:
+    """The journal of a run, as far as it is as it was written."""
 
     records: list[Record]
     """All of them, superseded ones included."""
-    notes: tuple[str, ...]
-    """What a reader of the figures should know about it: resumed with smaller passes, or repaired."""
-
-    @property
-    def history(self) -> list[Record]:
-        """The records that no later `resume` superseded."""
-        return supersede(self.records)
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntactPart:
-    """How far a journal is as it was written."""
-
-    records: list[Record]
     num_bytes: int
     """Of these records."""
     fault: str | None
@@ -58,8 +44,19 @@ class IntactPart:
     unreached: tuple[Path, ...]
     """Those that were taken behind them."""
 
+    @property
+    def history(self) -> list[Record]:
+        """The records that no later `resume` superseded."""
+        return supersede(self.records)
 
-def find_intact(run_dir: RunDir) -> IntactPart:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know about it: resumed with smaller passes, or repaired."""
+        repairs = (record.data["text"] for record in self.records if record.kind == "alert" and "repaired" in record.data)
+        return (*lowered_notes(self.records), *repairs)
+
+
+def find_intact(run_dir: RunDir) -> CheckedJournal:
     """Return how far the journal of a run is as it was written.
 
     Raises:
@@ -83,10 +80,10 @@ def find_intact(run_dir: RunDir) -> IntactPart:
         covered = mark.bytes
         reached.append(path)
     unreached = tuple(path for path, _ in marks[len(reached) :])
-    return IntactPart(records=records, num_bytes=num_bytes, fault=fault, reached=tuple(reached), unreached=unreached)
+    return CheckedJournal(records=records, num_bytes=num_bytes, fault=fault, reached=tuple(reached), unreached=unreached)
 
 
-def check_run(run_dir: RunDir) -> Checked:
+def check_run(run_dir: RunDir) -> CheckedJournal:
     """Return the journal of a run, which is intact and belongs to the run's configuration.
 
     Raises:
@@ -94,32 +91,24 @@ def check_run(run_dir: RunDir) -> Checked:
         ConfigError: config.json was edited after the run had begun.
     """
     checked = check_journal(run_dir)
-    check_config(run_dir, checked.records)
+    _refuse_edited(run_dir, checked.records)
     return checked
 
 
-def check_journal(run_dir: RunDir) -> Checked:
+def check_journal(run_dir: RunDir) -> CheckedJournal:
     """Return the journal of a run, which is intact, or empty where there is none.
 
     Raises:
         JournalError: as `check_run`.
     """
     intact = find_intact(run_dir)
-    records = intact.records
     if intact.fault is not None:
         resumes_from = intact.reached[-1].name if intact.reached else "step 0"
-        raise DamagedJournalError(run_dir.journal_file, intact.fault, len(records) + 1, resumes_from)
-    repairs = [str(record.data.get("text")) for record in records if record.kind == "alert" and "repaired" in record.data]
-    with raised_as(JournalError, f"{run_dir.journal_file}, {{cause}}", ValueError):
-        return Checked(records=records, notes=(*lowered_notes(records), *repairs))
+        raise DamagedJournalError(run_dir.journal_file, intact.fault, len(intact.records) + 1, resumes_from)
+    return intact
 
 
-def check_config(run_dir: RunDir, records: Sequence[Record]) -> None:
-    """Refuse a configuration that is not the one with which the run began.
-
-    Raises:
-        ConfigError: names the keys that differ, with both values.
-    """
+def _refuse_edited(run_dir: RunDir, records: Sequence[Record]) -> None:
     begun = next((r.data["config"] for r in records if r.kind in ("start", "resume") and "config" in r.data), None)
     if begun is None:
         return
@@ -147,7 +136,7 @@ def _marks(run_dir: RunDir) -> list[tuple[Path, JournalMark]]:
     return sorted(found, key=lambda item: item[1].bytes)
 
 
-def cut(run_dir: RunDir, intact: IntactPart) -> str:
+def cut(run_dir: RunDir, intact: CheckedJournal) -> str:
     """Keep the intact part of a journal, move checkpoints that it does not reach aside; return what was done, one line.
 
     The run goes back to the newest checkpoint that is left, or to its beginning. Evaluations whose record is lost are made

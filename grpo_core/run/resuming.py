@@ -17,7 +17,7 @@ from grpo_core.policy.saved import list_checkpoints, step_of
 from grpo_core.run.child import process_runs, read_process_state
 from grpo_core.run.flow_folder import Kind, make_folder
 from grpo_core.run.folder import PROMPTS_MANIFEST, RunDir
-from grpo_core.run.integrity import Checked, check_run
+from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import last_event
 from grpo_core.run.pass_sizes import batch_limits
 from grpo_core.run.summary import lost_completions, run_state
@@ -93,13 +93,13 @@ def lock_run(run_dir: RunDir, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _await_orphan(run_dir: RunDir, report: Callable[[str], None]) -> None:
-    has_reported = False
-    while (writer := lock_holder(run_dir.journal_file)) is not None:
-        if writer != f"process {read_process_state(run_dir.process_file).pid}":
-            raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
-        if not has_reported:
-            report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
-            has_reported = True
+    writer = lock_holder(run_dir.journal_file)
+    if writer is None:
+        return
+    if writer != f"process {read_process_state(run_dir.process_file).pid}":
+        raise JournalError(f"run dir {run_dir.path}: {writer} is writing its journal; wait for it, or end it first")
+    report(f"{writer}, a training whose parent process has died, is finishing its step; waiting for it")
+    while lock_holder(run_dir.journal_file):
         time.sleep(POLL_SECONDS)
 
 
@@ -124,7 +124,7 @@ def check_resumable(run_dir: RunDir) -> tuple[str, ...]:
     return (*journal.notes, *lost, f"the resumed run repeats what it has done {repeats}")
 
 
-def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: Checked | None = None) -> str | None:
+def resume_command(run_dir: RunDir, *, has_prompts: bool = False, journal: CheckedJournal | None = None) -> str | None:
     """Return the command that resumes a run; None where it is complete, under way, or cannot be resumed.
 
     A run is complete once its training has reached its last step and its report is written.

@@ -12,7 +12,7 @@ from grpo_core.metrics import LAST_STEPS
 from grpo_core.run.alerts import all_alerts
 from grpo_core.run.child import process_runs
 from grpo_core.run.folder import RunDir
-from grpo_core.run.integrity import Checked, check_run
+from grpo_core.run.integrity import CheckedJournal, check_run
 from grpo_core.run.journal import Record, last_event
 
 POLICIES = ("base", "final")
@@ -117,7 +117,7 @@ def _mean_reward(records: Sequence[Record]) -> float:
     return sum(record.metrics["reward/mean"] for record in records) / len(records)
 
 
-def run_status(run_dir: RunDir, journal: Checked | None = None) -> RunStatus:
+def run_status(run_dir: RunDir, journal: CheckedJournal | None = None) -> RunStatus:
     """Return where a run is, from its journal and its process.
 
     Args:

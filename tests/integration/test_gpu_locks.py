@@ -1,7 +1,6 @@
 """Two runs never share a GPU without knowing of each other: real processes, real locks; only the last test needs a GPU."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -96,20 +95,6 @@ def test_a_number_of_slots_that_is_no_number_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv(SLOTS_VARIABLE, "two")
     with pytest.raises(DeviceError, match="GRPO_SLOTS=two: is no number of runs"):
         slot_count()
-
-
-def test_a_training_on_the_cpu_locks_nothing(tiny_run: Any, folder: Path) -> None:
-    import torch
-
-    threads, handlers = (
-        torch.get_num_threads(),
-        {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)},
-    )
-    assert main([str(tiny_run({"training.steps": 1}).path)]) == 0
-    torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    assert not folder.exists()
 
 
 @pytest.mark.gpu

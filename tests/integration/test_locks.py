@@ -50,15 +50,6 @@ def test_a_forked_worker_does_not_hold_its_parents_journal(tmp_path: Path) -> No
         parent.stdout.close()
 
 
-def test_looking_who_holds_a_lock_does_not_take_it(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    assert lock_holder(path) is None
-    journal = Journal(path)
-    assert [lock_holder(path) for _ in range(3)] == [f"process {os.getpid()}"] * 3
-    journal.close()
-    assert lock_holder(path) is None
-
-
 def test_a_taken_slot_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "slots"))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from grpo_core import resume_training
-from grpo_core.config import Origin
 from grpo_core.errors import JournalError
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import lock_run, new_run
@@ -65,12 +64,6 @@ def test_a_run_of_an_engine_without_resume_is_refused_once_it_has_a_checkpoint(t
     run_dir.checkpoints.mkdir()
     with pytest.raises(JournalError, match=r"training\.engine trl cannot resume from a checkpoint"):
         resume(run_dir.path)
-
-
-def test_a_training_whose_preset_is_called_evaluation_is_resumed(tiny_run: Any, tiny_config: Any) -> None:
-    run_dir = tiny_run()
-    run_dir.create(tiny_config(), Origin(preset="evaluation"))
-    assert reopen_run.fn(run_dir.path) == run_dir.path
 
 
 def test_a_training_that_outlived_its_parent_is_waited_for_and_its_leftovers_are_removed(

@@ -1,18 +1,15 @@
 """A folder is ours by a marker that we wrote; nothing is removed or overwritten in any other."""
 
-import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import FolderError, JournalError
+from grpo_core.errors import FolderError
 from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
-from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
 from grpo_core.sweep.plan import Plan, make_plan
 
@@ -94,22 +91,6 @@ def test_a_run_is_no_sweep_and_a_sweep_is_no_run(tmp_path: Path, plan: Plan) -> 
     RunDir(tmp_path / "sweep" / "runs" / "arm-000-seed-0").create(RunConfig())
 
 
-def test_an_empty_folder_can_be_taken(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    RunDir(tmp_path / "run").create(RunConfig())
-    assert json.loads((tmp_path / "run" / MARKER_FILE).read_text())["kind"] == "run"
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": 5}', "\x00"])
-def test_a_file_that_is_no_marker_marks_nothing(theirs: Path, text: str) -> None:
-    copy = theirs.with_name("copy")
-    shutil.copytree(theirs, copy)
-    (copy / MARKER_FILE).write_text(text)
-    with pytest.raises(FolderError, match="neither empty nor"):
-        RunDir(copy).create(RunConfig())
-    assert (copy / "data" / "corpus.txt").exists()
-
-
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_folder_of_another_version_is_refused(tmp_path: Path, number: int) -> None:
     (tmp_path / MARKER_FILE).write_text(f'{{"kind": "run", "format": {number}, "more": {{}}}}')
@@ -123,23 +104,3 @@ def test_two_flows_never_work_in_one_folder(tmp_path: Path) -> None:
     with run_dir.locked(), pytest.raises(FolderError, match=f"process {os.getpid()} works on this run"):
         run_dir.locked()
     run_dir.locked().close()  # it is free again
-
-
-def test_a_run_that_began_while_another_start_waited_for_its_lock_keeps_its_files(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.refuse_second_run()  # the start that waits has looked
-    run_dir.create(RunConfig())
-    run_dir.data.mkdir()
-    Journal(run_dir.journal_file).close()
-    with pytest.raises(JournalError, match="already holds a run"):
-        run_dir.forget_start()
-    assert run_dir.data.exists()
-
-
-def test_an_attempt_of_another_kind_that_never_began_leaves_the_folder_to_the_next(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.mark("reproduction")
-    run_dir.create(RunConfig())
-    marker = run_dir.marker()
-    assert marker is not None
-    assert marker.kind == "run"
