@@ -67,7 +67,7 @@ def run_watched(
     look: Callable[[], None],
     stop: Callable[[subprocess.Popen[bytes]], None],
     report: Callable[[str], None],
-    started: Callable[[], None] = lambda: None,
+    silent: Callable[[float], object] = lambda _: None,
     python: str | None = None,
     state_file: Path | None = None,
     import_from: Sequence[str] = (),
@@ -81,7 +81,7 @@ def run_watched(
         look: called again and again while it runs or waits for a slot; pauses for a moment. What it raises ends the child.
         stop: ends a child that still runs when this process was interrupted; may leave it to its end.
         report: takes a line about a wait: for a slot, or for a reward function.
-        started: called when it has been started.
+        silent: takes again and again for how many seconds it has been running, where nothing else follows what it does.
         python: its interpreter; None = this one.
         state_file: where its process id and, at the end, its exit code are written.
         import_from: more folders in which it finds modules.
@@ -93,10 +93,11 @@ def run_watched(
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
         log = ChildLog(log_file)
         child = _start(command, log_file, (lifeline, *slot), state_file, import_from)
+        began = time.monotonic()
         try:
-            started()
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()
+                silent(time.monotonic() - began)
                 for line in log.read():
                     if line.startswith(WAITING):
                         report(line)

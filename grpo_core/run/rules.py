@@ -10,7 +10,6 @@ import importlib
 import itertools
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -356,21 +355,3 @@ class RunRules:
         except OSError:  # a full disk: whoever watches learns of it all the same
             logger.warning("alert not written to %s: %s", self._run_dir.alerts_file, alert.text, exc_info=True)
         return alert
-
-
-class EvaluationTimeout:
-    """Applies the `stalled` rules of a run to the evaluation of one policy in a process of its own, which has no journal."""
-
-    def __init__(self, run_dir: RunDir, policy: str, report: Callable[[Alert], None]) -> None:
-        """Expect the process of an evaluation of `policy`, `base` or `final`; `report` takes each breach when it begins."""
-        self._rules, self._policy, self._report = RunRules(run_dir), policy, report
-        self._began = math.inf
-
-    def begin(self) -> None:
-        """Take note that the process has been started; while it waits for a slot, it is not silent."""
-        self._began = time.monotonic()
-
-    def look(self) -> None:
-        """Report what has become a breach."""
-        for alert in self._rules.check_silence(time.monotonic() - self._began, self._policy):
-            self._report(alert)

@@ -1,8 +1,6 @@
 """What `grpo clean` lists and removes, in real folders."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +17,7 @@ from grpo_core.run.folder import RunDir
 from grpo_core.run.integrity import cut, find_intact
 from grpo_core.run.journal import Journal
 from grpo_core.sweep.folder import SweepDir
+from tests.support.locks import held_by_another
 
 
 def checkpoint(run_dir: RunDir, step: int, *, best: int | None = None, whole: bool = True) -> Path:
@@ -114,15 +113,10 @@ def test_nothing_of_a_folder_without_a_marker_is_listed_or_removed(tmp_path: Pat
 @pytest.mark.parametrize("file", ["lock_file", "journal_file"])
 def test_a_run_under_way_is_left_alone(tmp_path: Path, file: str) -> None:
     run_dir = make(tmp_path / "run")
-    take = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", take, str(getattr(run_dir, file))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with held_by_another(getattr(run_dir, file)) as holder:
         found = clean(tmp_path, remove_them=True)
         assert found.items == ()
-        assert f"process {holder.pid} works on this run" in found.skipped[0]
-        holder.communicate()
+        assert f"process {holder} works on this run" in found.skipped[0]
     assert len(clean(tmp_path, remove_them=True).items) == 4
 
 

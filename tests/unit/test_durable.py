@@ -97,26 +97,6 @@ def test_content_and_name_of_what_is_relied_on_are_flushed(
     assert disk.is_flushed(file)
 
 
-def test_frozen_prompts_are_flushed_before_their_manifest(
-    tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run").mkdir()
-    disk = Disk(tmp_path, None, tmp_path / "note")
-    replace, before = os.replace, []
-
-    def renamed(source: Path, target: Path) -> None:
-        if Path(target).name == "manifest.json":
-            before.extend(disk.is_flushed(tmp_path / "run" / "data" / f"{name}.jsonl") for name in ("train", "eval"))
-        replace(source, target)
-
-    for name in ("fsync", "rename"):
-        monkeypatch.setattr(os, name, getattr(os, name))
-    monkeypatch.setattr(os, "replace", renamed)
-    disk.install()
-    prepare(tiny_config(), tmp_path / "run" / "data")
-    assert before == [True, True]
-
-
 @pytest.fixture
 def trained(tiny_run: Any) -> RunDir:
     """A run of three steps with both evaluations and all its tables."""
