@@ -91,9 +91,8 @@ def run_watched(
     """
     command = [interpreter(python), "-m", module, *arguments]
     with held_slot(look, report) as slot, held_lifeline() as lifeline:
-        log = ChildLog(log_file)
+        log, began = ChildLog(log_file), time.monotonic()
         child = _start(command, log_file, (lifeline, *slot), state_file, import_from)
-        began = time.monotonic()
         try:
             while child.poll() is None:  # not child.wait(): what a signal handler raises is delivered at once
                 look()

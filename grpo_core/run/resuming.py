@@ -41,15 +41,11 @@ def new_run(run_path: Path | None, name: str, kind: Kind) -> Iterator[RunDir]:
     if run_path is not None:
         RunDir(run_path).refuse_second_run()
     run_dir = RunDir(run_path or make_folder(name))
-    try:
+    with remove_if_never_started(run_dir, counts=lambda _: run_path is None):
         run_dir.mark(kind)
         with run_dir.locked():
             run_dir.forget_start()
             yield run_dir
-    except BaseException:
-        if run_path is None:
-            shutil.rmtree(run_dir.path)  # made a moment ago
-        raise
 
 
 @contextlib.contextmanager

@@ -123,36 +123,30 @@ def test_a_rate_is_the_median_slope_and_a_spike_does_not_move_it() -> None:
     )
 
 
-def test_a_rate_is_a_step_also_where_the_figure_is_measured_every_20_steps() -> None:
-    def said(rise: float) -> list[int]:
-        book = RuleBook([RuleConfig(kind="kl_rate", metric="kl/init/drift", window=3)])
-        records = [record(20 * count, kl__init__drift=rise * count) for count in range(1, 6)]
-        return [alert.step for one in records for alert in book.check(one)]
-
-    assert said(rise=1.9) == []  # 0.095 nats a step
-    assert said(rise=2.1) == [60]
+def said_at(rule: RuleConfig, rows: dict[int, dict[str, float]]) -> list[int]:
+    """Return the steps at which something is said of these figures, by step."""
+    book = RuleBook([rule])
+    made = (Record(seq=0, time="", kind="step", step=step, data={"metrics": figures}) for step, figures in rows.items())
+    return [alert.step for one in made for alert in book.check(one)]
 
 
-def test_a_slope_to_the_reference_is_not_taken_across_a_sync() -> None:
-    def said(key: str) -> list[int]:
-        book = RuleBook([RuleConfig(kind="kl_rate", metric=key, window=4, bound=0.05)])
-        found = []
-        for step, value in enumerate([0.0, 0.03, 0.06, 0.09, 0.0, 0.2, 0.4, 0.6, 0.8], 1):
-            figures = {key.replace("/", "__"): value, "ref__synced": float(step == 4)}
-            found += [alert.step for alert in book.check(record(step, **figures))]
-        return found
+@pytest.mark.parametrize(("rise", "steps"), [(1.9, []), (2.1, [60])])  # 0.095 and 0.105 nats a step
+def test_a_rate_is_a_step_also_where_the_figure_is_measured_every_20_steps(rise: float, steps: list[int]) -> None:
+    rule = RuleConfig(kind="kl_rate", metric="kl/init/drift", window=3)
+    assert said_at(rule, {20 * count: {"kl/init/drift": rise * count} for count in range(1, 6)}) == steps
 
-    assert said("kl/ref/drift") == [8]  # 5 to 8: the first four steps behind the sync
-    assert said("kl/init/drift") == [7]
+
+@pytest.mark.parametrize(("key", "steps"), [("kl/ref/drift", [8]), ("kl/init/drift", [7])])
+def test_a_slope_to_the_reference_is_not_taken_across_a_sync(key: str, steps: list[int]) -> None:
+    """5 to 8 are the first four steps behind the sync."""
+    values = [0.0, 0.03, 0.06, 0.09, 0.0, 0.2, 0.4, 0.6, 0.8]
+    rows = {step: {key: value, "ref/synced": float(step == 4)} for step, value in enumerate(values, 1)}
+    assert said_at(RuleConfig(kind="kl_rate", metric=key, window=4, bound=0.05), rows) == steps
 
 
 def test_a_metric_that_is_measured_now_and_then_counts_where_it_is() -> None:
-    book = RuleBook([RuleConfig(kind="kl_budget", metric="kl/probe/full", window=3)])
-    found = []
-    for step in range(1, 13):
-        figures = {"kl__probe__full": 2.0} if step % 4 == 0 else {"kl__ref__drift": 0.0}
-        found += [alert.step for alert in book.check(record(step, **figures))]
-    assert found == [12]
+    rows = {step: {"kl/ref/drift": 0.0} if step % 4 else {"kl/probe/full": 2.0} for step in range(1, 13)}
+    assert said_at(RuleConfig(kind="kl_budget", metric="kl/probe/full", window=3), rows) == [12]
 
 
 def failing(history: list[dict[str, float]]) -> None:
