@@ -1,5 +1,6 @@
-"""RUN_DIR: a run is never overwritten, a start that failed is."""
+"""RUN_DIR: ours by a marker, held by one flow; a run is never overwritten, a start that failed is."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pytest
 
 from grpo_core.config import RunConfig
-from grpo_core.errors import JournalError
+from grpo_core.errors import FolderError, JournalError
 from grpo_core.run.alerts import add_alert, all_alerts, monitor_alerts
+from grpo_core.run.flow_folder import MARKER_FILE
 from grpo_core.run.folder import RunDir
 from grpo_core.run.journal import Journal
 from grpo_core.run.resuming import new_run
+from grpo_core.sweep.folder import SweepDir
+from grpo_core.sweep.plan import make_plan
 
 
 def test_alerts_of_training_and_monitor_are_one_story_in_the_order_of_the_steps(tmp_path: Path) -> None:
@@ -77,3 +81,50 @@ def test_a_start_that_came_to_nothing_leaves_nothing_to_the_next(tmp_path: Path)
     marker = run_dir.marker()
     assert marker is not None
     assert marker.kind == "run"
+
+
+def test_places_that_are_never_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file = tmp_path / "home", tmp_path / "file"
+    home.mkdir()
+    file.write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    places = {
+        "/": "the root or home folder",
+        str(home): "the root or home folder",
+        "~/runs": "is not expanded",
+        ".": "neither empty nor",
+        str(Path(__file__).parents[2]): "neither empty nor",
+        str(file): "is a file",
+        str(file / "below"): "cannot be written",
+    }
+    for place, reason in places.items():
+        with pytest.raises(FolderError, match=reason):
+            RunDir(Path(place)).create(RunConfig())
+    assert list(home.iterdir()) == []
+
+
+def test_a_run_is_no_sweep_and_a_sweep_is_no_run(tmp_path: Path) -> None:
+    plan = make_plan({"base": "quickstart", "axes": {"loss.beta": [0.0, 0.1]}, "seeds": [0]})
+    RunDir(tmp_path / "run").create(RunConfig())
+    SweepDir(tmp_path / "sweep").create(plan, "s", "s-1")
+    with pytest.raises(FolderError, match="is the folder of a run"):
+        SweepDir(tmp_path / "run").create(plan, "s", "s-1")
+    with pytest.raises(FolderError, match="is the folder of a sweep"):
+        RunDir(tmp_path / "sweep").create(RunConfig())
+    RunDir(tmp_path / "sweep" / "runs" / "arm-000-seed-0").create(RunConfig())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_folder_of_another_version_is_refused(tmp_path: Path, number: int) -> None:
+    (tmp_path / MARKER_FILE).write_text(f'{{"kind": "run", "format": {number}, "more": {{}}}}')
+    with pytest.raises(FolderError, match="another version of grpo-flow"):
+        RunDir(tmp_path).require_ours()
+
+
+def test_two_flows_never_work_in_one_folder(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create(RunConfig())
+    with run_dir.locked(), pytest.raises(FolderError, match=f"process {os.getpid()} works on this run"):
+        run_dir.locked()
+    run_dir.locked().close()  # it is free again
